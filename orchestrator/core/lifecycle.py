@@ -1,0 +1,80 @@
+"""The states of a trial, and the one table of how it moves between them. Nothing here knows a clock, a file or SQL.
+
+An out-of-memory is a result. A crash is a result about the code. A lost node is not a result: its trial waits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class TrialState(StrEnum):
+    QUEUED = "queued"
+    LAUNCHING = "launching"
+    RUNNING = "running"
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+    PRUNED = "pruned"
+    CANCELLED = "cancelled"
+
+
+class TrialEvent(StrEnum):
+    GANG_PLACED = "gang_placed"
+    FIRST_STEP = "first_step"
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+    REQUEUED = "requeued"  # the machine's fault, and attempts are left
+    PRUNED = "pruned"  # proven infeasible by another trial, never launched
+    CANCELLED = "cancelled"
+    INVALIDATED = "invalidated"  # asked for by a person: measure it again
+
+
+_S, _E = TrialState, TrialEvent
+
+TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyType(
+    {
+        (_S.QUEUED, _E.GANG_PLACED): _S.LAUNCHING,
+        (_S.QUEUED, _E.PRUNED): _S.PRUNED,
+        (_S.QUEUED, _E.CANCELLED): _S.CANCELLED,
+        (_S.LAUNCHING, _E.FIRST_STEP): _S.RUNNING,
+        (_S.LAUNCHING, _E.OUT_OF_MEMORY): _S.OUT_OF_MEMORY,
+        (_S.LAUNCHING, _E.FAILED): _S.FAILED,
+        (_S.LAUNCHING, _E.REQUEUED): _S.QUEUED,
+        (_S.LAUNCHING, _E.CANCELLED): _S.CANCELLED,
+        (_S.RUNNING, _E.MEASURED): _S.MEASURED,
+        (_S.RUNNING, _E.OUT_OF_MEMORY): _S.OUT_OF_MEMORY,
+        (_S.RUNNING, _E.FAILED): _S.FAILED,
+        (_S.RUNNING, _E.REQUEUED): _S.QUEUED,
+        (_S.RUNNING, _E.CANCELLED): _S.CANCELLED,
+        **{(state, _E.INVALIDATED): _S.QUEUED for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED, _S.CANCELLED)},
+    }
+)
+
+INITIAL = TrialState.QUEUED
+IN_FLIGHT = frozenset({TrialState.LAUNCHING, TrialState.RUNNING})
+TERMINAL = frozenset(TrialState) - IN_FLIGHT - {INITIAL}
+
+
+class IllegalTransition(ValueError):
+    """A trial cannot take this event in its state; nothing was changed."""
+
+
+def advance(state: TrialState, event: TrialEvent) -> TrialState:
+    """Return the state that follows. Raises IllegalTransition for a pair that the table lacks."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        allowed = sorted(e for s, e in TRANSITIONS if s is state)
+        raise IllegalTransition(f"{event} is not possible in state {state}; possible: {', '.join(allowed) or 'nothing'}") from None
+
+
+def mermaid() -> str:
+    """Draw the table as a Mermaid state diagram: the picture in docs/architecture.md is this text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}"]
+    lines += [f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()]
+    lines += [f"    {state} --> [*]" for state in TrialState if state in TERMINAL]
+    return "\n".join(lines)
