@@ -55,7 +55,9 @@ class Recompute:
         """
         match = _RECOMPUTE_TEXT.fullmatch(text)
         if match is None or (text.startswith("none") and text != "none"):
-            raise ValueError(f"recompute {text!r} is not one of none, full, selective, selective_ops, selective_attention, each but none with an optional :LAYERS (full:8)")
+            raise ValueError(
+                f"recompute {text!r} is not one of none, full, selective, selective_ops, selective_attention, each but none with an optional :LAYERS (full:8)"
+            )
         mode = RecomputeMode(match[1].split("_")[0])
         policy = SelectivePolicy(match[2] or SelectivePolicy.OPS) if mode is RecomputeMode.SELECTIVE else None
         return cls(mode=mode, policy=policy, num_layers=int(match[3]) if match[3] else None)
@@ -107,7 +109,11 @@ class Layout:
     def short(self) -> str:
         """The key without the parts that are at their neutral value, for tables meant for people."""
         parts = [f"dp{self.data_parallel_size}"]
-        parts += [f"{name}{size}" for name, size in (("tp", self.tensor_parallel_size), ("pp", self.pipeline_parallel_size), ("cp", self.context_parallel_size)) if size > 1]
+        parts += [
+            f"{name}{size}"
+            for name, size in (("tp", self.tensor_parallel_size), ("pp", self.pipeline_parallel_size), ("cp", self.context_parallel_size))
+            if size > 1
+        ]
         parts += [f"mbs{self.micro_batch_size}", f"ga{self.grad_accum_steps}", str(self.recompute)]
         parts += [f"z{self.zero_stage}"] if self.zero_stage else []
         return " ".join([*parts, str(self.precision)])

@@ -29,11 +29,17 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"model {self.name}: hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}")
+            raise ValueError(
+                f"model {self.name}: hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"model {self.name}: num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}")
+            raise ValueError(
+                f"model {self.name}: num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
         if (self.hidden_size // self.num_attention_heads) % 2:
-            raise ValueError(f"model {self.name}: head size {self.hidden_size // self.num_attention_heads} is odd; rotary embeddings need an even one")
+            raise ValueError(
+                f"model {self.name}: head size {self.hidden_size // self.num_attention_heads} is odd; rotary embeddings need an even one"
+            )
 
     @property
     def head_dim(self) -> int:

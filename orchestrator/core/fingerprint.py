@@ -1,0 +1,42 @@
+"""What a number was measured with. Two numbers of different fingerprints are kept apart.
+
+The host's name is not part of it: nodes of one kind are comparable; which node it was stands in the attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Text = Annotated[str, Field(max_length=200)] | None
+
+
+class Stack(BaseModel):
+    """The software and device that a rank ran on, as the rank itself saw them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: _Text = None
+    torch: _Text = None
+    cuda: _Text = None
+    nccl: _Text = None
+    driver: _Text = None
+    device_name: _Text = None
+
+
+class Fingerprint(BaseModel):
+    """A stack, and the code that ran on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    orchestrator_version: str
+    git_sha: str | None = None  # of the project that holds the workload; None outside a git checkout
+    dirty_diff_digest: str | None = None  # None: nothing uncommitted
+    stack: Stack = Stack()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Facts about devices, from their makers' data sheets. An unknown device is None: its peak is measured, and marked as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from orchestrator.core.layout import Precision
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """One device and its links. FLOP/s are dense (no sparsity); bandwidths are bytes per second and direction."""
+
+    name: str
+    peak_flops: Mapping[Precision, float]
+    memory_bytes: int  # as the driver reports it, less than the box says
+    memory_bandwidth: float
+    intra_node_bandwidth: float  # to the other GPUs of the node, per GPU
+    inter_node_bandwidth: float  # to other nodes, per GPU
+    price_per_hour: float | None = None  # US dollars, on demand; None: nobody knows for you
+
+
+def _gpu(
+    name: str, bf16: float, tf32: float, fp8: float | None, gib: float, hbm: float, nvlink: float, network: float, price: float | None
+) -> Hardware:
+    # fp32 training runs its matrix products in TF32 where the device has it (torch.set_float32_matmul_precision("high")).
+    peaks = {Precision.BF16: bf16, Precision.FP16: bf16, Precision.FP32: tf32} | ({Precision.FP8: fp8} if fp8 else {})
+    return Hardware(
+        name=name,
+        peak_flops=MappingProxyType({k: v * 1e12 for k, v in peaks.items()}),
+        memory_bytes=int(gib * GIB),
+        memory_bandwidth=hbm * 1e12,
+        intra_node_bandwidth=nvlink * 1e9,
+        inter_node_bandwidth=network * 1e9,
+        price_per_hour=price,
+    )
+
+
+# TFLOP/s bf16 / TF32 / fp8, GiB, TB/s, GB/s NVLink one way, GB/s network per GPU, on-demand dollars (typical 2026 list prices).
+DEVICES: Mapping[str, Hardware] = MappingProxyType(
+    {
+        hardware.name: hardware
+        for hardware in (
+            _gpu("a100-40gb", 312, 156, None, 39.4, 1.555, 300, 25, 2.0),
+            _gpu("a100-80gb", 312, 156, None, 79.1, 2.039, 300, 25, 2.5),
+            _gpu("h100-sxm", 989, 494, 1979, 79.1, 3.35, 450, 50, 4.0),
+            _gpu("h100-pcie", 756, 378, 1513, 79.1, 2.0, 300, 25, 3.5),
+            _gpu("h200", 989, 494, 1979, 139.7, 4.8, 450, 50, 5.0),
+            _gpu("b200", 2250, 1100, 4500, 178.0, 8.0, 900, 50, 8.0),
+            _gpu("l40s", 362, 183, 733, 44.4, 0.864, 32, 12, 1.8),
+            _gpu("v100-32gb", 125, 15.7, None, 31.7, 0.9, 150, 12, 1.5),
+        )
+    }
+)
+
+# What the driver calls a device (nvidia-smi, torch.cuda.get_device_name) -> its name above. First match wins.
+_DRIVER_NAMES = (
+    ("H200", "h200"),
+    ("H100 PCIe", "h100-pcie"),
+    ("H100", "h100-sxm"),
+    ("B200", "b200"),
+    ("A100-SXM4-40GB", "a100-40gb"),
+    ("A100-PCIE-40GB", "a100-40gb"),
+    ("A100", "a100-80gb"),
+    ("L40S", "l40s"),
+    ("V100-SXM2-32GB", "v100-32gb"),
+)
+
+
+def from_driver_name(name: str) -> Hardware | None:
+    """The device that a driver calls so; None when the table does not know it. `GH200` and `H100 NVL` are not the devices they resemble."""
+    if "GH200" in name or "NVL" in name or "GB200" in name:
+        return None
+    return next((DEVICES[key] for text, key in _DRIVER_NAMES if text in name), None)

@@ -1,0 +1,155 @@
+"""Numbers out of step samples: when enough are taken, their median, spread and confidence, and what follows from them.
+
+The confidence interval of the median comes from order statistics (the sign test's inverse), so it assumes nothing about how step
+times are distributed. With fewer than six samples no 95 % interval exists, and none is given.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from orchestrator.core.layout import Layout
+from orchestrator.core.model_shape import MFU_FORMULA, ModelShape
+from orchestrator.core.protocol import MeasurementPlan, RankResult
+
+CONFIDENCE = 0.95
+THRASH_RESERVED_FRACTION = 0.97  # of the device's memory; with allocator retries it marks a run at the memory edge (FIELD F10)
+
+
+class ImplausibleMeasurement(ValueError):
+    """The numbers break physics: a bug in a formula, a peak or a clock, never a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step: the slowest rank's, over the timed steps."""
+
+    median: float
+    iqr: float
+    num_steps: int
+    relative_confidence: float | None  # half-width of the median's 95 % interval over the median; None below 6 samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The headline numbers of an attempt. Unknown is None."""
+
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    step_time: StepTime
+    step_seconds: tuple[float, ...]  # every sample, slowest rank: the evidence
+    confident: bool  # False: max_steps came before the precision asked for
+    mfu: float | None
+    hfu: float | None
+    mfu_formula: str
+    peak_flops: float | None
+    peak_flops_source: str | None
+    peak_memory_allocated_bytes: int | None  # worst rank
+    peak_memory_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    allocator_retries: int | None
+    thrashing: bool
+    loss_first: float | None
+    loss_last: float | None
+
+
+def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:
+    """Say whether timing may stop: the precision asked for is reached, or the maximum."""
+    if len(samples) >= plan.max_steps:
+        return True
+    if len(samples) < plan.min_steps:
+        return False
+    confidence = relative_confidence(samples)
+    return confidence is not None and confidence <= plan.relative_confidence
+
+
+def relative_confidence(samples: Sequence[float]) -> float | None:
+    """Half-width of the 95 % interval of the median, relative to the median; None when the samples are too few for one."""
+    rank = _median_interval_rank(len(samples))
+    if rank is None:
+        return None
+    ordered = sorted(samples)
+    return (ordered[len(ordered) - 1 - rank] - ordered[rank]) / 2 / statistics.median(ordered)
+
+
+@lru_cache(maxsize=1024)
+def _median_interval_rank(n: int) -> int | None:
+    """The largest k with P(k+1-th smallest < median < k+1-th largest) >= 95 %, from Binomial(n, 1/2)."""
+    tail, best = 0.0, None
+    for k in range(n // 2):
+        tail += math.comb(n, k) / 2**n
+        if 1 - 2 * tail < CONFIDENCE:
+            break
+        best = k
+    return best
+
+
+def summarise_steps(samples: Sequence[float]) -> StepTime:
+    """Median, interquartile range and confidence of step samples (at least one)."""
+    if len(samples) > 1:
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    else:
+        low = high = samples[0]
+    return StepTime(
+        median=statistics.median(samples), iqr=high - low, num_steps=len(samples), relative_confidence=relative_confidence(samples)
+    )
+
+
+def measure(
+    results: Sequence[RankResult], *, model: ModelShape, sequence_length: int, layout: Layout, plan: MeasurementPlan
+) -> Measurement:
+    """Turn the results of all ranks into one measurement: the slowest rank's time of each step, the worst rank's memory.
+
+    Raises ImplausibleMeasurement when ranks disagree about the number of steps, or when MFU or HFU exceed 1.
+    """
+    counts = {len(r.step_seconds) for r in results}
+    if len(counts) != 1:
+        raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
+    slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in results), strict=True))
+    step_time = summarise_steps(slowest)
+    tokens = results[0].tokens_per_step or layout.global_batch_size * sequence_length
+    per_gpu = tokens / step_time.median / layout.world_size
+    peak = min((r.peak_flops for r in results if r.peak_flops is not None), default=None)
+    mfu = hfu = None
+    if peak is not None:
+        model_flops = model.flops_per_token(sequence_length)
+        mfu = per_gpu * model_flops / peak
+        hfu = per_gpu * (model_flops + model.recomputed_flops_per_token(sequence_length, layout.recompute)) / peak
+        if hfu > 1:
+            raise ImplausibleMeasurement(
+                f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
+                f" peak {peak:.3g} FLOP/s ({results[0].peak_flops_source}). A formula, the peak or a clock is wrong"
+            )
+    reserved = _worst(r.peak_memory_reserved_bytes for r in results)
+    device_memory = min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None)
+    retries = _worst(r.allocator_retries for r in results)
+    return Measurement(
+        tokens_per_second=tokens / step_time.median,
+        tokens_per_second_per_gpu=per_gpu,
+        step_time=step_time,
+        step_seconds=slowest,
+        confident=step_time.relative_confidence is not None and step_time.relative_confidence <= plan.relative_confidence,
+        mfu=mfu,
+        hfu=hfu,
+        mfu_formula=MFU_FORMULA,
+        peak_flops=peak,
+        peak_flops_source=results[0].peak_flops_source,
+        peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
+        peak_memory_reserved_bytes=reserved,
+        device_memory_bytes=device_memory,
+        allocator_retries=retries,
+        thrashing=bool(retries)
+        and reserved is not None
+        and device_memory is not None
+        and reserved >= THRASH_RESERVED_FRACTION * device_memory,
+        loss_first=results[0].loss_first,
+        loss_last=results[0].loss_last,
+    )
+
+
+def _worst(values: Iterable[int | None]) -> int | None:
+    return max((v for v in values if v is not None), default=None)
