@@ -1,0 +1,76 @@
+"""Which layouts of a cell to try first: those predicted fastest; those predicted not to fit come last, and are never dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.hardware import Hardware
+from orchestrator.core.layout_table import Ints, LayoutTable, Mask
+from orchestrator.core.memory import Trainer, predict_memory
+from orchestrator.core.step_time import predict_step_time
+
+Floats = NDArray[np.float64]
+
+TRIAL_OVERHEAD_SECONDS = 20.0  # start, rendezvous and teardown of a real trial on GPUs, for estimates of cost
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidates:
+    """The legal layouts of a cell with what is predicted of them: n rows each; nan where nothing is known."""
+
+    table: LayoutTable
+    tokens_per_second_per_gpu: Floats
+    step_seconds: Floats
+    memory_bytes: Floats
+    memory_limit_bytes: float | None
+    fits: Mask  # predicted to fit; True where unknown
+    order: Ints  # rows, best prediction first, those predicted not to fit last
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+def rank_candidates(
+    table: LayoutTable, cell: Cell, *, hardware: Hardware | None, memory_limit_bytes: float | None, gpus_per_node: int, trainer: Trainer
+) -> Candidates:
+    """Predict and order a cell's legal layouts. On hardware that the table does not know, times are predicted for no device: by work alone."""
+    memory = predict_memory(table, cell, trainer).total
+    fits = memory <= memory_limit_bytes if memory_limit_bytes is not None else np.ones(len(table), dtype=np.bool_)
+    if hardware is None:
+        seconds = np.full(len(table), np.nan)
+        tokens = np.full(len(table), np.nan)
+        rank_by = _work(table, cell)
+    else:
+        seconds = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
+        tokens = cell.tokens_per_step / seconds / cell.num_gpus
+        rank_by = seconds
+    # Of two that cannot fit, the one that lacks less comes first: predictions err at the edge.
+    excess = np.where(fits, 0.0, memory)
+    return Candidates(
+        table=table,
+        tokens_per_second_per_gpu=tokens,
+        step_seconds=seconds,
+        memory_bytes=memory,
+        memory_limit_bytes=memory_limit_bytes,
+        fits=fits,
+        order=np.lexsort((rank_by, excess)),
+    )
+
+
+def _work(table: LayoutTable, cell: Cell) -> Floats:
+    """FLOPs per token with recomputation, a little more for each kernel that small micro-batches make."""
+    base = cell.model.flops_per_token(cell.sequence_length)
+    extra = np.array([cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes])[table.recompute]
+    return base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+
+
+def gpu_hours(candidates: Candidates, cell: Cell, *, num_trials: int, steps_per_trial: int) -> float | None:
+    """GPU-hours that the first trials of the order would hold, start-up included; None on unknown hardware."""
+    seconds = candidates.step_seconds[candidates.order[:num_trials]]
+    if not len(seconds) or np.isnan(seconds).any():
+        return None
+    return float((seconds * steps_per_trial + TRIAL_OVERHEAD_SECONDS).sum()) * cell.num_gpus / 3600
