@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -19,6 +21,7 @@ class FailureKind(StrEnum):
     HUNG = "hung"  # no progress within the phase's limit
     START_TIMEOUT = "start_timeout"  # never got as far as its first step: start or rendezvous limit
     NCCL = "nccl"  # communication failed with nobody else to blame
+    DEVICE_ERROR = "device_error"  # the GPU or its driver failed: illegal access far from the memory limit, ECC, off the bus
     PORT_CLASH = "port_clash"
     LAUNCH_FAILED = "launch_failed"  # the launcher could not start the ranks
     NODE_LOST = "node_lost"
@@ -54,6 +57,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.HUNG: Policy(Fault.MACHINE, 1),
         _K.START_TIMEOUT: Policy(Fault.MACHINE, 1),
         _K.NCCL: Policy(Fault.MACHINE, 2),
+        _K.DEVICE_ERROR: Policy(Fault.MACHINE, 1),
         _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
         _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
         _K.NODE_LOST: Policy(Fault.MACHINE, 2),
@@ -85,3 +89,229 @@ class Failure:
 def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
     """Say whether a trial that failed so is worth another attempt; `earlier` counts its failed attempts by kind, this one included."""
     return earlier.get(kind, 0) <= POLICIES[kind].max_retries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of how one rank ended badly. Unknown is None or empty."""
+
+    rank: int
+    node: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    exception: str = ""  # qualified class name, from the rank's failure note
+    message: str = ""
+    traceback: str = ""
+    noted_out_of_memory: bool = False
+    bad_result: str | None = None  # why what it wrote is no result
+    timed_out: str | None = None  # which limit passed, for a person: "first_step limit of 300 s"
+    phase: str = "start"
+    step: int = 0
+    num_oom_kills: int = 0  # by the kernel in our cgroup, while the attempt ran
+    peak_memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    at_unix_seconds: float = 0.0  # of the failure note, else of the death
+    log_tail: str = ""
+    log_path: str = ""
+
+
+# Phases in which a rank has not yet begun its first step (the values of protocol.Phase, which imports this module).
+_PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
+
+AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise (FIELD F7)
+
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+)  # any other signal came from outside
+
+# First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
+_SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        # A size nobody asks for comes out of a corrupted message after a communication failure, not out of a model.
+        (_K.NCCL, r"tried to allocate (?:\d{6,}(?:\.\d+)? ?[GT]i?B|[\d.]+ ?[PE]i?B)"),
+        # Locked-memory limits (ulimit -l) read like memory, and are the machine's configuration.
+        (_K.NCCL, r"ibv_\w+ failed with error:? cannot allocate memory"),
+        (_K.OOM_HOST, r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
+        (_K.OOM_GPU, r"\b(?:torch\.(?:cuda\.)?|c10::)?OutOfMemoryError\b"),
+        (_K.OOM_GPU, r"\b(?:CUDA|HIP|XPU|NPU) out of memory"),
+        (_K.OOM_GPU, r"\b(?:CUDA|HIP) (?:runtime |driver )?error:? out of memory"),
+        (_K.OOM_GPU, r"Cuda failure (?:\d+ )?'out of memory'"),
+        (_K.OOM_GPU, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
+        (_K.OOM_GPU, r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"),
+        (_K.OOM_GPU, r"Triton Error \[(?:CUDA|HIP)\]: out of memory"),
+        (_K.OOM_GPU, r"Failed to CUDA (?:calloc|malloc)(?: async)?"),
+        (_K.OOM_GPU, r"RESOURCE_EXHAUSTED: Out of memory"),
+        (_K.OOM_GPU, r"cuMemCreate.{0,80}out of memory"),
+        (_K.OOM_HOST, r"\bMemoryError\b|_ArrayMemoryError"),
+        (_K.OOM_HOST, r"cannot allocate memory|std::bad_alloc|unable to mmap \d+ bytes"),
+        (_K.OOM_HOST, r"oom-kill|oom_reaper|(?:Memory cgroup )?out of memory: Killed process"),
+        (_K.OOM_HOST, r"insufficient shared memory \(shm\)"),
+        (_K.PORT_CLASH, r"EADDRINUSE|address already in use"),
+        (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_NOT_INITIALIZED"),
+        (_K.DEVICE_ERROR, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)|NVRM: Xid"),
+        (_K.DEVICE_ERROR, r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available"),
+        (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure"),
+        (_K.NCCL, r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"),
+        (_K.NCCL, r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL (?:communicator was aborted|error)"),
+        (_K.NCCL, r"Watchdog caught collective operation timeout|HeartbeatMonitor|heartbeat monitor timed out"),
+        (_K.NCCL, r"gloo/transport/|Gloo connectFullMesh failed|Connection closed by peer|Connection reset by peer"),
+        (_K.NCCL, r"TCPStore|Socket Timeout|client socket has timed out|Timed out waiting \d+ms for (?:recv|send)"),
+        (_K.NCCL, r"NET/IB ?: Got completion|Broken pipe"),
+    )
+)
+
+# `Error: text` at the start of a line, after a traceback: what a program says that leaves no failure note.
+_LAST_EXCEPTION = re.compile(
+    r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Rejected|Interrupt|Exit|Warning)): ?(.*)$", re.MULTILINE
+)
+
+_SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
+    {
+        _K.OOM_GPU: "ran out of device memory",
+        _K.OOM_HOST: "ran out of host memory",
+        _K.CONFIG_REJECTED: "refused the layout",
+        _K.USER_ERROR: "failed",
+        _K.SEGFAULT: "crashed",
+        _K.KILLED: "was killed from outside",
+        _K.BAD_RESULT: "ended without a usable result",
+        _K.HUNG: "made no progress",
+        _K.START_TIMEOUT: "did not get to its first step",
+        _K.NCCL: "lost communication",
+        _K.DEVICE_ERROR: "had its device fail",
+        _K.PORT_CLASH: "found its port taken",
+    }
+)
+
+
+def classify(evidence: Evidence) -> Failure:
+    """Say what went wrong with one bad rank, and what shows it."""
+    kind, matched = _kind(evidence)
+    said = f"{evidence.exception}: {evidence.message}".strip(": ").splitlines()
+    detail = next(
+        (text for text in (evidence.timed_out, said[0] if said else "", matched, evidence.bad_result, _exit_text(evidence)) if text), ""
+    )
+    return Failure(
+        kind=kind,
+        message=f"rank {evidence.rank} {_SENTENCES[kind]} in {evidence.phase}" + (f": {detail[:300]}" if detail else ""),
+        rank=evidence.rank,
+        node=evidence.node,
+        phase=evidence.phase,
+        step=evidence.step,
+        signal=evidence.signal,
+        exit_code=evidence.exit_code,
+        evidence=matched,
+        log_tail=evidence.log_tail,
+        log_path=evidence.log_path,
+    )
+
+
+def first_bad(ranks: Sequence[Evidence]) -> Failure:
+    """Classify a gang by the rank that is to blame (at least one given).
+
+    An out-of-memory anywhere explains everything after it. Otherwise the earliest to go wrong is to blame, but a rank that lost
+    communication or aborted only where no other did worse: that is what innocent peers of a dead rank die of.
+    """
+    judged = [(classify(rank), rank) for rank in ranks]
+
+    def blame(pair: tuple[Failure, Evidence]) -> tuple[bool, bool, float]:
+        failure, rank = pair
+        return failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), rank.at_unix_seconds
+
+    return min(judged, key=blame)[0]
+
+
+def is_aftermath(failure: Failure) -> bool:
+    """Whether a rank that failed so may be the innocent peer of another one that failed before it."""
+    return failure.kind is FailureKind.NCCL or failure.signal == signal.SIGABRT
+
+
+def is_out_of_memory(exception: str, message: str) -> bool:
+    """Whether an exception of this class name and text says that memory ran out, the device's or the host's."""
+    match = _match(f"{exception}: {message}")
+    return match is not None and match[0] in OUT_OF_MEMORY_KINDS
+
+
+def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
+    """The kind, and the text that shows it."""
+    exception, message = evidence.exception, evidence.message
+    if not exception and _ended_badly(evidence):
+        # Without a note, its log is the witness: the last exception, if it shows one, stands for all noise around it.
+        found = _LAST_EXCEPTION.findall(evidence.log_tail)
+        exception, message = found[-1] if found else ("", "")
+    said = f"{exception}: {message}" if exception else evidence.log_tail
+    if exception.rpartition(".")[2] == "ConfigRejected":
+        return FailureKind.CONFIG_REJECTED, said
+    memory = _memory_kind(evidence)
+    if memory is not None:
+        return memory
+    if evidence.timed_out is not None:
+        early = evidence.phase in _PHASES_BEFORE_THE_FIRST_STEP
+        return (FailureKind.START_TIMEOUT if early else FailureKind.HUNG), evidence.timed_out
+    match = _match(said) if _ended_badly(evidence) else None
+    if match is not None and match[0] is FailureKind.DEVICE_ERROR and _near_the_memory_limit(evidence):
+        return FailureKind.OOM_GPU, f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use"
+    if match is not None and match[0] not in OUT_OF_MEMORY_KINDS:
+        return match
+    if exception:
+        return FailureKind.USER_ERROR, said[:1000]
+    return _kind_of_exit(evidence)
+
+
+def _memory_kind(evidence: Evidence) -> tuple[FailureKind, str] | None:
+    note = f"{evidence.exception}: {evidence.message}\n{evidence.traceback}"
+    match = _match(note if evidence.exception else evidence.log_tail)
+    if match is not None and match[0] in OUT_OF_MEMORY_KINDS:
+        return match
+    if evidence.noted_out_of_memory:
+        return FailureKind.OOM_GPU, f"{evidence.exception}: {evidence.message}"[:1000]
+    if evidence.num_oom_kills and _signal(evidence) == signal.SIGKILL:
+        return FailureKind.OOM_HOST, f"memory.events: oom_kill +{evidence.num_oom_kills}"
+    return None
+
+
+def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
+    number = _signal(evidence)
+    if number is not None:
+        return (FailureKind.SEGFAULT if number in _CRASHES else FailureKind.KILLED), _exit_text(evidence)
+    if evidence.exit_code == 0 and evidence.bad_result is not None:
+        return FailureKind.BAD_RESULT, evidence.bad_result
+    return FailureKind.USER_ERROR, _exit_text(evidence)
+
+
+def _ended_badly(evidence: Evidence) -> bool:
+    """False for a rank that ended well and only left no result: then its log is noise."""
+    return evidence.exit_code != 0 or bool(evidence.exception)
+
+
+def _near_the_memory_limit(evidence: Evidence) -> bool:
+    peak, capacity = evidence.peak_memory_bytes, evidence.device_memory_bytes
+    return peak is not None and capacity is not None and peak > AMBIGUOUS_MEMORY_FRACTION * capacity
+
+
+def _match(text: str) -> tuple[FailureKind, str] | None:
+    for kind, pattern in _SIGNATURES:
+        match = pattern.search(text)
+        if match is not None:
+            start = text.rfind("\n", 0, match.start()) + 1
+            line = text[start : start + 1000].split("\n", 1)[0]
+            return kind, line
+    return None
+
+
+def _signal(evidence: Evidence) -> int | None:
+    """The signal it died of; shells report one as exit code 128 + n."""
+    if evidence.signal is not None:
+        return evidence.signal
+    code = evidence.exit_code
+    return code - 128 if code is not None and 128 < code < 160 else None
+
+
+def _exit_text(evidence: Evidence) -> str:
+    number = _signal(evidence)
+    if number is not None:
+        try:
+            return f"died of {signal.Signals(number).name}"
+        except ValueError:
+            return f"died of signal {number}"
+    return f"exit code {evidence.exit_code}" if evidence.exit_code is not None else ""

@@ -1,0 +1,147 @@
+"""The rank's half of the protocol: read the request, say how far it is, leave a result or a failure note. Needs no torch.
+
+A workload is a module with `main() -> int`. It is called in a fresh process with torchrun's environment and SWEEP_RUN_DIR set, the
+run directory as working directory, and stdout and stderr going to the rank's log. What it returns is the rank's exit code:
+
+    def main() -> int:
+        return rank.run(train)                     # train(rank: Rank) -> RankResult
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.failures import is_out_of_memory
+from orchestrator.core.protocol import (
+    REQUEST_FILE,
+    RUN_DIR_VARIABLE,
+    Phase,
+    RankFailure,
+    RankResult,
+    TrialRequest,
+    decode_request,
+    encode,
+    failure_file,
+    heartbeat_file,
+    result_file,
+)
+
+_HEARTBEAT_BYTES = 64  # every heartbeat is padded to this, so that one write replaces the one before
+
+
+class ConfigRejected(Exception):
+    """The workload cannot run this layout, and never will. Say which field, and what would be possible."""
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """This process's place in its gang, and how it speaks to its launcher."""
+
+    request: TrialRequest
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    run_dir: Path
+    phase: Phase = field(default=Phase.START, init=False)
+    step: int = field(default=0, init=False)  # optimizer steps begun in this process, warm-up included
+    finished: bool = field(default=False, init=False)
+    _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
+
+    def heartbeat(self, phase: Phase, step: int = 0) -> None:
+        """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step."""
+        self.phase, self.step = phase, step
+        text = f'{{"phase":"{phase}","step":{step}}}'.ljust(_HEARTBEAT_BYTES).encode()
+        if self._heartbeat_fd is None:
+            path = self.run_dir / heartbeat_file(self.rank)
+            _write_renamed(path, text)
+            self._heartbeat_fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        else:
+            os.pwrite(self._heartbeat_fd, text, 0)
+
+    def finish(self, result: RankResult) -> None:
+        """Hand the result over, then enter teardown: from here on, how this process ends no longer matters to the measurement."""
+        _write_renamed(self.run_dir / result_file(self.rank), encode(result))
+        self.finished = True
+        self.heartbeat(Phase.TEARDOWN, self.step)
+
+
+def context() -> Rank:
+    """Read this rank's place from the environment and its request from the run directory."""
+    run_dir = Path(os.environ[RUN_DIR_VARIABLE])
+    return Rank(
+        request=decode_request((run_dir / REQUEST_FILE).read_bytes()),
+        rank=int(os.environ["RANK"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        run_dir=run_dir,
+    )
+
+
+def run(main: Callable[[Rank], RankResult]) -> int:
+    """Run a rank to its exit code: its result is written, or its exception becomes a failure note and exit code 1.
+
+    `main` may call `Rank.finish` itself before it takes its process group down, so that a hang there costs nothing;
+    otherwise the result that it returns is written here.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)  # the launcher asks for stacks so before it kills a hung rank
+    rank = context()
+    try:
+        result = main(rank)
+        if not rank.finished:
+            rank.finish(result)
+    except Exception as exc:  # noqa: BLE001 - the last frame of a rank: whatever it was has to reach the launcher
+        traceback.print_exc()
+        _write_renamed(rank.run_dir / failure_file(rank.rank), encode(failure_note(exc, rank)))
+        return 1
+    return 0
+
+
+def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
+    """What the launcher is told of an exception."""
+    allocated, capacity = _cuda_memory()
+    name = _qualified_name(type(exc))
+    message = str(exc)
+    return RankFailure(
+        exception=name[:4000],
+        message=message[:4000],
+        traceback="".join(traceback.format_exception(exc))[-100_000:],
+        phase=rank.phase,
+        step=rank.step,
+        at_unix_seconds=time.time(),
+        out_of_memory=any(is_out_of_memory(_qualified_name(cls), message) for cls in type(exc).__mro__[:-1]),
+        peak_memory_allocated_bytes=allocated,
+        device_memory_bytes=capacity,
+    )
+
+
+def _qualified_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _cuda_memory() -> tuple[int | None, int | None]:
+    """Peak bytes allocated on this rank's GPU and its capacity, if the workload has imported torch and touched CUDA."""
+    torch: Any = sys.modules.get("torch")  # never imported here: a workload without torch must not pay for it
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, None
+    try:
+        return int(torch.cuda.max_memory_allocated()), int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    except RuntimeError:  # the CUDA context itself is broken
+        return None, None
+
+
+def _write_renamed(path: Path, text: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(text)
+    temporary.replace(path)
