@@ -1,4 +1,4 @@
-"""One problem of a sweep: a model definition, a number of GPUs, a sequence length and a global batch. Each cell has a best layout of its own.
+"""One problem of a sweep: a model definition, a number of GPUs, a sequence length and a global batch. Each has a best layout of its own.
 
 Knows nothing of layouts; whether one belongs to a cell is said by its world size and its global batch.
 """

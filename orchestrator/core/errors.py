@@ -48,6 +48,12 @@ class SweepHeld(SweepError):
     exit_code = 5
 
 
+class LeaseLost(SweepError):
+    """Another orchestrator has taken this sweep over. This one may write nothing more, and stops."""
+
+    exit_code = 5
+
+
 class StoreUnavailable(SweepError):
     """The database cannot be reached or written. Nothing acknowledged is lost; the same command goes on."""
 
