@@ -1,0 +1,133 @@
+"""What the store gives back: frozen values, one per row that a caller thinks of. They know no SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from db.schema import AttemptState, StopRequest, SweepState
+from orchestrator.core.cell import Cell
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.protocol import GpuUsage, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """Who holds a sweep. `namespace` says in which set of processes the pid means anything (machine boot and pid namespace)."""
+
+    host: str
+    pid: int
+    namespace: str
+    since: dt.datetime
+    lease_until: dt.datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRow:
+    id: int
+    name: str
+    spec_json: str
+    conditions: Mapping[str, Any]
+    state: SweepState
+    created_at: dt.datetime
+    holder: Holder | None  # None: nobody holds it, or the lease has ended
+    owner_epoch: int
+    stop_requested: StopRequest | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRow:
+    id: int
+    sweep_id: int
+    cell: Cell
+    fingerprint_digest: str | None  # of the newest measurement: the current one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRow:
+    """A trial with the numbers of the attempt that counts, and the failure of the last one."""
+
+    id: int
+    cell_id: int
+    layout: Layout
+    state: TrialState
+    num_attempts: int
+    why: str | None
+    predicted_tokens_per_second_per_gpu: float | None
+    predicted_memory_bytes: int | None
+    condemned_by: int | None
+    tokens_per_second: float | None
+    tokens_per_second_per_gpu: float | None
+    step_seconds_median: float | None
+    step_seconds_iqr: float | None
+    relative_confidence: float | None
+    confident: bool | None
+    mfu: float | None
+    hfu: float | None
+    peak_memory_allocated_bytes: int | None  # of the measurement; of the failed rank where the last attempt ran out of memory
+    peak_memory_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    thrashing: bool | None
+    fingerprint_digest: str | None  # of the attempt that counts
+    is_current_fingerprint: bool | None  # None: no measurement counts
+    failure_kind: FailureKind | None  # of the last attempt
+    failure_message: str | None
+    gpu_seconds: float | None  # of the last attempt
+    created_at: dt.datetime
+    updated_at: dt.datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRow:
+    number: int
+    epoch: int
+    state: AttemptState
+    superseded: bool
+    started_at: dt.datetime
+    ended_at: dt.datetime | None
+    nodes: tuple[str, ...] | None
+    shared_nodes: bool | None
+    phase_seconds: Mapping[Phase, float]
+    gpu_seconds: float | None
+    fingerprint: Fingerprint | None
+    processes_killed: int | None
+    failure: Failure | None
+    measurement: Measurement | None
+    gpu: GpuUsage | None
+    memory_by_part: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRow:
+    id: int
+    at: dt.datetime
+    trial_id: int | None
+    attempt: int | None
+    event: str
+    from_state: str | None
+    to_state: str | None
+    epoch: int
+    detail: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialDetail:
+    sweep_name: str
+    cell: CellRow
+    trial: TrialRow
+    attempts: tuple[AttemptRow, ...]
+    events: tuple[EventRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellStatus:
+    cell: CellRow
+    num_trials: Mapping[TrialState, int]  # every state, also those with none
+    best: TrialRow | None  # under the current fingerprint
+    gpu_seconds: float  # held by all attempts that have ended

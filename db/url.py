@@ -1,0 +1,113 @@
+"""Which database a sweep is kept in: the URL from the caller, the environment or the working folder, checked and made unambiguous.
+
+What is shown of a URL never holds its password, its user name's companions or its query.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import unquote
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from orchestrator.core.errors import StoreUnavailable
+
+URL_VARIABLE = "SWEEP_DB"
+DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
+UNSAFE = "unsafe"  # in the query of a SQLite URL: use it on a network file system all the same
+ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
+
+# statfs(2) magic numbers of file systems that several hosts share: WAL needs shared memory, which they do not have.
+NETWORK_FILE_SYSTEMS: Mapping[int, str] = MappingProxyType(
+    {
+        0x6969: "NFS",
+        0x517B: "SMB",
+        0xFF534D42: "CIFS",
+        0xFE534D42: "SMB2",
+        0x0BD00BD0: "Lustre",
+        0x47504653: "GPFS",
+        0x19830326: "BeeGFS",
+        0x00C36400: "Ceph",
+        0x5346414F: "AFS",
+        0x20030528: "OrangeFS",
+        0xAAD7AAEA: "PanFS",
+    }
+)
+
+
+def resolve(url: str | None, *, environment: Mapping[str, str] = os.environ) -> URL:
+    """The database that is meant. Raises StoreUnavailable for a URL that names none we know."""
+    text = url or environment.get(URL_VARIABLE) or ""
+    if not text:
+        return URL.create("sqlite", database=str(DEFAULT_PATH.absolute()))
+    try:
+        parsed = make_url(text.strip())
+    except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
+        raise StoreUnavailable(f"the database URL cannot be read. It should look like {ALLOWED}") from None
+    if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return _resolve_file(parsed)
+    raise StoreUnavailable(f"database {parsed.drivername!r} is not supported. Use {ALLOWED}")
+
+
+def _resolve_file(url: URL) -> URL:
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise StoreUnavailable("a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file")
+    if unknown := set(url.query) - {UNSAFE}:
+        raise StoreUnavailable(f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1")
+    return url.set(drivername="sqlite", database=str(Path(url.database).expanduser().absolute()))
+
+
+def display(url: URL) -> str:
+    """The URL for messages: no password, no query."""
+    if url.drivername == "sqlite":
+        return f"sqlite:///{url.database}"
+    user = f"{url.username}@" if url.username else ""
+    port = f":{url.port}" if url.port else ""
+    return f"{url.drivername.split('+')[0]}://{user}{url.host or ''}{port}/{url.database or ''}"
+
+
+def redact(message: str, url: URL) -> str:
+    """A driver's message without what must stay secret: drivers echo malformed passwords."""
+    values = [url.password or ""]
+    values += [
+        text for name, value in url.query.items() if "pass" in name.lower() for text in ([value] if isinstance(value, str) else value)
+    ]
+    for secret in sorted({form for value in values for form in (value, unquote(value)) if form}, key=len, reverse=True):
+        message = message.replace(secret, "***")
+    return message
+
+
+def refuse_network_file_system(url: URL) -> None:
+    """Raise StoreUnavailable when the file would lie on a file system that hosts share, unless the URL asks for it."""
+    assert url.database is not None
+    folder = Path(url.database).parent
+    while not folder.exists():
+        folder = folder.parent
+    name = NETWORK_FILE_SYSTEMS.get(file_system_magic(folder) or 0)
+    if name and not is_unsafe(url):
+        raise StoreUnavailable(
+            f"{url.database} lies on {name}, where SQLite's locks and shared memory do not hold. Put the store on a local disk"
+            f" (sqlite:////tmp/... or SWEEP_DB), use PostgreSQL, or, if only this host ever opens it, add ?{UNSAFE}=1"
+        )
+
+
+def is_unsafe(url: URL) -> bool:
+    return url.query.get(UNSAFE) in ("1", "true", "yes")
+
+
+def file_system_magic(folder: Path) -> int | None:
+    """What statfs(2) calls the folder's file system; None where that cannot be asked."""
+    if not sys.platform.startswith("linux"):
+        return None
+    answer = ctypes.create_string_buffer(512)  # struct statfs is 120 bytes; its first member is the type
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), answer) != 0:
+        return None
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
