@@ -230,3 +230,19 @@ class NodeReport:
     seconds: float = 0.0  # wall time from the order to the last process gone
     processes_killed: int = 0  # leftovers beyond the ranks themselves
     gpu: GpuUsage = field(default_factory=GpuUsage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOrder:
+    """What one node's launcher is asked to run: its share of a gang, once."""
+
+    request: TrialRequest
+    program: str  # a module with `main() -> int`: "workloads.llama"
+    local_world_size: int
+    first_rank: int = 0  # global rank of this node's first
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None  # None: this node holds the whole gang, its launcher binds a port itself
+    devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
+    cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
+    environment: Mapping[str, str] = field(default_factory=dict)
