@@ -82,7 +82,7 @@ Auto = Literal["auto"]
 
 
 class Axes(_Section):
-    """The values each part of a layout may take. `auto`: every value that the cell allows (micro-batches and sizes in powers of two)."""
+    """The values each part of a layout may take. `auto`: every value that the cell allows, which are divisors of its GPUs and its batch."""
 
     data_parallel_size: Counts | Auto = "auto"
     micro_batch_size: Counts | Auto = "auto"
@@ -192,6 +192,7 @@ class SweepSpec(_Section):
     device: Annotated[str, AfterValidator(_device), WithJsonSchema({"enum": ["auto", "cpu", *DEVICES]})] = "auto"
     device_memory_gib: Annotated[float, Field(gt=0, le=4096)] | None = None  # None: the device's own
     axes: Axes = Axes()
+    tensor_parallel_across_nodes: bool = False
     constraints: tuple[Constraint, ...] = ()
     measurement: Measuring = Measuring()
     search: Search = Search()
