@@ -1,0 +1,51 @@
+"""Which layouts provably need at least as much memory as another: what one out-of-memory says about the rest of its cell.
+
+A partial order, not an estimate: layouts that differ in a way whose effect on memory depends on sizes are not comparable.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.core.layout import Layout, Recompute, RecomputeMode
+from orchestrator.core.layout_table import LayoutTable, Mask
+
+
+def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Mask:
+    """The rows that need at least as much memory per GPU as `layout` (itself included), for a model of `num_layers` layers.
+
+    Only rows with the same GPUs per dimension, precision and batch are compared: a micro-batch as large or larger, a ZeRO stage as low or
+    lower, and recomputation that keeps as much or more.
+    """
+    keeps_as_much = np.array([keeps_at_least(r, layout.recompute, num_layers=num_layers) for r in table.recomputes], dtype=np.bool_)
+    same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
+    same_split = (
+        (table.data_parallel_size == layout.data_parallel_size)
+        & (table.tensor_parallel_size == layout.tensor_parallel_size)
+        & (table.pipeline_parallel_size == layout.pipeline_parallel_size)
+        & (table.context_parallel_size == layout.context_parallel_size)
+        & (table.micro_batch_size * table.grad_accum_steps == layout.micro_batch_size * layout.grad_accum_steps)
+        & same_precision[table.precision]
+    )
+    # Without accumulation no gradients are held while the activations are at their peak, so a proof with accumulation says nothing of it.
+    holds_gradients = (table.grad_accum_steps > 1) | (layout.grad_accum_steps == 1)
+    mask: Mask = (
+        same_split
+        & holds_gradients
+        & (table.micro_batch_size >= layout.micro_batch_size)
+        & (table.zero_stage <= layout.zero_stage)
+        & keeps_as_much[table.recompute]
+    )
+    return mask
+
+
+def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int) -> bool:
+    """Whether `a` keeps at least the activations that `b` keeps, in every layer: `none` keeps all, `full` the least of a layer.
+
+    The two selective policies are not comparable: which of them keeps more depends on the sequence length and the attention kernel.
+    """
+    if a.mode is RecomputeMode.NONE:
+        return True
+    if a.layers_of(num_layers) > b.layers_of(num_layers):
+        return False
+    return b.mode is RecomputeMode.FULL or (a.mode is b.mode and a.policy is b.policy)
