@@ -1,0 +1,113 @@
+"""What a rank's memory holds at its peak, and of which part: asked of CUDA's allocator, or summed over live tensors on a CPU.
+
+Both look at a whole optimizer step after all lazy allocations, and measure activations in a step that is not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.llama.live_tensors import LiveTensors
+
+StepWithProbe = Callable[[Callable[[], None]], None]  # an optimizer step that calls what it is given at the end of its forward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Tensors that live from step to step."""
+
+    parameters: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    optimizer: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.parameters, *self.gradients, *self.optimizer, *self.constants)
+
+    def bytes_by_part(self) -> dict[str, int]:
+        return {
+            "parameters": storage_bytes(self.parameters),
+            "gradients": storage_bytes(self.gradients),
+            "optimizer": storage_bytes(self.optimizer),
+            "constants": storage_bytes(self.constants),
+        }
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes behind tensors; views of one storage count once."""
+    storages = (t.untyped_storage() for t in tensors)
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReport:
+    """Bytes by part add up to the peak: the states, activations (alive at the end of the forward pass), and temporaries for the rest."""
+
+    peak_allocated_bytes: int
+    bytes_by_part: dict[str, int]
+    peak_reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    allocator_retries: int | None = None
+
+
+class LiveMemory:
+    """The memory of a rank on a CPU. With `limit_bytes` it runs out of memory as a device of that size would."""
+
+    def __init__(self, states: States, *, limit_bytes: int | None) -> None:
+        self._states, self._limit_bytes = states, limit_bytes
+
+    def first_step(self) -> AbstractContextManager[object]:
+        return LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes) if self._limit_bytes is not None else nullcontext()
+
+    def after_first_step(self) -> None:
+        pass
+
+    def report(self, step: StepWithProbe) -> MemoryReport:
+        tracker = LiveTensors(self._states.tensors())
+        held_bytes = tracker.live_bytes
+        activations: list[int] = []
+        with tracker:
+            step(lambda: activations.append(tracker.live_bytes - held_bytes))
+        return MemoryReport(
+            peak_allocated_bytes=tracker.peak_bytes,
+            bytes_by_part=_by_part(self._states, max(activations), tracker.peak_bytes),
+            device_bytes=self._limit_bytes,
+        )
+
+
+class DeviceMemory:
+    """The memory of a rank on a CUDA device, as torch's allocator counts it."""
+
+    def __init__(self, states: States, *, device: torch.device) -> None:
+        self._states, self._device = states, device
+
+    def first_step(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def after_first_step(self) -> None:
+        # Workspaces and communication buffers come to be in the first step; the peak of a steady step is what counts.
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def report(self, step: StepWithProbe) -> MemoryReport:
+        peak = torch.cuda.max_memory_allocated(self._device)
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        held_bytes = torch.cuda.memory_allocated(self._device)
+        activations: list[int] = []
+        step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - held_bytes))
+        return MemoryReport(
+            peak_allocated_bytes=peak,
+            bytes_by_part=_by_part(self._states, max(activations), peak),
+            peak_reserved_bytes=reserved,
+            device_bytes=torch.cuda.get_device_properties(self._device).total_memory,
+            allocator_retries=int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)),
+        )
+
+
+def _by_part(states: States, activation_bytes: int, peak_bytes: int) -> dict[str, int]:
+    parts = {**states.bytes_by_part(), "activations": activation_bytes}
+    return {**parts, "temporaries": max(0, peak_bytes - sum(parts.values()))}

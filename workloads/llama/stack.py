@@ -1,0 +1,32 @@
+"""The software and the device that a rank runs on, as the rank sees them."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from orchestrator.core.fingerprint import Stack
+
+_DRIVER_FILE = Path("/sys/module/nvidia/version")
+
+
+def describe_stack(device: torch.device) -> Stack:
+    cuda = device.type == "cuda"
+    return Stack(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda if cuda else None,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]  # untyped in torch
+        driver=_DRIVER_FILE.read_text().strip() if cuda and _DRIVER_FILE.exists() else None,
+        device_name=torch.cuda.get_device_name(device) if cuda else _processor_name(),
+    )
+
+
+def _processor_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine() or None)

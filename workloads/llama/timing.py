@@ -1,0 +1,108 @@
+"""Timed optimizer steps: warm-up dropped, then steps until their median is known well enough. What counts is in docs/measuring.md.
+
+Every rank times its own steps; all ranks stop after the same one, because all decide on the slowest rank's samples.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.core.measurement import enough
+from orchestrator.core.protocol import MeasurementPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    warmup_seconds: list[float]
+    step_seconds: list[float]  # this rank's
+    first_step_seconds: float  # wall time until the first step had ended, what surrounds it included
+    steady_seconds: float
+    loss_first: float | None  # of the global batch
+    loss_last: float | None
+
+
+def time_steps(
+    prepare: Callable[[int], list[tuple[Tensor, Tensor]]],
+    step: Callable[[list[tuple[Tensor, Tensor]]], Tensor],
+    *,
+    plan: MeasurementPlan,
+    device: torch.device,
+    before_step: Callable[[int], None],
+    after_first_step: Callable[[], None],
+) -> TimedSteps:
+    """Run optimizer steps: `prepare` makes a step's micro-batches outside the clock, `step` trains on them and returns the loss.
+
+    The first step is the first of the warm-up. `before_step` is told each step's number.
+    """
+    begin = time.perf_counter()
+    warmup: list[float] = []
+    own: list[float] = []
+    slowest: list[float] = []
+    losses: list[Tensor] = []
+
+    def run_step(number: int) -> float:
+        before_step(number)
+        micro_batches = prepare(number)
+        _synchronize(device)
+        start = time.perf_counter()
+        loss = step(micro_batches)
+        _synchronize(device)
+        seconds = time.perf_counter() - start
+        losses[1:] = [loss]  # the first and the latest
+        return seconds
+
+    warmup.append(run_step(0))
+    first_step_seconds = time.perf_counter() - begin
+    after_first_step()
+    for number in range(1, plan.warmup_steps):
+        warmup.append(run_step(number))
+    with _no_garbage_collection():
+        while not (slowest and enough(slowest, plan)):
+            own.append(run_step(plan.warmup_steps + len(own)))
+            slowest.append(_over_ranks(own[-1:], dist.ReduceOp.MAX, device)[0])
+            gc.collect()
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    sums = _over_ranks([losses[0].item(), losses[-1].item()], dist.ReduceOp.SUM, device)
+    loss_first, loss_last = (total / world_size if abs(total) < 1e30 else None for total in sums)  # None: diverged
+    return TimedSteps(
+        warmup_seconds=warmup,
+        step_seconds=own,
+        first_step_seconds=first_step_seconds,
+        steady_seconds=time.perf_counter() - begin - first_step_seconds,
+        loss_first=loss_first,
+        loss_last=loss_last,
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Leave it to the caller to collect between steps, and then only what has come to be since."""
+    gc.collect(1)  # the oldest generation is what imports made: looking through it takes longer than many steps
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _over_ranks(values: list[float], reduction: dist.ReduceOp.RedOpType, device: torch.device) -> list[float]:
+    if not dist.is_initialized():
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=reduction)
+    return [float(value) for value in tensor.tolist()]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,166 @@
+"""One rank of one trial: build the model for its layout, train it for as long as it takes to know its speed, say what it took."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch._dynamo  # AdamW, DDP and checkpointing import it when first used: over a second, paid here before ranks are forked
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.core.capabilities import CAPABILITIES
+from orchestrator.core.layout import Precision
+from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
+from workloads.llama.data import Tokens
+from workloads.llama.data_parallel import Replica
+from workloads.llama.memory import DeviceMemory, LiveMemory, States
+from workloads.llama.model import Llama
+from workloads.llama.optimizer import AdamW
+from workloads.llama.options import GradientDtype, Options, parse_options
+from workloads.llama.peak_flops import peak_flops
+from workloads.llama.stack import describe_stack
+from workloads.llama.timing import time_steps
+from workloads.rank import ConfigRejected, Rank
+
+_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+
+
+def train(rank: Rank) -> RankResult:
+    """Measure the layout of a rank's request. Raises ConfigRejected for a layout or options that this workload cannot run."""
+    start_seconds = _seconds_since_process_start()
+    begin = time.perf_counter()
+    rank.heartbeat(Phase.RENDEZVOUS)
+    request = rank.request
+    options = check(request)
+    device = _open_device(rank, options)
+    if rank.world_size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    trainer = Trainer(request, options, device=device, data_parallel_rank=rank.rank)
+    memory = (
+        DeviceMemory(trainer.states(), device=device)
+        if device.type == "cuda"
+        else LiveMemory(trainer.states(), limit_bytes=options.memory_limit_bytes)
+    )
+    rendezvous_seconds = time.perf_counter() - begin
+
+    def step(micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        with memory.first_step() if rank.phase is Phase.FIRST_STEP else nullcontext():
+            return trainer.step(micro_batches)
+
+    timed = time_steps(
+        trainer.micro_batches,
+        step,
+        plan=request.measurement,
+        device=device,
+        before_step=lambda number: rank.heartbeat(Phase.STEADY if number else Phase.FIRST_STEP, number),
+        after_first_step=memory.after_first_step,
+    )
+    report = memory.report(trainer.untimed_step)
+    peak = peak_flops(device, request.layout.precision)
+    result = RankResult(
+        step_seconds=timed.step_seconds,
+        warmup_seconds=timed.warmup_seconds,
+        tokens_per_step=request.layout.global_batch_size * request.sequence_length,
+        phase_seconds={
+            **({Phase.START: start_seconds} if start_seconds is not None else {}),
+            Phase.RENDEZVOUS: rendezvous_seconds,
+            Phase.FIRST_STEP: timed.first_step_seconds,
+            Phase.STEADY: timed.steady_seconds,
+        },
+        peak_memory_allocated_bytes=report.peak_allocated_bytes,
+        peak_memory_reserved_bytes=report.peak_reserved_bytes,
+        memory_bytes_by_part=report.bytes_by_part,
+        device_memory_bytes=report.device_bytes,
+        allocator_retries=report.allocator_retries,
+        peak_flops=peak.flops,
+        peak_flops_source=peak.source,
+        loss_first=timed.loss_first,
+        loss_last=timed.loss_last,
+        stack=describe_stack(device),
+    )
+    rank.finish(result)  # before the process group goes: a hang in there would change nothing
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result
+
+
+class Trainer:
+    """Model, gradients, optimizer and data of one rank."""
+
+    def __init__(self, request: TrialRequest, options: Options, *, device: torch.device, data_parallel_rank: int) -> None:
+        self._layout, self._device, self._data_parallel_rank = request.layout, device, data_parallel_rank
+        with device:
+            model = Llama(
+                request.model,
+                sequence_length=request.sequence_length,
+                attention=options.attention,
+                recompute=request.layout.recompute,
+                dtype=_DTYPES[request.layout.precision],
+            )
+        model.initialise(request.seed)
+        self.replica = Replica(model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32)
+        self.optimizer = AdamW(self.replica.weights, self.replica.gradients(), learning_rate=options.learning_rate)
+        self._tokens = Tokens(
+            vocab_size=request.model.vocab_size,
+            sequence_length=request.sequence_length,
+            seed=request.seed,
+            token_file=options.token_file,
+            dtype=options.token_dtype,
+        )
+
+    def micro_batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        return self._tokens.micro_batches(step=step, layout=self._layout, data_parallel_rank=self._data_parallel_rank, device=self._device)
+
+    def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        loss = self.replica.step_gradients(micro_batches)
+        self.optimizer.step()
+        return loss
+
+    def untimed_step(self, after_forward: Callable[[], None]) -> None:
+        """A step of one micro-batch, for looking at memory: gradients keep their memory, so every micro-batch needs the same."""
+        self.replica.step_gradients(self.micro_batches(0)[:1], after_forward=after_forward)
+        self.optimizer.step()
+
+    def states(self) -> States:
+        return States(
+            parameters=tuple(self.replica.weights),
+            gradients=self.replica.all_gradient_tensors(),
+            optimizer=self.optimizer.tensors(),
+            constants=self.replica.model.constants(),
+        )
+
+
+def check(request: TrialRequest) -> Options:
+    """Refuse what this workload cannot run. Raises ConfigRejected with the field and what is possible."""
+    refusal = CAPABILITIES["llama"].refusal(request.layout)
+    if refusal is not None:
+        raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
+    options = parse_options(request.options)
+    if options.memory_limit_bytes is not None and request.device is not Device.CPU:
+        raise ConfigRejected("workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own")
+    return options
+
+
+def _open_device(rank: Rank, options: Options) -> torch.device:
+    if rank.request.device is Device.CPU:
+        torch.set_num_threads(options.num_threads)
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.local_rank)
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")  # TF32, as core/hardware's fp32 peaks assume
+    return device
+
+
+def _seconds_since_process_start() -> float | None:
+    """How long this process has lived, by the kernel's account; None where there is no /proc."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): clock ticks after boot
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
