@@ -85,7 +85,8 @@ class ModelShape:
         h, kv, ffn = self.hidden_size, self.kv_size, self.ffn_hidden_size
         attention_core = 4.0 * h * sequence_length  # QK^T and PV, 2 FLOPs a multiply-add
         if recompute.mode is RecomputeMode.FULL:
-            return 2.0 * (2 * h * h + 2 * h * kv + 3 * h * ffn) + attention_core
+            # Not w2, a layer's last product: recomputation stops once the inputs that the backward pass needs are there again.
+            return 2.0 * (2 * h * h + 2 * h * kv + 2 * h * ffn) + attention_core
         if recompute.policy is SelectivePolicy.ATTENTION:
             return attention_core
         if recompute.policy is SelectivePolicy.OPS:
