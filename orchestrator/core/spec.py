@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
+from difflib import get_close_matches
 from enum import StrEnum
 from itertools import product
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    PlainSerializer,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import Constraint
@@ -21,8 +37,11 @@ from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
 
 MAX_GPUS = 16_384
+MAX_VALUES = 4096  # of one axis
+MAX_CELLS = 1024
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 class _Section(BaseModel):
@@ -35,63 +54,150 @@ def _as_list(value: Any) -> Any:
 
 def _tokens(value: Any) -> Any:
     """`4M` is 4 * 2**20, as the field counts tokens of a batch: 4M tokens at sequence length 4096 are 1,024 sequences exactly."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([kKmMgG]?)", value)):
-        return int(match[1]) * _SIZES[match[2].lower()]
-    return value
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d{1,18})\s*([kKmMgG]?)", value)
+    if match is None:
+        raise ValueError(f"{value!r} is no number of tokens; write 4194304, or 4M = 4 * 2**20")
+    return int(match[1]) * _SIZES[match[2].lower()]
 
 
 def _duration(value: Any) -> Any:
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", value)):
-        return float(match[1]) * _DURATIONS[match[2]]
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
+    if match is None:
+        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d")
+    return float(match[1]) * _DURATIONS[match[2]]
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value) or ".." in value:
+        raise ValueError(
+            f"name {value[:80]!r} is not 1 to 63 of a-z 0-9 . _ -, with a letter or digit at both ends and no '..': it names files and rows"
+        )
     return value
 
 
 def _distinct(values: Any) -> Any:
     if isinstance(values, tuple) and len(set(values)) != len(values):
-        raise ValueError(f"{list(map(str, values))} names a value twice")
+        twice = [value for i, value in enumerate(values) if value in values[:i]]
+        raise ValueError(f"{twice[0]} stands twice in the list")
     return values
-
-
-def _model(value: Any) -> Any:
-    if isinstance(value, str):
-        if value not in PRESETS:
-            raise ValueError(f"no model preset is called {value!r}; presets: {', '.join(PRESETS)}; or give the sizes themselves")
-        return PRESETS[value]
-    return value
 
 
 def _recompute(value: Any) -> Any:
     if value is False or value is None:
         return Recompute()
-    return Recompute.parse(value) if isinstance(value, str) else value
+    if isinstance(value, Recompute):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"recompute {value!r} is not one of none, full, selective, each but none with an optional :LAYERS (full:8)")
+    return Recompute.parse(value)
 
 
-Count = Annotated[int, Field(ge=1, le=1 << 24)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
-Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=1e8), WithJsonSchema({"type": ["number", "string"], "description": "seconds, or 90s, 5min, 2h"})]
-Tokens = Annotated[int, BeforeValidator(_tokens), Field(ge=1, le=1 << 40), WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"})]
-Model = Annotated[ModelShape, BeforeValidator(_model), WithJsonSchema({"anyOf": [{"enum": sorted(PRESETS)}, {"type": "object"}]})]
+def _auto(value: Any) -> str:
+    return "auto" if value == "auto" else "values"
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
+Duration = Annotated[
+    Annotated[float, Field(strict=True, gt=0, le=1e8)],
+    BeforeValidator(_duration),
+    WithJsonSchema({"type": ["number", "string"], "description": "seconds, or 90s, 5min, 2h"}),
+]
+Tokens = Annotated[
+    Annotated[int, Field(strict=True, ge=1, le=1 << 40)],
+    BeforeValidator(_tokens),
+    WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"}),
+]
 RecomputeChoice = Annotated[
     Recompute,
     BeforeValidator(_recompute),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}),
 ]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=4096), AfterValidator(_distinct)]
-Auto = Literal["auto"]
+_T = TypeVar("_T")
+# One value may stand without its list.
+Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=MAX_VALUES), AfterValidator(_distinct)]
+# The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
+OrAuto = Annotated[Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)]
+
+
+class ModelSizes(_Section):
+    """A model by its sizes, or a preset with some of them changed. Two definitions need two names; one is made up where none is given."""
+
+    preset: str | None = None
+    name: Name | None = None
+    num_layers: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    hidden_size: Annotated[int, Field(strict=True, ge=2, le=1 << 20)] | None = None
+    num_attention_heads: Annotated[int, Field(strict=True, ge=1, le=1 << 14)] | None = None
+    num_key_value_heads: Annotated[int, Field(strict=True, ge=1, le=1 << 14)] | None = None
+    ffn_hidden_size: Annotated[int, Field(strict=True, ge=1, le=1 << 22)] | None = None
+    vocab_size: Annotated[int, Field(strict=True, ge=2, le=1 << 24)] | None = None
+    tied_embeddings: Annotated[bool, Field(strict=True)] | None = None
+
+    def shape(self) -> ModelShape:
+        """The model meant. Raises ValueError for sizes that are missing or do not go together."""
+        sizes = {key: value for key, value in self.model_dump(exclude={"preset", "name"}).items() if value is not None}
+        made_up = self.preset if self.preset and not sizes else None
+        if self.preset is not None:
+            sizes = {**asdict(_preset(self.preset)), **sizes}
+        missing = [key for key in type(self).model_fields if key not in (*sizes, "preset", "name", "tied_embeddings")]
+        if missing:
+            raise ValueError(
+                f"model lacks {', '.join(missing)}; give every size, or start from a preset: {{preset: llama-3.1-8b, num_layers: 4}}"
+            )
+        name = self.name or made_up or f"{self.preset or 'llama'}-{sizes['num_layers']}x{sizes['hidden_size']}"
+        shape = ModelShape(**{**sizes, "name": name})
+        # A preset's own name belongs to its own sizes.
+        if name in PRESETS and PRESETS[name] != shape:
+            raise ValueError(f"name {name!r} is a preset of other sizes; two definitions need two names")
+        return shape
+
+
+def _preset(name: str) -> ModelShape:
+    if name not in PRESETS:
+        close = get_close_matches(name, PRESETS, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"no model preset is called {name[:80]!r}; presets: {', '.join(PRESETS)}; or give the sizes{hint}")
+    return PRESETS[name]
+
+
+def _as_sizes(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"preset": value}
+    if isinstance(value, ModelShape):
+        return asdict(value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no model; write a preset ({', '.join(PRESETS)}) or a mapping of sizes")
+    return value
+
+
+def _model_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    sizes = core_schema.no_info_before_validator_function(_as_sizes, handler.generate_schema(ModelSizes))
+    return core_schema.no_info_after_validator_function(
+        ModelSizes.shape, sizes, serialization=core_schema.plain_serializer_function_ser_schema(asdict)
+    )
+
+
+Model = Annotated[
+    ModelShape, GetPydanticSchema(_model_schema), WithJsonSchema({"anyOf": [{"enum": list(PRESETS)}, ModelSizes.model_json_schema()]})
+]
 
 
 class Axes(_Section):
     """The values each part of a layout may take. `auto`: every value that the cell allows, which are divisors of its GPUs and its batch."""
 
-    data_parallel_size: Counts | Auto = "auto"
-    micro_batch_size: Counts | Auto = "auto"
-    grad_accum_steps: Counts | Auto = "auto"
-    recompute: Annotated[tuple[RecomputeChoice, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)] | Auto = "auto"
-    zero_stage: Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)] | Auto = (0,)
-    tensor_parallel_size: Counts | Auto = (1,)
-    pipeline_parallel_size: Counts | Auto = (1,)
-    context_parallel_size: Counts | Auto = (1,)
+    data_parallel_size: OrAuto[Some[Count]] = "auto"
+    micro_batch_size: OrAuto[Some[Count]] = "auto"
+    grad_accum_steps: OrAuto[Some[Count]] = "auto"
+    recompute: OrAuto[Some[RecomputeChoice]] = "auto"
+    zero_stage: OrAuto[Some[Annotated[int, Field(strict=True, ge=0, le=3)]]] = (0,)
+    tensor_parallel_size: OrAuto[Some[Count]] = (1,)
+    pipeline_parallel_size: OrAuto[Some[Count]] = (1,)
+    context_parallel_size: OrAuto[Some[Count]] = (1,)
 
 
 class Limits(_Section):
@@ -112,10 +218,12 @@ class Limits(_Section):
 class Measuring(_Section):
     """Warm-up is dropped; then steps are timed until the median is known to `precision`, within the bounds."""
 
-    warmup_steps: Annotated[int, Field(ge=2, le=1000)] = 3  # "it fits" needs two optimizer steps: the states appear in the first
-    min_steps: Annotated[int, Field(ge=2, le=1000)] = 5
-    max_steps: Annotated[int, Field(ge=2, le=10_000)] = 50
-    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02  # relative half-width of the median's 95 % interval
+    warmup_steps: Annotated[int, Field(strict=True, ge=2, le=1000)] = (
+        3  # "it fits" needs two optimizer steps: the states appear in the first
+    )
+    min_steps: Annotated[int, Field(strict=True, ge=2, le=1000)] = 5
+    max_steps: Annotated[int, Field(strict=True, ge=2, le=10_000)] = 50
+    precision: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.02  # relative half-width of the median's 95 % interval
     limits: Limits = Limits()
 
     @model_validator(mode="after")
@@ -126,7 +234,9 @@ class Measuring(_Section):
 
     @property
     def plan(self) -> MeasurementPlan:
-        return MeasurementPlan(warmup_steps=self.warmup_steps, min_steps=self.min_steps, max_steps=self.max_steps, relative_confidence=self.precision)
+        return MeasurementPlan(
+            warmup_steps=self.warmup_steps, min_steps=self.min_steps, max_steps=self.max_steps, relative_confidence=self.precision
+        )
 
 
 class Strategy(StrEnum):
@@ -140,19 +250,19 @@ class Strategy(StrEnum):
 class Plateau(_Section):
     """Stop a cell when its last `trials` finished trials brought less than `gain` over the best before them."""
 
-    trials: Annotated[int, Field(ge=1)] = 20
-    gain: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    trials: Annotated[int, Field(strict=True, ge=1)] = 20
+    gain: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
 
 
 class Search(_Section):
     """How the next layout is chosen, and when to stop. Budgets count what is spent, failures included."""
 
     strategy: Strategy = Strategy.AUTO
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    max_trials: Annotated[int, Field(ge=1)] | None = None  # launches per cell
-    max_gpu_hours: Annotated[float, Field(gt=0)] | None = None  # of the sweep
+    seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 32)] = 0
+    max_trials: Annotated[int, Field(strict=True, ge=1)] | None = None  # launches per cell
+    max_gpu_hours: Annotated[float, Field(strict=True, gt=0)] | None = None  # of the sweep
     max_wall_time: Duration | None = None  # of one `sweep run`
-    max_parallel_trials: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"  # auto: as many as fit; on a CPU machine, one
+    max_parallel_trials: OrAuto[Annotated[int, Field(strict=True, ge=1, le=4096)]] = "auto"  # auto: as many as fit; on a CPU machine, one
     plateau: Plateau | None = None
 
 
@@ -168,13 +278,19 @@ class Workload(_Section):
     options: Mapping[str, Any] = {}
 
 
+WORKLOADS = get_args(Workload.model_fields["name"].annotation)
+ONE_BATCH = "give exactly one of global_batch_size (sequences) and global_batch_tokens (tokens, 4M)"
+
+
 def _workload(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
 def _device(value: str) -> str:
     if value not in ("auto", "cpu", *DEVICES):
-        raise ValueError(f"device {value!r} is not one of auto, cpu, {', '.join(DEVICES)}")
+        close = get_close_matches(value, DEVICES, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{value!r} is not one of auto, cpu, {', '.join(DEVICES)}{hint}")
     return value
 
 
@@ -182,33 +298,43 @@ class SweepSpec(_Section):
     """One sweep file. Model, GPUs, sequence length and global batch may be lists: each combination is a cell with a best of its own."""
 
     name: Name
-    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), Field(min_length=1)]
-    sequence_length: Counts
-    global_batch_size: Counts | None = None  # in sequences
-    global_batch_tokens: Annotated[tuple[Tokens, ...], BeforeValidator(_as_list), Field(min_length=1)] | None = None
-    precision: Annotated[tuple[Precision, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)] = (Precision.BF16,)
-    gpus: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_GPUS)], ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)]
-    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=64)]
+    sequence_length: Some[Count]
+    global_batch_size: Some[Count] | None = None  # in sequences
+    global_batch_tokens: Some[Tokens] | None = None
+    precision: Some[Precision] = (Precision.BF16,)
+    gpus: Some[Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]]
+    gpus_per_node: OrAuto[Annotated[int, Field(strict=True, ge=1, le=1024)]] = "auto"
     device: Annotated[str, AfterValidator(_device), WithJsonSchema({"enum": ["auto", "cpu", *DEVICES]})] = "auto"
-    device_memory_gib: Annotated[float, Field(gt=0, le=4096)] | None = None  # None: the device's own
+    device_memory_gib: Annotated[float, Field(strict=True, gt=0, le=4096)] | None = None  # None: the device's own
     axes: Axes = Axes()
-    tensor_parallel_across_nodes: bool = False
-    constraints: tuple[Constraint, ...] = ()
+    tensor_parallel_across_nodes: Annotated[bool, Field(strict=True)] = False
+    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), Field(max_length=64)] = ()
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
-    workload: Annotated[Workload, BeforeValidator(_workload), WithJsonSchema({"anyOf": [{"enum": ["llama", "synthetic", "command"]}, {"type": "object"}]})] = Workload()
+    workload: Annotated[
+        Workload, BeforeValidator(_workload), WithJsonSchema({"anyOf": [{"enum": list(WORKLOADS)}, Workload.model_json_schema()]})
+    ] = Workload()
 
     @model_validator(mode="after")
-    def _one_batch(self) -> Self:
+    def _cells_exist(self) -> Self:
         if (self.global_batch_size is None) == (self.global_batch_tokens is None):
-            raise ValueError("give exactly one of global_batch_size (sequences) and global_batch_tokens (tokens, 4M)")
+            raise ValueError(ONE_BATCH)
         for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
             if tokens % length:
-                raise ValueError(f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}: the batch is exact, never rounded")
+                raise ValueError(
+                    f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}: the batch is exact, never rounded"
+                )
         names = [m.name for m in self.model]
         if len(set(names)) != len(names):
-            raise ValueError(f"models {names}: a name stands twice; two definitions need two names")
+            raise ValueError(f"model names {', '.join(names)}: one stands twice; two definitions need two names")
+        if isinstance(self.gpus_per_node, int):
+            for gpus in self.gpus:
+                if gpus > self.gpus_per_node and gpus % self.gpus_per_node:
+                    raise ValueError(f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)")
+        if len(self.cells()) > MAX_CELLS:
+            raise ValueError(f"model x gpus x sequence_length x global batch make {len(self.cells())} cells; at most {MAX_CELLS}")
         return self
 
     def cells(self) -> tuple[Cell, ...]:

@@ -1,0 +1,261 @@
+"""YAML text as plain values and the place of each: scalars by the YAML 1.2 core schema, duplicate keys and tags refused.
+
+Hostile text is refused before anything is built from it: size, depth and the number of nodes after aliases are counted on parser events.
+Knows nothing of what the document is about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import yaml
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+MAX_NODES = 10_000  # after alias expansion: nine levels of ten aliases are 306 bytes and 10^9 nodes
+MAX_DIGITS = 100
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where something stands in the text, counted from 1."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    place: Place
+    path: Path
+    message: str
+
+
+class YamlRefused(ValueError):
+    """The text is not YAML that can be used. `mistakes` says where and why, at least once."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__("; ".join(f"{m.place}: {m.message}" for m in mistakes))
+        self.mistakes = mistakes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    value: Any
+    key_places: Mapping[Path, Place]
+    value_places: Mapping[Path, Place]
+
+
+def read(text: str) -> Document:
+    """Read one document. Raises YamlRefused with every mistake of its kind that was found."""
+    _check_characters(text)
+    try:
+        _check_events(text)
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as exc:
+        raise _refused(exc.problem_mark or exc.context_mark, _plain_problem(exc)) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        if isinstance(exc, YamlRefused):
+            raise
+        raise _refused(None, f"not YAML: {' '.join(str(exc).split())[:200]}") from None
+    builder = _Builder()
+    value = builder.build(root, ()) if root is not None else None
+    if builder.mistakes:
+        raise YamlRefused(builder.mistakes)
+    return Document(value=value, key_places=builder.key_places, value_places=builder.value_places)
+
+
+def scalar(text: str) -> Any:
+    """The value of an unquoted scalar by the YAML 1.2 core schema: `no` is text, `1e-3` a number, `1:30` text, `0o17` fifteen."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) <= MAX_DIGITS:
+        if _INTEGER.fullmatch(text):
+            return int(text, 10)
+        if match := _PREFIXED.fullmatch(text):
+            return int(match[1] or match[2], 8 if match[1] else 16)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+    elif _INTEGER.fullmatch(text):
+        raise ValueError(f"a number of {len(text)} digits; at most {MAX_DIGITS}")
+    return text
+
+
+_WORDS: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+        **dict.fromkeys(("true", "True", "TRUE"), True),
+        **dict.fromkeys(("false", "False", "FALSE"), False),
+        **{f"{sign}.{word}": float(f"{sign}inf") for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")},
+        **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    }
+)
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_PREFIXED = re.compile(r"0o([0-7]+)|0x([0-9a-fA-F]+)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def _check_characters(text: str) -> None:
+    if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
+        raise YamlRefused([Mistake(Place(1, 1), (), f"file is larger than {MAX_BYTES // 1024} KiB")])
+    if found := _CONTROL.search(text):
+        before = text[: found.start()]
+        place = Place(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+        raise YamlRefused([Mistake(place, (), f"control character {found[0]!r} in the text")])
+
+
+def _check_events(text: str) -> None:
+    """Count depth and nodes as the parser meets them, aliases at the size of what they stand for."""
+    sizes: dict[str, int] = {}  # of anchored nodes that are complete
+    stack: list[tuple[str | None, int]] = []  # anchor, and the count before it, of every open collection
+    count = 0
+    for event in _events(text):
+        if isinstance(event, yaml.NodeEvent):
+            count += sizes[event.anchor] if isinstance(event, yaml.AliasEvent) and event.anchor in sizes else 1
+            _check_event(event, sizes, [anchor for anchor, _ in stack])
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append((event.anchor, count - 1))
+            sizes.pop(event.anchor or "", None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = stack.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            sizes[event.anchor] = 1
+        if count > MAX_NODES:
+            raise _refused(event.start_mark, f"more than {MAX_NODES:,} values (aliases count as what they stand for)")
+        if len(stack) > MAX_DEPTH:
+            raise _refused(event.start_mark, f"nested more than {MAX_DEPTH} deep")
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    return iter(yaml.parse(text, Loader=_Loader))
+
+
+def _check_event(event: yaml.NodeEvent, sizes: Mapping[str, int], open_anchors: list[str | None]) -> None:
+    if isinstance(event, yaml.AliasEvent):
+        if event.anchor in open_anchors:
+            raise _refused(event.start_mark, f"alias *{event.anchor} stands inside what it refers to")
+        if event.anchor not in sizes:
+            raise _refused(event.start_mark, f"alias *{event.anchor} refers to nothing above it")
+    elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
+        raise _refused(event.start_mark, f"tag {str(event.tag)[:60]!r}: tags are not allowed; write the plain value")
+
+
+def _plain_problem(exc: yaml.MarkedYAMLError) -> str:
+    problem = exc.problem or exc.context or "cannot be read"
+    if "found another document" in problem:
+        return "a second document starts here; a sweep is one document"
+    hint = ""
+    if "'\\t'" in problem or "tab" in problem:
+        hint = "; indent with spaces"
+    elif "mapping values are not allowed" in problem:
+        hint = "; quote a text that holds ': ', and check the indentation"
+    return f"not YAML: {problem}{hint}"
+
+
+class _Mark(Protocol):
+    """A place as PyYAML gives it, counted from 0; its Python and C parsers have a class each."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def column(self) -> int: ...
+
+
+def _refused(mark: _Mark | None, message: str) -> YamlRefused:
+    return YamlRefused([Mistake(_place(mark) if mark is not None else Place(1, 1), (), message)])
+
+
+def _place(mark: _Mark) -> Place:
+    return Place(mark.line + 1, mark.column + 1)
+
+
+class _Builder:
+    """Plain values out of nodes. Aliases are expanded: their number was counted before."""
+
+    def __init__(self) -> None:
+        self.key_places: dict[Path, Place] = {}
+        self.value_places: dict[Path, Place] = {}
+        self.mistakes: list[Mistake] = []
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self.value_places[path] = _place(node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        text = str(node.value)
+        if found := _CONTROL.search(text):
+            self._mistake(node, path, f"control character {found[0]!r} in a text")
+        if node.style in (None, ""):
+            try:
+                return scalar(text)
+            except ValueError as exc:
+                self._mistake(node, path, str(exc))
+        return text
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        own: dict[str, Place] = {}
+        merged: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            place = _place(key_node.start_mark)
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key == "<<" and not key_node.style:
+                self._merge(value_node, path, merged)
+            elif not isinstance(key, str) or (not key_node.style and not isinstance(_quiet_scalar(key), str)):
+                self._mistake(key_node, path, f"key {key if key is not None else '[..]'!s} is not a word; quote it if you mean text")
+            elif key in own:
+                self.mistakes.append(Mistake(place, (*path, key), f"key {key!r} stands twice; first at {own[key]}"))
+            else:
+                own[key] = place
+                self.key_places[(*path, key)] = place
+                values[key] = self.build(value_node, (*path, key))
+        return {**{key: value for key, value in merged.items() if key not in values}, **values}
+
+    def _merge(self, node: yaml.Node, path: Path, into: dict[str, Any]) -> None:
+        """`<<: *defaults`: keys that the mapping does not give itself; of several the first wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._mistake(source, path, "<< takes a mapping or a list of mappings")
+                continue
+            other = _Builder()
+            for key, value in other.build(source, path).items():
+                if key not in into:
+                    into[key] = value
+                    self._adopt(other, (*path, key))
+            self.mistakes += other.mistakes
+
+    def _adopt(self, other: _Builder, path: Path) -> None:
+        for mine, theirs in ((self.key_places, other.key_places), (self.value_places, other.value_places)):
+            for place_path, place in theirs.items():
+                if place_path[: len(path)] == path:
+                    mine.setdefault(place_path, place)
+
+    def _mistake(self, node: yaml.Node, path: Path, message: str) -> None:
+        self.mistakes.append(Mistake(_place(node.start_mark), path, message))
+
+
+def _quiet_scalar(text: str) -> Any:
+    try:
+        return scalar(text)
+    except ValueError:
+        return None
