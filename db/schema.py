@@ -97,7 +97,7 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 
 
 Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only where the type is INTEGER
-Json = JSON().with_variant(JSONB(), "postgresql")
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")  # None is NULL, not the JSON null
 
 metadata = MetaData(
     naming_convention={

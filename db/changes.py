@@ -1,0 +1,445 @@
+"""The statements that change sweeps, trials and attempts, each within a transaction of the store's.
+
+Every function first proves its epoch on the sweep's locked row. `_advance` is the only writer of a trial's state.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+
+from db import lease, records, schema
+from db.engine import Change
+from db.rows import Holder
+from db.schema import AttemptState, SweepState, now
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import LeaseLost, UsageInvalid
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.protocol import GpuUsage, Phase
+
+CHUNK = 500  # values in one IN (...): SQLite takes 32,766 in all, and short statements are cached
+ADDED = "added"  # the log's word for a trial's first row
+SUPERSEDED = "superseded"  # and for a result that came too late to count
+
+trial, attempt, event_log = schema.trial, schema.attempt, schema.event
+
+_T = TypeVar("_T")
+
+
+class AttemptFacts(TypedDict, total=False):
+    """What is known of an attempt however it ended."""
+
+    phases: Mapping[Phase, float]  # seconds in each, worst rank
+    fingerprint: Fingerprint | None
+    gpu_seconds: float | None  # GPUs held x seconds
+    processes_killed: int | None
+    nodes: Sequence[str] | None  # None: as given to start_attempt
+    shared_nodes: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A trial as it stands, under the lock that keeps its owner."""
+
+    id: int
+    sweep_id: int
+    cell_id: int
+    state: TrialState
+    num_attempts: int
+
+
+def new_token() -> str:
+    return uuid.uuid4().hex
+
+
+def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows whose keys are not there yet; the others are left as they are."""
+    many = [rows] if isinstance(rows, Mapping) else list(rows)
+    if not many:
+        return
+    # SQL expressions (the database's clock) cannot be parameters: they are part of the statement.
+    fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
+    insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
+    bound = {name: sa.bindparam(name) for name in values[0]}
+    connection.execute(insert.values(**bound, **fixed).on_conflict_do_nothing(), values)
+
+
+def difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The message of SweepChanged: each condition that differs, as it was and as it is."""
+    lines = [
+        f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    ]
+    return "\n".join([f"sweep {name!r} was measured under other conditions:", *lines, "Rename the sweep, or restore the spec"])
+
+
+_ABSENT = object()
+
+
+def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:
+    lease.fence(connection, sweep_id, epoch)
+    table, digest = schema.cell, cell.model.digest
+    insert_absent(connection, schema.model, records.model_columns(cell.model))
+    identity = {
+        "sweep_id": sweep_id,
+        "model_digest": digest,
+        "num_gpus": cell.num_gpus,
+        "sequence_length": cell.sequence_length,
+        "global_batch_size": cell.global_batch_size,
+    }
+    insert_absent(connection, table, {**identity, "key": cell.key, "model_name": cell.model.name})
+    return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
+
+
+def add_trial(
+    connection: Connection,
+    change: Change,
+    cell_id: int,
+    layout: Layout,
+    epoch: int,
+    why: str | None,
+    predicted_tokens_per_second_per_gpu: float | None,
+    predicted_memory_bytes: float | None,
+) -> int:
+    sweep_id = _fence_cell(connection, cell_id, epoch)
+    known = sa.select(trial.c.id).where(trial.c.cell_id == cell_id, trial.c.layout_key == layout.key)
+    if (row := connection.execute(known).one_or_none()) is not None:
+        return int(row.id)
+    memory = records.finite(predicted_memory_bytes)
+    values = {
+        **_new_trial(sweep_id, cell_id, layout, why),
+        "predicted_tokens_per_second_per_gpu": records.finite(predicted_tokens_per_second_per_gpu),
+        "predicted_memory_bytes": None if memory is None else int(memory),
+    }
+    trial_id = int(connection.execute(sa.insert(trial).values(created_at=now(), updated_at=now(), **values)).inserted_primary_key[0])
+    _log(connection, change, [_event(sweep_id, trial_id, ADDED, None, INITIAL, epoch)])
+    return trial_id
+
+
+def add_pruned(
+    connection: Connection, change: Change, cell_id: int, layouts: Sequence[tuple[Layout, str]], condemned_by: int | None, epoch: int
+) -> int:
+    sweep_id = _fence_cell(connection, cell_id, epoch)
+    pruned = advance(INITIAL, TrialEvent.PRUNED)
+    why = {layout.key: (layout, text) for layout, text in layouts}
+    before = {row.layout_key: row for row in _trials_of_keys(connection, cell_id, list(why))}
+    new = [_new_trial(sweep_id, cell_id, layout, text) for key, (layout, text) in why.items() if key not in before]
+    if new:
+        insert_absent(connection, trial, [{**row, "created_at": now(), "updated_at": now()} for row in new])
+    waiting = [row for row in _trials_of_keys(connection, cell_id, list(why)) if row.state == INITIAL]
+    if not waiting:
+        return 0
+    update = sa.update(trial).where(trial.c.id == sa.bindparam("trial_id"), trial.c.state == INITIAL)
+    connection.execute(
+        update.values(state=pruned, condemned_by=condemned_by, why=sa.bindparam("text"), updated_at=now()),
+        [{"trial_id": row.id, "text": records.storable(why[row.layout_key][1])} for row in waiting],
+    )
+    added = [_event(sweep_id, row.id, ADDED, None, INITIAL, epoch) for row in waiting if row.layout_key not in before]
+    detail = {"condemned_by": condemned_by}
+    _log(
+        connection,
+        change,
+        [*added, *(_event(sweep_id, row.id, TrialEvent.PRUNED, INITIAL, pruned, epoch, detail=detail) for row in waiting)],
+    )
+    return len(waiting)
+
+
+def start_attempt(
+    connection: Connection, change: Change, trial_id: int, epoch: int, nodes: Sequence[str], shared_nodes: bool | None
+) -> int:
+    standing = _standing(connection, trial_id, epoch)
+    if (number := _done(connection, change, trial_id)) is not None:
+        return number
+    number = standing.num_attempts + 1
+    standing = _advance(connection, change, standing, TrialEvent.GANG_PLACED, epoch, number=number, detail={"nodes": list(nodes)})
+    connection.execute(
+        sa.insert(attempt).values(
+            trial_id=trial_id,
+            number=number,
+            epoch=epoch,
+            state=AttemptState.RUNNING,
+            started_at=now(),
+            nodes=list(nodes),
+            shared_nodes=shared_nodes,
+        )
+    )
+    return number
+
+
+def transition(
+    connection: Connection,
+    change: Change,
+    trial_id: int,
+    event: TrialEvent,
+    epoch: int,
+    number: int | None,
+    detail: Mapping[str, Any] | None,
+) -> TrialState:
+    standing = _standing(connection, trial_id, epoch)
+    if _done(connection, change, trial_id) is not None:
+        return standing.state
+    if number is not None and number != standing.num_attempts:
+        raise IllegalTransition(f"trial {trial_id}: {event} of attempt {number}, but its latest is {standing.num_attempts}")
+    was_in_flight = standing.state in IN_FLIGHT
+    standing = _advance(connection, change, standing, event, epoch, detail=detail)
+    if was_in_flight and standing.state not in IN_FLIGHT:
+        values = {"state": AttemptState(event.value), "ended_at": now()}
+        connection.execute(sa.update(attempt).where(*_attempt_is(trial_id, standing.num_attempts)).values(**values))
+    if event is TrialEvent.INVALIDATED:
+        connection.execute(sa.update(attempt).where(attempt.c.trial_id == trial_id).values(superseded=True))
+    return standing.state
+
+
+def record_measurement(
+    connection: Connection,
+    change: Change,
+    trial_id: int,
+    number: int,
+    epoch: int,
+    measurement: Measurement,
+    gpu: GpuUsage,
+    memory_by_part: Mapping[str, int] | None,
+    facts: AttemptFacts,
+) -> bool:
+    standing = _standing(connection, trial_id, epoch)
+    row = _attempt(connection, trial_id, number)
+    if connection.execute(sa.select(schema.measurement.c.attempt_id).where(schema.measurement.c.attempt_id == row.id)).fetchall():
+        return not row.superseded  # told twice, or a commit whose answer was lost
+    counts = row.state == AttemptState.RUNNING and number == standing.num_attempts and standing.state in IN_FLIGHT
+    digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
+    values = _attempt_end(facts, digest)
+    if counts:
+        if standing.state is TrialState.LAUNCHING:  # too short for its first step to have been reported by itself
+            standing = _advance(connection, change, standing, TrialEvent.FIRST_STEP, epoch)
+        detail = {"tokens_per_second_per_gpu": measurement.tokens_per_second_per_gpu}
+        _advance(connection, change, standing, TrialEvent.MEASURED, epoch, detail=detail)
+        values |= {"state": AttemptState.MEASURED, "ended_at": now()}
+        cell = schema.cell
+        connection.execute(sa.update(cell).where(cell.c.id == standing.cell_id).values(fingerprint_digest=digest))
+    else:
+        state = standing.state
+        _log(connection, change, [_event(standing.sweep_id, trial_id, SUPERSEDED, state, state, epoch, number)])
+        values |= {"superseded": True}
+    connection.execute(sa.update(attempt).where(attempt.c.id == row.id).values(**values))
+    columns = records.measurement_columns(measurement, gpu, memory_by_part)
+    connection.execute(sa.insert(schema.measurement).values(attempt_id=row.id, **columns))
+    return counts
+
+
+def record_failure(
+    connection: Connection,
+    change: Change,
+    trial_id: int,
+    number: int,
+    epoch: int,
+    failure: Failure,
+    event: TrialEvent,
+    memory: Mapping[str, int | None],
+    facts: AttemptFacts,
+) -> TrialState:
+    standing = _standing(connection, trial_id, epoch)
+    row = _attempt(connection, trial_id, number)
+    if row.state != AttemptState.RUNNING or number != standing.num_attempts or standing.state not in IN_FLIGHT:
+        return standing.state  # it has ended already: told twice, or too late
+    state = AttemptState(event.value)
+    detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
+    standing = _advance(connection, change, standing, event, epoch, detail=detail)
+    digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
+    values = {"state": state, "ended_at": now(), **_attempt_end(facts, digest), **records.failure_columns(failure), **memory}
+    connection.execute(sa.update(attempt).where(attempt.c.id == row.id).values(**values))
+    return standing.state
+
+
+def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
+    """The ids of the trials that wait again. Their attempts are of earlier epochs, so nobody is left who could end them."""
+    lease.fence(connection, sweep_id, epoch)
+    left = (
+        sa.select(trial.c.id)
+        .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts))
+        .where(trial.c.sweep_id == sweep_id, trial.c.state.in_(sorted(IN_FLIGHT)), attempt.c.epoch < epoch)
+        .order_by(trial.c.id)
+    )
+    trial_ids = [int(row.id) for row in connection.execute(left).fetchall()]
+    failure = Failure(kind=FailureKind.ORCHESTRATOR_LOST, message="the orchestrator of this attempt died; found at the next start")
+    for trial_id in trial_ids:
+        standing = _standing(connection, trial_id, epoch)
+        _advance(connection, change, standing, TrialEvent.REQUEUED, epoch, detail={"kind": failure.kind.value})
+        values = {"state": AttemptState.LOST, "ended_at": now(), **records.failure_columns(failure)}
+        connection.execute(sa.update(attempt).where(*_attempt_is(trial_id, standing.num_attempts)).values(**values))
+    return trial_ids
+
+
+def invalidate(
+    connection: Connection,
+    change: Change,
+    by_sweep: Mapping[int, Sequence[int]],
+    where: str,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> int:
+    """Each sweep is taken for the length of the transaction, so that no orchestrator works on what it believes to be done."""
+    num_changed = 0
+    for sweep_id, trial_ids in sorted(by_sweep.items()):
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "token": token, "ttl_seconds": 0.0}
+        epoch = lease.acquire(connection, sweep_id, **owner, holder_is_dead=holder_is_dead)
+        for some in _chunks(trial_ids):
+            rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
+            moves = [(row.id, TrialState(row.state)) for row in rows if row.state in _REPEATABLE]
+            for state in {state for _, state in moves}:
+                ids = [trial_id for trial_id, old in moves if old is state]
+                waiting = advance(state, TrialEvent.INVALIDATED)
+                changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(state=waiting, updated_at=now())
+                num_changed += connection.execute(changed).rowcount
+                connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
+                detail = {"where": records.storable(where)}
+                events = [_event(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
+                _log(connection, change, events)
+        lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
+    return num_changed
+
+
+_REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED})
+
+
+def _standing(connection: Connection, trial_id: int, epoch: int) -> _Standing:
+    """Read a trial and hold its sweep's row. Raises LeaseLost for a stale epoch."""
+    sweep = schema.sweep
+    columns = (trial.c.sweep_id, trial.c.cell_id, trial.c.state, trial.c.num_attempts, sweep.c.owner_epoch, sweep.c.owner_token)
+    statement = sa.select(*columns).join(sweep, sweep.c.id == trial.c.sweep_id).where(trial.c.id == trial_id)
+    row = connection.execute(statement.with_for_update(read=True, of=sweep)).one_or_none()
+    if row is None:
+        raise UsageInvalid(f"there is no trial with id {trial_id}")
+    if row.owner_epoch != epoch or row.owner_token is None:
+        raise LeaseLost(lease.lost(connection, row.sweep_id, epoch))
+    return _Standing(trial_id, row.sweep_id, row.cell_id, TrialState(row.state), row.num_attempts)
+
+
+def _advance(
+    connection: Connection,
+    change: Change,
+    standing: _Standing,
+    event: TrialEvent,
+    epoch: int,
+    *,
+    number: int | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> _Standing:
+    """Compare and set the state, and log it. `number`: of the attempt that this event begins."""
+    state = advance(standing.state, event)
+    num_attempts = standing.num_attempts if number is None else number
+    is_owner = sa.exists().where(schema.sweep.c.id == trial.c.sweep_id, schema.sweep.c.owner_epoch == epoch)
+    statement = (
+        sa.update(trial)
+        .where(trial.c.id == standing.id, trial.c.state == standing.state, trial.c.num_attempts == standing.num_attempts, is_owner)
+        .values(state=state, num_attempts=num_attempts, updated_at=now())
+    )
+    if connection.execute(statement).rowcount != 1:
+        raise LeaseLost(lease.lost(connection, standing.sweep_id, epoch))
+    of_attempt = num_attempts if state in IN_FLIGHT or standing.state in IN_FLIGHT else None
+    _log(connection, change, [_event(standing.sweep_id, standing.id, event, standing.state, state, epoch, of_attempt, detail)])
+    return replace(standing, state=state, num_attempts=num_attempts)
+
+
+def _done(connection: Connection, change: Change, trial_id: int) -> int | None:
+    """The attempt's number (0: none) in what this same change has logged, when an earlier try of it was committed after all; else None."""
+    if not change.is_repeat:
+        return None
+    statement = sa.select(event_log.c.attempt).where(event_log.c.trial_id == trial_id, event_log.c.change_id == change.id)
+    rows = connection.execute(statement).fetchall()
+    return (rows[0].attempt or 0) if rows else None
+
+
+def _fence_cell(connection: Connection, cell_id: int, epoch: int) -> int:
+    sweep_id = connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one_or_none()
+    if sweep_id is None:
+        raise UsageInvalid(f"there is no cell with id {cell_id}")
+    lease.fence(connection, sweep_id, epoch)
+    return int(sweep_id)
+
+
+def _new_trial(sweep_id: int, cell_id: int, layout: Layout, why: str | None) -> records.Columns:
+    text = None if why is None else records.storable(why)
+    return {"sweep_id": sweep_id, "cell_id": cell_id, "state": INITIAL, "why": text, **records.layout_columns(layout)}
+
+
+def _trials_of_keys(connection: Connection, cell_id: int, keys: Sequence[str]) -> list[sa.Row[tuple[int, str, str]]]:
+    columns = sa.select(trial.c.id, trial.c.layout_key, trial.c.state).where(trial.c.cell_id == cell_id)
+    return [row for some in _chunks(keys) for row in connection.execute(columns.where(trial.c.layout_key.in_(some))).fetchall()]
+
+
+def _attempt(connection: Connection, trial_id: int, number: int) -> sa.Row[tuple[int, str, bool]]:
+    statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.superseded).where(*_attempt_is(trial_id, number))
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        raise UsageInvalid(f"trial {trial_id} has no attempt {number}")
+    return row
+
+
+def _attempt_is(trial_id: int, number: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return attempt.c.trial_id == trial_id, attempt.c.number == number
+
+
+def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:
+    values: records.Columns = {
+        "gpu_seconds": facts.get("gpu_seconds"),
+        "processes_killed": facts.get("processes_killed"),
+        "fingerprint_digest": fingerprint_digest,
+        **records.phase_columns(facts.get("phases") or {}),
+    }
+    if (nodes := facts.get("nodes")) is not None:
+        values["nodes"] = list(nodes)
+    if (shared := facts.get("shared_nodes")) is not None:
+        values["shared_nodes"] = shared
+    return values
+
+
+def _ensure_fingerprint(connection: Connection, fingerprint: Fingerprint | None) -> str | None:
+    if fingerprint is None:
+        return None
+    insert_absent(connection, schema.fingerprint, {**records.fingerprint_columns(fingerprint), "first_seen_at": now()})
+    return fingerprint.digest
+
+
+def _event(
+    sweep_id: int,
+    trial_id: int,
+    event: str,
+    from_state: TrialState | None,
+    to_state: TrialState,
+    epoch: int,
+    number: int | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> records.Columns:
+    return {
+        "sweep_id": sweep_id,
+        "trial_id": trial_id,
+        "attempt": number,
+        "event": event,
+        "from_state": from_state,
+        "to_state": to_state,
+        "epoch": epoch,
+        "detail": None if detail is None else dict(detail),
+    }
+
+
+def _log(connection: Connection, change: Change, events: Sequence[records.Columns]) -> None:
+    if events:
+        connection.execute(sa.insert(event_log).values(at=now(), change_id=change.id), list(events))
+
+
+def _chunks(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))

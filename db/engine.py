@@ -1,0 +1,200 @@
+"""Connections and transactions of one database: pragmas, retries, and its errors turned into one clear line. Knows no table."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+from db import url as urls
+from orchestrator.core.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
+CONNECT_TIMEOUT_SECONDS = 10
+RETRY_SECONDS = 60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
+MAX_TRIES = 40
+# Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
+TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One write. `is_repeat`: an earlier try may have been committed without our learning it."""
+
+    id: str
+    is_repeat: bool
+
+
+class Database:
+    def __init__(self, url: sa.URL) -> None:
+        """Prepare an engine; nothing is connected yet. Raises StoreUnavailable for a missing driver or an unsafe file system."""
+        self.url = url
+        self.is_sqlite = url.drivername == "sqlite"
+        with self.clear_errors():
+            self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def read(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run `work` in one snapshot, again if the connection broke."""
+
+        def once() -> _T:
+            with self.engine.connect() as connection:
+                return work(connection)
+
+        with self.clear_errors():
+            return self._retrying()(once)
+
+    def write(self, work: Callable[[sa.Connection, Change], _T], *, durable: bool = False) -> _T:
+        """Run `work` in one transaction that takes the write lock first; all of it or nothing.
+
+        `durable`: flushed to disk before it returns, so that it survives a power cut and not only a kill. `work` may run more than once.
+        """
+        change_id = uuid.uuid4().hex
+        retrying = self._retrying()
+        options = {"sqlite_begin": "BEGIN IMMEDIATE", "sqlite_synchronous": "FULL" if durable else "NORMAL"}
+
+        def once() -> _T:
+            is_repeat = retrying.statistics.get("attempt_number", 1) > 1
+            with self.engine.execution_options(**options).begin() as connection:
+                return work(connection, Change(id=change_id, is_repeat=is_repeat))
+
+        with self.clear_errors():
+            return retrying(once)
+
+    def _retrying(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception(_is_transient),
+            stop=stop_after_delay(RETRY_SECONDS) | stop_after_attempt(MAX_TRIES),
+            wait=wait_random_exponential(multiplier=0.05, max=3),
+            before_sleep=self._log_retry,
+            reraise=True,
+        )
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        if state.attempt_number == 2:
+            logger.warning("The database %s does not answer; trying again", urls.display(self.url), extra={"action": "store_retry"})
+
+    @contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        """Turn what a driver raises into StoreUnavailable: one line that names the database, what is wrong and what to do."""
+        try:
+            yield
+        except ModuleNotFoundError as exc:
+            message = "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
+            raise StoreUnavailable(message) from (exc if exc.name == "psycopg" else exc)
+        except (OSError, PoolTimeout, DBAPIError, InvalidRequestError, UnicodeError) as exc:
+            if isinstance(exc, sa.exc.IntegrityError | sa.exc.ProgrammingError | sa.exc.DataError) or not _is_outside(exc):
+                raise
+            # `from None`: the driver's own text may hold a password.
+            raise StoreUnavailable(f"store {urls.display(self.url)}: {self._explain(exc)}") from None
+
+    def _explain(self, exc: Exception) -> str:
+        text = str(exc.orig) if isinstance(exc, DBAPIError) and exc.orig is not None else str(exc)
+        if self.is_sqlite:
+            for fragment, advice in _SQLITE_ADVICE:
+                if fragment in text:
+                    return advice
+        # psycopg tells of every address it tried, a line each: the last is the one that counts.
+        lines = [line.strip() for line in urls.redact(text, self.url).splitlines() if line.strip()]
+        return lines[0][:300] if lines else type(exc).__name__
+
+
+_SQLITE_ADVICE = (
+    (
+        "disk I/O error",
+        "cannot be written: the disk is full, over quota, or broken. Make room, then run the same command: nothing acknowledged is lost",
+    ),
+    ("database or disk is full", "the disk is full. Make room, then run the same command: nothing acknowledged is lost"),
+    (
+        "readonly database",
+        "cannot be written: the file or its folder is read-only. Make it writable, or choose another place with SWEEP_DB",
+    ),
+    (
+        "unable to open database file",
+        "cannot be opened: its folder does not exist or is not yours to write. Choose another place with SWEEP_DB",
+    ),
+    (
+        "not a database",
+        "is not a SQLite database, or is damaged. Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
+    ),
+    ("malformed", "is damaged. Move it away and put a copy back, or rescue it: sqlite3 FILE .recover"),
+    (
+        "locked",
+        f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. See who has it open (fuser FILE), then run the same command",
+    ),
+)
+
+
+def _is_outside(exc: Exception) -> bool:
+    """Say whether the environment is to blame, not a statement of ours."""
+    return not isinstance(exc, SQLAlchemyError) or isinstance(exc, DBAPIError | PoolTimeout)
+
+
+def _is_transient(exc: BaseException) -> bool:
+    if not isinstance(exc, DBAPIError) or exc.orig is None:
+        return False
+    if exc.connection_invalidated:
+        return True
+    sqlstate = getattr(exc.orig, "sqlstate", None)
+    # psycopg gives no sqlstate where the server could not even be reached.
+    lost = type(exc.orig).__module__.startswith("psycopg") and isinstance(exc, sa.exc.OperationalError) and sqlstate is None
+    return sqlstate in TRANSIENT_SQLSTATES or lost
+
+
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
+    arguments = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep"}
+    return sa.create_engine(
+        url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True, json_serializer=_json, pool_size=4, max_overflow=4
+    )
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    urls.refuse_network_file_system(url)
+    assert url.database is not None
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    # On a file system that hosts share there is no shared memory: the older journal at least needs none.
+    journal = "TRUNCATE" if urls.is_unsafe(url) else "WAL"
+    engine = sa.create_engine(
+        url.set(query={}), connect_args={"timeout": BUSY_TIMEOUT_SECONDS}, hide_parameters=True, json_serializer=_json
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit, below
+        for pragma in (
+            f"journal_mode = {journal}",
+            "foreign_keys = ON",
+            "synchronous = NORMAL",
+            "temp_store = MEMORY",
+            "cache_size = -65536",
+        ):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        options = connection.get_execution_options()
+        if "sqlite_synchronous" in options:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {options['sqlite_synchronous']}")
+        connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
+
+    return engine
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

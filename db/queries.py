@@ -1,0 +1,276 @@
+"""The statements that read. Each gives frozen rows of db/rows.py, in one or few statements however many trials there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import lease, records, schema
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, SweepRow, TrialDetail, TrialRow
+from db.schema import AttemptState, StopRequest, SweepState, now
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.protocol import GpuUsage
+
+sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
+measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
+
+CHUNK = 500
+
+
+def sweeps(connection: Connection) -> list[SweepRow]:
+    rows = connection.execute(sa.select(sweep, now().label("now")).order_by(sweep.c.id.desc())).fetchall()
+    return [_sweep_row(row) for row in rows]
+
+
+def sweep_named(connection: Connection, name: str) -> SweepRow:
+    row = connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.name == name)).one_or_none()
+    if row is not None:
+        return _sweep_row(row)
+    names = [str(other) for other in connection.execute(sa.select(sweep.c.name).order_by(sweep.c.id.desc())).scalars()]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names[:20]) or 'none yet'}"
+    raise UsageInvalid(f"no sweep is named {name!r}; {hint}")
+
+
+def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
+    return [_cell_row(row) for row in connection.execute(_CELLS.where(cell.c.sweep_id == sweep_id).order_by(cell.c.id)).mappings()]
+
+
+def trials(connection: Connection, sweep_id: int, cell_id: int | None) -> list[TrialRow]:
+    statement = _TRIALS.where(trial.c.sweep_id == sweep_id).order_by(trial.c.id)
+    if cell_id is not None:
+        statement = statement.where(trial.c.cell_id == cell_id)
+    return [_trial_row(row) for row in connection.execute(statement).mappings()]
+
+
+def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
+    """The trials in the order of their ids as given."""
+    found: dict[int, TrialRow] = {}
+    for start in range(0, len(trial_ids), CHUNK):
+        some = trial_ids[start : start + CHUNK]
+        found |= {row["id"]: _trial_row(row) for row in connection.execute(_TRIALS.where(trial.c.id.in_(some))).mappings()}
+    return [found[trial_id] for trial_id in trial_ids if trial_id in found]
+
+
+def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
+    found = trials_by_id(connection, [trial_id])
+    if not found:
+        raise UsageInvalid(f"there is no trial with id {trial_id}")
+    cell_row = _cell_row(connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one())
+    name = connection.execute(sa.select(sweep.c.name).where(sweep.c.id == cell_row.sweep_id)).scalar_one()
+    attempts = connection.execute(_ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)).mappings()
+    log = connection.execute(sa.select(event).where(event.c.trial_id == trial_id).order_by(event.c.id)).mappings()
+    return TrialDetail(
+        sweep_name=name,
+        cell=cell_row,
+        trial=found[0],
+        attempts=tuple(_attempt_row(row) for row in attempts),
+        events=tuple(_event_row(row) for row in log),
+    )
+
+
+def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
+    counting = (
+        sa.select(trial.c.cell_id, trial.c.state, sa.func.count().label("n"))
+        .where(trial.c.sweep_id == sweep_id)
+        .group_by(trial.c.cell_id, trial.c.state)
+    )
+    counts: dict[int, dict[TrialState, int]] = {}
+    for row in connection.execute(counting):
+        counts.setdefault(row.cell_id, {})[TrialState(row.state)] = row.n
+    holding = (
+        sa.select(trial.c.cell_id, sa.func.sum(attempt.c.gpu_seconds).label("seconds"))
+        .join(attempt, attempt.c.trial_id == trial.c.id)
+        .where(trial.c.sweep_id == sweep_id)
+        .group_by(trial.c.cell_id)
+    )
+    seconds = {row.cell_id: float(row.seconds or 0.0) for row in connection.execute(holding)}
+    fastest = best(connection, sweep_id, 1)
+    return [
+        CellStatus(
+            cell=row,
+            num_trials={state: counts.get(row.id, {}).get(state, 0) for state in TrialState},
+            best=next(iter(fastest.get(row.id, ())), None),
+            gpu_seconds=seconds.get(row.id, 0.0),
+        )
+        for row in cells(connection, sweep_id)
+    ]
+
+
+def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
+    """Per cell id the `top` fastest measured trials under the cell's current fingerprint."""
+    place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=(measurement.c.tokens_per_second_per_gpu.desc(), trial.c.id))
+    ranked = (
+        sa.select(trial.c.id, trial.c.cell_id, place.label("place"))
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .join(attempt, _counts(attempt))
+        .join(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(trial.c.sweep_id == sweep_id, trial.c.state == TrialState.MEASURED, _is_current(attempt))
+        .subquery()
+    )
+    statement = sa.select(ranked.c.id).where(ranked.c.place <= top).order_by(ranked.c.cell_id, ranked.c.place)
+    result: dict[int, list[TrialRow]] = {}
+    for row in trials_by_id(connection, [int(i) for i in connection.execute(statement).scalars()]):
+        result.setdefault(row.cell_id, []).append(row)
+    return result
+
+
+def failure_counts(connection: Connection, trial_id: int) -> dict[FailureKind, int]:
+    statement = (
+        sa.select(attempt.c.failure_kind, sa.func.count().label("n"))
+        .where(attempt.c.trial_id == trial_id, attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
+        .group_by(attempt.c.failure_kind)
+    )
+    return {FailureKind(row.failure_kind): row.n for row in connection.execute(statement)}
+
+
+def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> list[EventRow]:
+    statement = sa.select(event).where(event.c.sweep_id == sweep_id, event.c.id > after_id).order_by(event.c.id).limit(limit)
+    return [_event_row(row) for row in connection.execute(statement).mappings()]
+
+
+def _counts(table: Any) -> sa.ColumnElement[bool]:
+    """The join of a trial with the attempt that counts: there is at most one."""
+    return sa.and_(table.c.trial_id == trial.c.id, table.c.state == sa.literal_column("'measured'"), sa.not_(table.c.superseded))
+
+
+def _is_current(table: Any) -> sa.ColumnElement[bool]:
+    # coalesce, because a comparison that takes NULL for equal is spelt differently by each database.
+    return sa.func.coalesce(table.c.fingerprint_digest, "") == sa.func.coalesce(cell.c.fingerprint_digest, "")
+
+
+_CELLS = sa.select(cell, *(column for column in model.c if column.name not in ("digest", "name", "num_parameters"))).join(
+    model, model.c.digest == cell.c.model_digest
+)
+
+_last = attempt.alias("last")
+_counting = attempt.alias("counting")
+_OF_TRIAL = [trial.c[name] for name in ("id", "cell_id", "state", "num_attempts", "why", "condemned_by", "created_at", "updated_at")]
+_PREDICTED = [trial.c.predicted_tokens_per_second_per_gpu, trial.c.predicted_memory_bytes]
+_HEADLINES = [
+    measurement.c[name]
+    for name in (
+        "tokens_per_second",
+        "tokens_per_second_per_gpu",
+        "step_seconds_median",
+        "step_seconds_iqr",
+        "relative_confidence",
+        "confident",
+        "mfu",
+        "hfu",
+        "peak_memory_reserved_bytes",
+        "thrashing",
+    )
+]
+_FAILED = sa.not_(_last.c.superseded)  # an invalidated failure is no longer the trial's
+_TRIALS = (
+    sa.select(
+        *_OF_TRIAL,
+        *_PREDICTED,
+        *(trial.c[name] for name in records.LAYOUT_COLUMNS),
+        *_HEADLINES,
+        sa.func.coalesce(measurement.c.peak_memory_allocated_bytes, _last.c.failure_peak_memory_bytes).label("peak_memory_allocated_bytes"),
+        sa.func.coalesce(measurement.c.device_memory_bytes, _last.c.failure_device_memory_bytes).label("device_memory_bytes"),
+        _counting.c.id.label("counting_id"),
+        _counting.c.fingerprint_digest,
+        _is_current(_counting).label("is_current_fingerprint"),
+        _last.c.failure_kind,
+        _last.c.failure_message,
+        _last.c.gpu_seconds,
+    )
+    .join(cell, cell.c.id == trial.c.cell_id)
+    .outerjoin(_last, sa.and_(_last.c.trial_id == trial.c.id, _last.c.number == trial.c.num_attempts, _FAILED))
+    .outerjoin(_counting, _counts(_counting))
+    .outerjoin(measurement, measurement.c.attempt_id == _counting.c.id)
+)
+_SAME_TRIAL = ("id", "cell_id", "num_attempts", "why", "condemned_by", "created_at", "updated_at")
+_SAME_NUMBERS = (
+    *(column.name for column in (*_PREDICTED, *_HEADLINES)),
+    "peak_memory_allocated_bytes",
+    "device_memory_bytes",
+    "fingerprint_digest",
+    "failure_message",
+    "gpu_seconds",
+)
+
+_ATTEMPTS = (
+    sa.select(
+        attempt,
+        *(column.label(f"m_{column.name}") for column in measurement.c),
+        *(column.label(f"f_{column.name}") for column in fingerprint.c),
+    )
+    .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+    .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
+)
+
+
+def _sweep_row(row: Any) -> SweepRow:
+    return SweepRow(
+        id=row.id,
+        name=row.name,
+        spec_json=row.spec_json,
+        conditions=row.conditions,
+        state=SweepState(row.state),
+        created_at=row.created_at,
+        holder=lease.live_holder(row),
+        owner_epoch=row.owner_epoch,
+        stop_requested=StopRequest(row.stop_requested) if row.stop_requested else None,
+    )
+
+
+def _cell_row(row: Mapping[str, Any]) -> CellRow:
+    value = Cell(
+        model=records.model_of(row, name=row["model_name"]),
+        num_gpus=row["num_gpus"],
+        sequence_length=row["sequence_length"],
+        global_batch_size=row["global_batch_size"],
+    )
+    return CellRow(id=row["id"], sweep_id=row["sweep_id"], cell=value, fingerprint_digest=row["fingerprint_digest"])
+
+
+def _trial_row(row: Mapping[str, Any]) -> TrialRow:
+    return TrialRow(
+        **{name: row[name] for name in _SAME_TRIAL},
+        **{name: row[name] for name in _SAME_NUMBERS},
+        layout=records.layout_of(row),
+        state=TrialState(row["state"]),
+        is_current_fingerprint=None if row["counting_id"] is None else bool(row["is_current_fingerprint"]),
+        failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
+    )
+
+
+def _attempt_row(row: Mapping[str, Any]) -> AttemptRow:
+    numbers = {name[2:]: value for name, value in row.items() if name.startswith("m_")}
+    stack = {name[2:]: value for name, value in row.items() if name.startswith("f_")}
+    is_measured = numbers["attempt_id"] is not None
+    usage = GpuUsage(utilisation=numbers["gpu_utilisation"], power_watts=numbers["gpu_power_watts"])
+    return AttemptRow(
+        number=row["number"],
+        epoch=row["epoch"],
+        state=AttemptState(row["state"]),
+        superseded=row["superseded"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        nodes=None if row["nodes"] is None else tuple(row["nodes"]),
+        shared_nodes=row["shared_nodes"],
+        phase_seconds=records.phases_of(row),
+        gpu_seconds=row["gpu_seconds"],
+        fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
+        processes_killed=row["processes_killed"],
+        failure=records.failure_of(row),
+        measurement=records.measurement_of(numbers) if is_measured else None,
+        gpu=usage if is_measured else None,
+        memory_by_part=numbers["memory_by_part"],
+    )
+
+
+def _event_row(row: Mapping[str, Any]) -> EventRow:
+    names = ("id", "at", "trial_id", "attempt", "event", "from_state", "to_state", "epoch", "detail")
+    return EventRow(**{name: row[name] for name in names})

@@ -1,0 +1,164 @@
+"""Anybody's SQL, answered without the power to change anything: one statement, read-only at the engine, bounded in time and rows.
+
+SQLite: opened read-only, `query_only`, and an authorizer that knows what reading needs. PostgreSQL: a read-only transaction of a role that
+can only read, the extended protocol (which takes no second statement), and none but known functions, since some run SQL or read files.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from db import url as urls
+from db.sql_text import ALLOWED_FUNCTIONS, refuse_beyond_reading
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+
+MAX_ROWS = 100_000
+TIMEOUT_SECONDS = 30.0
+_MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    truncated: bool  # there were more than `max_rows`
+
+
+def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Result:
+    """Answer one SELECT. Raises UsageInvalid when it is refused, wrong or too slow, StoreUnavailable when there is no store."""
+    url = urls.resolve(database_url)
+    if "\0" in sql:
+        raise UsageInvalid("the query holds a NUL character")
+    if url.drivername == "sqlite":
+        return _query_sqlite(url, sql, max_rows, timeout_seconds)
+    return _query_postgresql(url, sql, max_rows, timeout_seconds)
+
+
+def _query_sqlite(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
+    assert url.database is not None
+    urls.refuse_network_file_system(url)
+    file = Path(url.database)
+    if not file.is_file():
+        raise StoreUnavailable(f"there is no store at {file}. Name one with SWEEP_DB, or begin one: sweep run FILE")
+    connection = _open_sqlite(file)
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        connection.set_authorizer(_authorize)
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        cursor = connection.execute(sql)
+        if cursor.description is None:
+            raise UsageInvalid("the query gives no rows; only reading is possible here, for example: select * from v_best")
+        rows = cursor.fetchmany(max_rows + 1)
+        return _result((column[0] for column in cursor.description), rows, max_rows)
+    except (sqlite3.Error, sqlite3.Warning) as exc:
+        if "interrupted" in str(exc):
+            raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
+        raise UsageInvalid(f"the query was refused: {exc}. Only reading is possible here, one statement at a time") from None
+    finally:
+        connection.close()
+
+
+def _open_sqlite(file: Path) -> sqlite3.Connection:
+    # A file in WAL mode needs a shared-memory file beside it; where none can be made, nobody else can write either: it is immutable.
+    still = not os.access(file.parent, os.W_OK) and not Path(f"{file}-wal").exists()
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(file))}?mode=ro{'&immutable=1' if still else ''}", uri=True, timeout=30, isolation_level=None
+        )
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    except sqlite3.Error as exc:
+        raise StoreUnavailable(f"store {file} cannot be read: {exc}") from None
+    return connection
+
+
+_READING_PRAGMAS = frozenset(
+    {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "function_list"}
+)
+_ASKING_PRAGMAS = frozenset({"user_version", "schema_version", "page_count", "page_size", "encoding", "compile_options", "query_only"})
+
+
+def _authorize(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+    if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE):
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in ALLOWED_FUNCTIONS:
+        return sqlite3.SQLITE_OK
+    pragma = (first or "").lower()
+    if action == sqlite3.SQLITE_PRAGMA and (pragma in _READING_PRAGMAS or (pragma in _ASKING_PRAGMAS and second is None)):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
+    try:
+        import psycopg  # an extra: who keeps to SQLite need not have it
+    except ModuleNotFoundError:
+        raise StoreUnavailable("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from None
+    refuse_beyond_reading(sql)
+    milliseconds = max(1, int(timeout_seconds * 1000))
+    settings = {
+        "default_transaction_read_only": "on",
+        "statement_timeout": milliseconds,
+        "lock_timeout": milliseconds,
+        "standard_conforming_strings": "on",  # as sql_text reads strings
+        "search_path": "public,pg_catalog",
+    }
+    arguments: dict[str, Any] = dict(sa.create_engine(url).dialect.create_connect_args(url)[1])
+    arguments["options"] = " ".join([arguments.get("options", ""), *(f"-c {name}={value}" for name, value in settings.items())]).strip()
+    try:
+        connection = psycopg.connect(**arguments, connect_timeout=10, application_name="layout-sweep sql")
+    except psycopg.Error as exc:
+        raise StoreUnavailable(f"store {urls.display(url)}: {_first_line(urls.redact(str(exc), url))}") from None
+    with connection:
+        try:
+            _drop_powers(connection)
+            cursor = connection.cursor()
+            rows: list[tuple[Any, ...]] = []
+            for row in cursor.stream(sql.encode()):  # always the extended protocol; row by row, so that a huge answer is never held
+                rows.append(row)
+                if len(rows) > max_rows:
+                    break
+            if cursor.description is None:
+                raise UsageInvalid("the query gives no rows; only reading is possible here, for example: select * from v_best")
+            return _result((column.name for column in cursor.description), rows, max_rows)
+        except psycopg.errors.QueryCanceled:
+            raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
+        except psycopg.Error as exc:
+            raise UsageInvalid(f"the query was refused: {_first_line(urls.redact(str(exc), url))}") from None
+        finally:
+            connection.close()
+
+
+def _drop_powers(connection: Any) -> None:
+    """Become a role that can only read. A session of a superuser could take it back, were `set_config` and its like not refused before."""
+    cursor = connection.cursor()
+    role = cursor.execute(
+        "SELECT rolsuper, pg_has_role(current_user, 'pg_read_all_data', 'MEMBER'), pg_has_role(current_user, 'pg_write_server_files', 'MEMBER')"
+        " OR pg_has_role(current_user, 'pg_execute_server_program', 'MEMBER') FROM pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    is_super, may_read_all, is_powerful = role
+    if is_super or (is_powerful and may_read_all):
+        cursor.execute("SET ROLE pg_read_all_data")
+    elif is_powerful:
+        raise UsageInvalid(
+            "this database user may run programs on the server. Ask as one that may only read: GRANT pg_read_all_data TO ..."
+        )
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "no message")
+
+
+def _result(columns: Iterable[str], rows: list[tuple[Any, ...]], max_rows: int) -> Result:
+    return Result(columns=tuple(columns), rows=rows[:max_rows], truncated=len(rows) > max_rows)

@@ -1,0 +1,149 @@
+"""Values of the core as columns, and back. Text that came from a program is made storable here: no NUL, no lone surrogate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.measurement import Measurement, StepTime
+from orchestrator.core.model_shape import ModelShape
+from orchestrator.core.protocol import GpuUsage, Phase
+
+Columns = dict[str, Any]
+
+_SIZES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+    "zero_stage",
+)
+_SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "ffn_hidden_size",
+    "vocab_size",
+    "tied_embeddings",
+)
+_MEASURED = (
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "confident",
+    "mfu",
+    "hfu",
+    "mfu_formula",
+    "peak_flops",
+    "peak_flops_source",
+    "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes",
+    "device_memory_bytes",
+    "allocator_retries",
+    "thrashing",
+    "loss_first",
+    "loss_last",
+)
+LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision")
+
+
+def layout_columns(layout: Layout) -> Columns:
+    recompute = layout.recompute
+    return {
+        "layout_key": layout.key,
+        **{name: getattr(layout, name) for name in _SIZES},
+        "recompute": recompute.mode.value,
+        "recompute_policy": recompute.policy.value if recompute.policy else None,
+        "recompute_layers": recompute.num_layers,
+        "precision": layout.precision.value,
+    }
+
+
+def layout_of(row: Mapping[str, Any]) -> Layout:
+    policy = row["recompute_policy"]
+    recompute = Recompute(
+        mode=RecomputeMode(row["recompute"]), policy=SelectivePolicy(policy) if policy else None, num_layers=row["recompute_layers"]
+    )
+    return Layout(**{name: row[name] for name in _SIZES}, recompute=recompute, precision=Precision(row["precision"]))
+
+
+def model_columns(model: ModelShape) -> Columns:
+    sizes = {name: getattr(model, name) for name in _SHAPE}
+    return {"digest": model.digest, "name": model.name, **sizes, "num_parameters": model.num_parameters}
+
+
+def model_of(row: Mapping[str, Any], *, name: str) -> ModelShape:
+    return ModelShape(name=name, **{column: row[column] for column in _SHAPE})
+
+
+def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
+    own = fingerprint.model_dump(exclude={"stack"})
+    return {"digest": fingerprint.digest, **own, **fingerprint.stack.model_dump()}
+
+
+def fingerprint_of(row: Mapping[str, Any]) -> Fingerprint:
+    stack = Stack(**{name: row[name] for name in Stack.model_fields})
+    own = {name: row[name] for name in Fingerprint.model_fields if name != "stack"}
+    return Fingerprint(**own, stack=stack)
+
+
+def phase_columns(phases: Mapping[Phase, float]) -> Columns:
+    return {f"{phase.value}_seconds": phases.get(phase) for phase in Phase}
+
+
+def phases_of(row: Mapping[str, Any]) -> dict[Phase, float]:
+    return {phase: row[f"{phase.value}_seconds"] for phase in Phase if row[f"{phase.value}_seconds"] is not None}
+
+
+def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None) -> Columns:
+    step_time = measurement.step_time
+    return {
+        **{name: getattr(measurement, name) for name in _MEASURED},
+        "step_seconds_median": step_time.median,
+        "step_seconds_iqr": step_time.iqr,
+        "num_steps": step_time.num_steps,
+        "relative_confidence": step_time.relative_confidence,
+        "gpu_utilisation": gpu.utilisation,
+        "gpu_power_watts": gpu.power_watts,
+        "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()} if memory_by_part else None,
+        "step_seconds": list(measurement.step_seconds),
+    }
+
+
+def measurement_of(row: Mapping[str, Any]) -> Measurement:
+    step_time = StepTime(
+        median=row["step_seconds_median"],
+        iqr=row["step_seconds_iqr"],
+        num_steps=row["num_steps"],
+        relative_confidence=row["relative_confidence"],
+    )
+    return Measurement(**{name: row[name] for name in _MEASURED}, step_time=step_time, step_seconds=tuple(row["step_seconds"]))
+
+
+def failure_columns(failure: Failure) -> Columns:
+    return {f"failure_{name}": storable(value) if isinstance(value, str) else value for name, value in asdict(failure).items()}
+
+
+def failure_of(row: Mapping[str, Any]) -> Failure | None:
+    if row["failure_kind"] is None:
+        return None
+    texts = {name: row[f"failure_{name}"] or "" for name in ("message", "evidence", "log_tail", "log_path")}
+    others = {name: row[f"failure_{name}"] for name in ("rank", "node", "phase", "step", "signal", "exit_code")}
+    return Failure(kind=FailureKind(row["failure_kind"]), **texts, **others)
+
+
+def storable(text: str) -> str:
+    """The text as both databases take it: PostgreSQL refuses NUL, and neither driver encodes a lone surrogate."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def finite(value: float | None) -> float | None:
+    """A prediction as a column: infinite or NaN is unknown."""
+    return None if value is None or not math.isfinite(value) else float(value)

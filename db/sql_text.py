@@ -1,0 +1,105 @@
+"""What a statement says, as far as is needed to refuse one that could do more than read. The engine is asked to be read-only as well.
+
+Functions are the hole in a read-only transaction: some read files, some run programs, some run SQL. So only those named here may be called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from orchestrator.core.errors import UsageInvalid
+
+_TEXT = "char chr ascii concat concat_ws format glob hex instr length char_length like likelihood likely lower ltrim octet_length position printf quote"
+_TEXT += " regexp_like regexp_match regexp_matches regexp_replace regexp_substr repeat replace reverse rtrim soundex split_part starts_with strpos"
+_TEXT += " string_agg string_to_array substr substring to_char to_number trim btrim typeof unicode unlikely upper left right lpad rpad initcap translate"
+_NUMBERS = "abs acos asin atan atan2 avg cbrt ceil ceiling corr cos cosh count covar_pop covar_samp degrees div exp floor greatest least ln log log10"
+_NUMBERS += " log2 max median min mod percentile_cont percentile_disc mode pi pow power radians random regr_slope regr_intercept regr_r2 round sign sin"
+_NUMBERS += (
+    " sinh sqrt stddev stddev_pop stddev_samp sum tan tanh total trunc var_pop var_samp variance width_bucket bool_and bool_or every"
+)
+_WINDOWS = "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number"
+_TIMES = "age clock_timestamp date date_part date_trunc datetime extract julianday make_interval now strftime time to_timestamp timediff unixepoch timestamp"
+_JSON = "json json_array json_array_length json_each json_extract json_group_array json_group_object json_object json_tree json_type json_valid json_quote"
+_JSON += " jsonb_array_elements jsonb_array_elements_text jsonb_array_length jsonb_each jsonb_each_text jsonb_extract_path jsonb_extract_path_text"
+_JSON += " jsonb_object_keys jsonb_typeof json_build_object jsonb_build_object json_agg jsonb_agg to_json to_jsonb row_to_json -> ->>"
+_OTHERS = "cast changes coalesce collate generate_series group_concat ifnull iif nullif array_agg array_length array_to_string unnest cardinality exists row"
+_OTHERS += " sqlite_version pg_typeof pg_size_pretty version array"
+ALLOWED_FUNCTIONS = frozenset(" ".join((_TEXT, _NUMBERS, _WINDOWS, _TIMES, _JSON, _OTHERS)).split())
+
+# Words after which a parenthesis opens no call, and types with a size.
+_NO_CALL = frozenset(
+    "all and any as between by case cross distinct else except exists filter from full group having ilike in inner intersect interval is isnull join"
+    " lateral left like limit not notnull offset on or order outer over partition right select similar some then to union using values when where"
+    " with within materialized varchar numeric decimal char character varying bit float time timestamp precision sets cube rollup window analyze"
+    " verbose explain nulls end".split()
+)
+_BEGINNINGS = frozenset({"select", "with", "values", "table", "explain", "show"})
+_PG_NAMES = frozenset({"pg_typeof", "pg_size_pretty"})
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+|--[^\n\r]*)
+  | (?P<comment>/\*)
+  | (?P<escape>[eE]'(?:[^'\\]|\\.|'')*')
+  | (?P<unicode>[uU]&['"])
+  | (?P<string>[bBxXnN]?'(?:[^']|'')*')
+  | (?P<dollar>\$(?P<tag>[^\W\d]\w*)?\$)
+  | (?P<quoted>"(?:[^"]|"")*")
+  | (?P<word>[^\W\d][\w$]*)
+  | (?P<number>\d[\w.]*)
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def refuse_beyond_reading(sql: str) -> None:
+    """Raise UsageInvalid for a PostgreSQL statement that does not begin like a query, calls an unknown function or looks into the server."""
+    tokens = list(_tokens(sql))
+    if not tokens or tokens[0] not in _BEGINNINGS and tokens[0] != "(":
+        raise UsageInvalid(f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}")
+    before = ""
+    for word, after in zip(tokens, [*tokens[1:], ""], strict=True):
+        name = word.strip('"').replace('""', '"').lower() if word[0] == '"' else word
+        if name.startswith("pg_") and name not in _PG_NAMES:
+            raise UsageInvalid(f"{name} is about the server, not about sweeps; it cannot be read here")
+        is_name = word[0] == '"' or word[0] == "_" or word[0].isalpha()
+        # `with name (columns)` and `as name (columns)` name columns; they call nothing.
+        if is_name and after == "(" and before not in ("with", "recursive", "as") and name not in ALLOWED_FUNCTIONS:
+            if word[0] == '"' or name not in _NO_CALL:
+                raise UsageInvalid(f"function {name} cannot be called here")
+        before = word
+
+
+def _tokens(sql: str) -> Iterator[str]:
+    """Words in lower case, quoted names as they stand, punctuation; no literal, comment or space."""
+    place = 0
+    while place < len(sql):
+        match = _TOKEN.match(sql, place)
+        assert match is not None, "the last alternative takes any character"
+        place = match.end()
+        kind = match.lastgroup if match.lastgroup != "tag" else "dollar"
+        if kind == "comment":
+            place = _end_of_comment(sql, place)
+        elif kind == "dollar":
+            end = sql.find(match["dollar"], place)
+            if end < 0:
+                raise UsageInvalid("a dollar-quoted text does not end")
+            place = end + len(match["dollar"])
+        elif kind == "unicode":
+            raise UsageInvalid("names and texts with Unicode escapes (U&) cannot be used here")
+        elif kind == "word":
+            yield match["word"].lower()
+        elif kind in ("quoted", "other"):
+            yield match[0]
+
+
+def _end_of_comment(sql: str, place: int) -> int:
+    """Where a comment ends whose opening ends at `place`; PostgreSQL's comments nest."""
+    depth = 1
+    for match in re.compile(r"/\*|\*/").finditer(sql, place):
+        depth += 1 if match[0] == "/*" else -1
+        if depth == 0:
+            return match.end()
+    raise UsageInvalid("a comment does not end")

@@ -1,0 +1,311 @@
+"""The truth of every sweep: `Store` remembers cells, trials, attempts, measurements and what happened, and says who may write.
+
+Each write is one transaction that carries its owner's epoch; a stale owner gets LeaseLost and changes nothing. Reading is in queries.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import sqlalchemy as sa
+
+from db import changes, lease, migrate, queries, readonly, schema, url
+from db.changes import AttemptFacts
+from db.engine import Database
+from db.rows import CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
+from db.schema import StopRequest, SweepState, now
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import SweepChanged
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialEvent, TrialState
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.protocol import GpuUsage
+
+LEASE_SECONDS = 30.0  # renewed every few seconds; a dead orchestrator on another host is replaced after this long
+_NO_USAGE = GpuUsage()
+
+
+class Store:
+    """Open it with `Store.open`; it is safe to use from several threads. Any method may raise StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._token = changes.new_token()
+
+    @classmethod
+    def open(cls, database_url: str | None = None) -> Store:
+        """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one is given its tables.
+
+        Raises StoreUnavailable with one line when it cannot be reached or written, or when its schema is not this code's.
+        """
+        database = Database(url.resolve(database_url))
+        try:
+            migrate.ensure_head(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Where the store is, for people: without password and query."""
+        return url.display(self._database.url)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of a SQLite store; None for a server."""
+        return Path(self._database.url.database) if self._database.is_sqlite and self._database.url.database else None
+
+    # Sweeps and who owns them.
+
+    def ensure_sweep(self, name: str, spec_json: str, conditions: Mapping[str, Any]) -> int:
+        """The id of the sweep, made if it is new. `conditions` is what makes numbers comparable, in JSON's types.
+
+        Raises SweepChanged when it was measured under other conditions; the message shows each. Other changes of the spec are taken over.
+        """
+        wanted = json.loads(json.dumps(conditions, allow_nan=False))
+
+        def work(connection: sa.Connection, change: Any) -> int:
+            changes.insert_absent(
+                connection,
+                schema.sweep,
+                {
+                    "name": name,
+                    "spec_json": spec_json,
+                    "conditions": wanted,
+                    "state": SweepState.WAITING,
+                    "created_at": now(),
+                    "lease_until": now(),
+                },
+            )
+            row = connection.execute(sa.select(schema.sweep).where(schema.sweep.c.name == name).with_for_update()).one()
+            if row.conditions != wanted:
+                raise SweepChanged(changes.difference(name, row.conditions, wanted))
+            if row.spec_json != spec_json:
+                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == row.id).values(spec_json=spec_json))
+            return int(row.id)
+
+        return self._database.write(work)
+
+    def acquire(
+        self,
+        sweep_id: int,
+        *,
+        host: str,
+        pid: int,
+        ttl_seconds: float = LEASE_SECONDS,
+        takeover: bool = False,
+        holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone,
+    ) -> int:
+        """Take the sweep and return the epoch that every write must carry. Raises SweepHeld, naming the holder and the end of its lease.
+
+        A holder that `holder_is_dead` knows to be gone is replaced at once: after kill -9 the same command goes on.
+        """
+        return self._database.write(
+            lambda connection, change: lease.acquire(
+                connection,
+                sweep_id,
+                host=host,
+                pid=pid,
+                token=self._token,
+                ttl_seconds=ttl_seconds,
+                takeover=takeover,
+                holder_is_dead=holder_is_dead,
+            )
+        )
+
+    def renew(self, sweep_id: int, epoch: int, ttl_seconds: float = LEASE_SECONDS) -> StopRequest | None:
+        """Extend the lease and return what a person asked of this orchestrator meanwhile. Raises LeaseLost."""
+        return self._database.write(lambda connection, change: lease.renew(connection, sweep_id, epoch, ttl_seconds))
+
+    def release(self, sweep_id: int, epoch: int, state: SweepState = SweepState.STOPPED) -> None:
+        """Give the sweep back. Raises LeaseLost."""
+        self._database.write(lambda connection, change: lease.release(connection, sweep_id, epoch, state))
+
+    def request_stop(self, sweep_id: int, request: StopRequest) -> bool:
+        """Ask the orchestrator of a sweep to stop, at its next `renew`. False: nobody holds it."""
+
+        def work(connection: sa.Connection, change: Any) -> bool:
+            table = schema.sweep
+            held = (table.c.id == sweep_id, table.c.owner_token.is_not(None), table.c.lease_until > now())
+            return connection.execute(sa.update(table).where(*held).values(stop_requested=request)).rowcount == 1
+
+        return self._database.write(work)
+
+    def reap(self, sweep_id: int, epoch: int) -> list[TrialRow]:
+        """Mark attempts that an earlier owner left in flight as lost, let their trials wait again, and return these."""
+
+        def work(connection: sa.Connection, change: changes.Change) -> list[TrialRow]:
+            return queries.trials_by_id(connection, changes.reap(connection, change, sweep_id, epoch))
+
+        return self._database.write(work)
+
+    # Cells and trials.
+
+    def ensure_cell(self, sweep_id: int, cell: Cell, epoch: int) -> int:
+        """The id of the cell in the sweep, made if it is new."""
+        return self._database.write(lambda connection, change: changes.ensure_cell(connection, sweep_id, cell, epoch))
+
+    def add_trial(
+        self,
+        cell_id: int,
+        layout: Layout,
+        *,
+        epoch: int,
+        why: str | None = None,
+        predicted_tokens_per_second_per_gpu: float | None = None,
+        predicted_memory_bytes: float | None = None,
+    ) -> TrialRow:
+        """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
+
+        def work(connection: sa.Connection, change: changes.Change) -> TrialRow:
+            trial_id = changes.add_trial(
+                connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes
+            )
+            return queries.trials_by_id(connection, [trial_id])[0]
+
+        return self._database.write(work)
+
+    def add_pruned(self, cell_id: int, layouts: Sequence[tuple[Layout, str]], *, condemned_by: int | None, epoch: int) -> int:
+        """Record layouts, each with why, as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
+        if not layouts:
+            return 0
+        return self._database.write(
+            lambda connection, change: changes.add_pruned(connection, change, cell_id, layouts, condemned_by, epoch)
+        )
+
+    def transition(
+        self, trial_id: int, event: TrialEvent, *, epoch: int, attempt: int | None = None, detail: Mapping[str, Any] | None = None
+    ) -> TrialState:
+        """Move a trial by an event that brings no result (FIRST_STEP, PRUNED, CANCELLED ...) and return its new state.
+
+        Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
+        """
+        if event in (TrialEvent.GANG_PLACED, TrialEvent.MEASURED):
+            raise ValueError(f"{event} is written by start_attempt and record_measurement, together with what belongs to it")
+        return self._database.write(
+            lambda connection, change: changes.transition(connection, change, trial_id, event, epoch, attempt, detail)
+        )
+
+    def invalidate(
+        self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone
+    ) -> int:
+        """Let measured, out-of-memory and failed trials that match a condition over v_trial wait again; return how many.
+
+        Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
+        """
+        condition = f"(\n{where}\n) AND state IN ('measured', 'out_of_memory', 'failed')"
+        if sweep is not None:
+            sweep_id = self.sweep_named(sweep).id
+            condition += f" AND sweep_id = {sweep_id}"
+        raw_url = self._database.url.render_as_string(hide_password=False)
+        found = readonly.query(raw_url, f"SELECT sweep_id, trial_id FROM v_trial WHERE {condition}", max_rows=10_000_000)
+        by_sweep: dict[int, list[int]] = {}
+        for sweep_id, trial_id in found.rows:
+            by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
+        return self._database.write(
+            lambda connection, change: changes.invalidate(connection, change, by_sweep, where, self._token, holder_is_dead)
+        )
+
+    # Attempts and how they end.
+
+    def start_attempt(self, trial_id: int, epoch: int, nodes: Sequence[str], *, shared_nodes: bool | None = None) -> int:
+        """Note that a gang is placed for a QUEUED trial, and return the number of its new attempt."""
+        return self._database.write(
+            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, shared_nodes)
+        )
+
+    def record_measurement(
+        self,
+        trial_id: int,
+        attempt: int,
+        *,
+        epoch: int,
+        measurement: Measurement,
+        gpu: GpuUsage = _NO_USAGE,
+        memory_by_part: Mapping[str, int] | None = None,
+        **facts: Unpack[AttemptFacts],
+    ) -> bool:
+        """Record what an attempt measured, with its trial's new state. True: it counts; False: another came first, and it is kept beside it.
+
+        Once this returns the result survives a power cut.
+        """
+        return self._database.write(
+            lambda connection, change: changes.record_measurement(
+                connection, change, trial_id, attempt, epoch, measurement, gpu, memory_by_part, facts
+            ),
+            durable=True,
+        )
+
+    def record_failure(
+        self,
+        trial_id: int,
+        attempt: int,
+        *,
+        epoch: int,
+        failure: Failure,
+        event: TrialEvent,
+        peak_memory_bytes: int | None = None,
+        device_memory_bytes: int | None = None,
+        **facts: Unpack[AttemptFacts],
+    ) -> TrialState:
+        """Record how an attempt failed, with its trial's new state: OUT_OF_MEMORY, FAILED, REQUEUED or CANCELLED.
+
+        A failure of an attempt that is not the latest changes no state.
+        """
+        memory = {"failure_peak_memory_bytes": peak_memory_bytes, "failure_device_memory_bytes": device_memory_bytes}
+        return self._database.write(
+            lambda connection, change: changes.record_failure(connection, change, trial_id, attempt, epoch, failure, event, memory, facts),
+            durable=True,
+        )
+
+    # Reading.
+
+    def sweeps(self) -> list[SweepRow]:
+        """All sweeps, the newest first."""
+        return self._database.read(queries.sweeps)
+
+    def sweep_named(self, name: str) -> SweepRow:
+        """Raises UsageInvalid, with the names that exist."""
+        return self._database.read(lambda connection: queries.sweep_named(connection, name))
+
+    def cells(self, sweep_id: int) -> list[CellRow]:
+        return self._database.read(lambda connection: queries.cells(connection, sweep_id))
+
+    def trials(self, sweep_id: int, cell_id: int | None = None) -> list[TrialRow]:
+        """All trials of a sweep, or of one of its cells, oldest first."""
+        return self._database.read(lambda connection: queries.trials(connection, sweep_id, cell_id))
+
+    def trial(self, trial_id: int) -> TrialDetail:
+        """One trial with its attempts and what happened to it. Raises UsageInvalid when there is none."""
+        return self._database.read(lambda connection: queries.trial_detail(connection, trial_id))
+
+    def status(self, sweep_id: int) -> list[CellStatus]:
+        """Per cell: how many trials in each state, the best, and the GPU-seconds held."""
+        return self._database.read(lambda connection: queries.status(connection, sweep_id))
+
+    def best(self, sweep_id: int, top: int = 1) -> dict[int, list[TrialRow]]:
+        """The fastest trials of each cell id under its current fingerprint, the fastest first."""
+        return self._database.read(lambda connection: queries.best(connection, sweep_id, top))
+
+    def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
+        """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""
+        return self._database.read(lambda connection: queries.failure_counts(connection, trial_id))
+
+    def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
+        """What happened in a sweep, oldest first, from one event id on."""
+        return self._database.read(lambda connection: queries.events(connection, sweep_id, after_id, limit))

@@ -1,0 +1,73 @@
+-- One row per trial: its cell, its layout, the numbers of the attempt that counts, and the failure of the last one.
+CREATE VIEW v_trial AS
+SELECT
+    trial.id AS trial_id,
+    trial.sweep_id,
+    sweep.name AS sweep,
+    trial.cell_id,
+    cell.key AS cell,
+    cell.model_name AS model,
+    cell.model_digest,
+    model.num_parameters,
+    cell.num_gpus,
+    cell.sequence_length,
+    cell.global_batch_size,
+    trial.layout_key AS layout,
+    trial.data_parallel_size,
+    trial.tensor_parallel_size,
+    trial.pipeline_parallel_size,
+    trial.context_parallel_size,
+    trial.micro_batch_size,
+    trial.grad_accum_steps,
+    trial.recompute,
+    trial.recompute_policy,
+    trial.recompute_layers,
+    trial.zero_stage,
+    trial.precision,
+    trial.state,
+    trial.num_attempts,
+    trial.why,
+    trial.predicted_tokens_per_second_per_gpu,
+    trial.predicted_memory_bytes,
+    trial.condemned_by,
+    counting.number AS attempt,
+    measurement.tokens_per_second,
+    measurement.tokens_per_second_per_gpu,
+    measurement.step_seconds_median,
+    measurement.step_seconds_iqr,
+    measurement.num_steps,
+    measurement.relative_confidence,
+    measurement.confident,
+    measurement.mfu,
+    measurement.hfu,
+    measurement.mfu_formula,
+    measurement.peak_flops,
+    measurement.peak_flops_source,
+    measurement.peak_memory_allocated_bytes,
+    measurement.peak_memory_reserved_bytes,
+    measurement.device_memory_bytes,
+    measurement.allocator_retries,
+    measurement.thrashing,
+    measurement.loss_first,
+    measurement.loss_last,
+    measurement.gpu_utilisation,
+    measurement.gpu_power_watts,
+    counting.fingerprint_digest,
+    -- Current is what the newest measurement of the cell was taken with. Unknown equals unknown.
+    CASE WHEN counting.id IS NOT NULL
+        THEN coalesce(counting.fingerprint_digest, '') = coalesce(cell.fingerprint_digest, '') END AS is_current_fingerprint,
+    last.state AS last_attempt_state,
+    last.failure_kind,
+    last.failure_node,
+    last.failure_rank,
+    last.failure_message,
+    last.gpu_seconds,
+    trial.created_at,
+    trial.updated_at
+FROM trial
+JOIN sweep ON sweep.id = trial.sweep_id
+JOIN cell ON cell.id = trial.cell_id
+JOIN model ON model.digest = cell.model_digest
+LEFT JOIN attempt AS counting ON counting.trial_id = trial.id AND counting.state = 'measured' AND NOT counting.superseded
+LEFT JOIN measurement ON measurement.attempt_id = counting.id
+LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts
