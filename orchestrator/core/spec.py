@@ -288,7 +288,7 @@ def _workload(value: Any) -> Any:
 
 def _device(value: str) -> str:
     if value not in ("auto", "cpu", *DEVICES):
-        close = get_close_matches(value, DEVICES, n=1, cutoff=0.4)
+        close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(value, DEVICES, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"{value!r} is not one of auto, cpu, {', '.join(DEVICES)}{hint}")
     return value
