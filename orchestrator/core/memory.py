@@ -80,7 +80,8 @@ def _parameters_of_first_stage(model: ModelShape, tp: NDArray[np.int64], pp: NDA
     embedding = model.vocab_size * model.hidden_size
     heads = np.where((pp == 1) & (not model.tied_embeddings), 2, 1)
     layers = -(-model.num_layers // pp)
-    return (layers * model.parameters_per_layer + heads * embedding) / tp + np.where(pp == 1, model.hidden_size, 0)
+    parameters: Floats = (layers * model.parameters_per_layer + heads * embedding) / tp + np.where(pp == 1, model.hidden_size, 0)
+    return parameters
 
 
 def _layer_bytes(

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.hardware import Hardware
+from orchestrator.core.hardware import GIB, Hardware
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.memory import Trainer, predict_memory
+from orchestrator.core.space import CellSpace, enumerate_cell
+from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 
 Floats = NDArray[np.float64]
@@ -32,6 +34,42 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.table)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellPlan:
+    """What a spec means for one cell: its space, counted, and its candidates, ranked."""
+
+    space: CellSpace
+    candidates: Candidates
+
+
+def plan_cell(spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_per_node: int) -> CellPlan:
+    """Enumerate a cell's layouts, and predict and order the legal ones. Raises SpecInvalid for a space too large to list."""
+    space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
+    options = spec.workload.options
+    trainer = Trainer(
+        gradient_bytes_fp32_accumulation=options.get("gradient_dtype") == "fp32", eager_attention=options.get("attention") == "eager"
+    )
+    candidates = rank_candidates(
+        space.legal,
+        cell,
+        hardware=hardware,
+        memory_limit_bytes=memory_limit_bytes(spec, hardware),
+        gpus_per_node=gpus_per_node,
+        trainer=trainer,
+    )
+    return CellPlan(space=space, candidates=candidates)
+
+
+def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | None:
+    """The memory of one slot: what the file says, what the workload was told to obey, or the device's own; None: unknown."""
+    if spec.device_memory_gib is not None:
+        return spec.device_memory_gib * GIB
+    told = spec.workload.options.get("memory_limit_bytes") or spec.workload.options.get("device_memory_bytes")
+    if isinstance(told, (int, float)):
+        return float(told)
+    return float(hardware.memory_bytes) if hardware is not None else None
 
 
 def rank_candidates(
@@ -65,7 +103,8 @@ def _work(table: LayoutTable, cell: Cell) -> Floats:
     """FLOPs per token with recomputation, a little more for each kernel that small micro-batches make."""
     base = cell.model.flops_per_token(cell.sequence_length)
     extra = np.array([cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes])[table.recompute]
-    return base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+    work: Floats = base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+    return work
 
 
 def gpu_hours(candidates: Candidates, cell: Cell, *, num_trials: int, steps_per_trial: int) -> float | None:

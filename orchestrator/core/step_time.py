@@ -56,7 +56,7 @@ def predict_step_time(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpu
     """Predict the parts for every layout of a table, in seconds; a precision that the hardware lacks gives infinity."""
     model, length = cell.model, cell.sequence_length
     tp, pp, cp, dp = table.tensor_parallel_size, table.pipeline_parallel_size, table.context_parallel_size, table.data_parallel_size
-    mbs, ga = table.micro_batch_size, table.grad_accum_steps
+    mbs, ga = table.micro_batch_size, table.grad_accum_steps.astype(np.float64)
     peak = np.array([hardware.peak_flops.get(p, 0.0) for p in table.precisions])[table.precision]
     element = np.where(np.array([p is Precision.FP32 for p in table.precisions])[table.precision], 4.0, 2.0)
 
@@ -91,7 +91,7 @@ def predict_step_time(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpu
         bubble=(pp - 1) * (per_micro_batch + recompute_per_micro_batch),
         data_parallel=passes * ring - hidden,
         tensor_parallel=ga * tensor_per_micro_batch,
-        pipeline=(ga + pp - 1) * pipeline_per_micro_batch,
+        pipeline=(ga + pp - 1.0) * pipeline_per_micro_batch,
         optimizer=optimizer,
         fixed=np.full(len(table), FIXED_SECONDS),
     )

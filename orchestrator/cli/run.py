@@ -1,0 +1,331 @@
+"""The commands that read a sweep file: plan, validate, run, schema.
+
+Here the parts are wired together. Imports are inside the commands, so that `sweep --help` loads none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import home
+
+if TYPE_CHECKING:
+    from orchestrator.core.hardware import Hardware
+    from orchestrator.core.spec import SweepSpec
+    from orchestrator.gang import Slots
+    from orchestrator.sweep import Stop, SweepResult
+
+EXIT_SOME_FAILED = 3
+EXIT_NOTHING_FEASIBLE = 4
+GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
+STEPS_ASSUMED = 25  # per trial, for estimates of cost: warm-up and timed steps of a typical measurement
+
+File = Annotated[Path, typer.Argument(help="The sweep file (YAML).", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides, e.g. search.max_trials=10 gpus=8", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Database = Annotated[
+    str | None, typer.Option("--db", help="Database URL (default: SWEEP_DB, else .sweep/sweep.sqlite). A password here is visible in `ps`.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    for command in (plan, validate, run, schema):
+        app.command()(command)
+
+
+def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check a sweep file and say every mistake at once, each with its line.
+
+    Example: sweep validate sweeps/8b.yaml search.max_trials=10
+    """
+    spec = _load(file, overrides)
+    cells = spec.cells()
+    if as_json:
+        _print_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
+    else:
+        _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
+
+
+def schema() -> None:
+    """Print the JSON schema of a sweep file, for editors.
+
+    Example: sweep schema > sweep.schema.json
+    """
+    from orchestrator.core.spec_yaml import to_json_schema
+
+    _print(json.dumps(to_json_schema(), indent=2))
+
+
+def plan(
+    file: File, overrides: Overrides = None, as_json: Json = False, top: Annotated[int, typer.Option(help="Layouts to show per cell.")] = 5
+) -> None:
+    """Count what a sweep file means, and rank its layouts by prediction. Starts and writes nothing.
+
+    Example: sweep plan sweeps/8b.yaml --top 10
+    """
+    from orchestrator.core.planner import plan_cell
+
+    spec = _load(file, overrides)
+    hardware = _planned_hardware(spec)
+    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else GPUS_PER_NODE if hardware is not None else os.cpu_count() or 1
+    rows = []
+    for cell in spec.cells():
+        planned = plan_cell(spec, cell, hardware=hardware, gpus_per_node=per_node)
+        rows.append(_planned_cell(spec, planned, hardware, top))
+    if as_json:
+        _print_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cells": rows})
+        return
+    _print(
+        f"sweep {spec.name}: {len(rows)} cell(s), strategy {spec.search.strategy}, device {hardware.name if hardware else 'cpu or unknown: no times predicted'}"
+    )
+    for row in rows:
+        _print_planned(row)
+    hours = [row["gpu_hours"] for row in rows]
+    if hours and all(h is not None for h in hours):
+        total = sum(hours)
+        price = f", about ${total * hardware.price_per_hour:,.0f}" if hardware is not None and hardware.price_per_hour is not None else ""
+        _print(f"\nAll cells: about {total:,.2f} GPU-hours held{price}, if every layout to run is run.")
+
+
+def run(
+    file: File,
+    overrides: Overrides = None,
+    db: Database = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="auto or HOST:PORT of a Ray cluster; default: RAY_ADDRESS, else a local Ray.", envvar="RAY_ADDRESS")
+    ] = None,
+    takeover: Annotated[bool, typer.Option(help="Take the sweep from an orchestrator that still holds it.")] = False,
+    strict: Annotated[bool, typer.Option(help="End with exit code 3 when trials failed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure layouts until the budget is spent or all are known; the same command goes on where it was stopped.
+
+    Example: sweep run sweeps/quickstart.yaml search.max_trials=10
+    """
+    spec = _load(file, overrides)
+    _check_workload(spec, local=ray_address is None)
+    from db.store import Store
+    from orchestrator.cli import look
+    from orchestrator.cli.progress import Progress
+    from orchestrator.core.protocol import Device
+    from orchestrator.provenance import code_fingerprint
+    from orchestrator.sweep import run_sweep
+
+    def open_scheduler() -> Any:
+        from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
+
+        device = None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA
+        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None
+        scheduler = RayScheduler(address=ray_address, device=device, root=home.run_root(spec.name), gpus_per_node=per_node)
+        signals.install()  # after Ray, which installs a handler of its own
+        return scheduler
+
+    with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
+        result = run_sweep(
+            spec,
+            store=store,
+            open_scheduler=open_scheduler,
+            code=code_fingerprint(_project_of(spec)),
+            hardware=lambda slots: _hardware(spec, slots),
+            clock=time.monotonic,
+            stop=signals.asked,
+            observe=progress.show,
+            takeover=takeover,
+        )
+        where = store.url
+    if as_json:
+        look.best(spec.name, db=db, as_json=True)
+    else:
+        _say_how_it_ended(spec, result, where)
+        look.best(spec.name, db=db)
+    raise typer.Exit(_exit_code(result, signals, strict=strict))
+
+
+class _Signals:
+    """Ctrl-C drains, a second one cancels; SIGTERM cancels at once, since whoever sends it will kill soon."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._before: dict[int, Any] = {}
+        self.received: int | None = None
+        self._level = 0
+
+    def __enter__(self) -> _Signals:
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._receive)
+            self._before.setdefault(number, before)
+
+    def asked(self) -> Stop:
+        from orchestrator.sweep import Stop
+
+        return Stop(self._level)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self.received = number
+        if number == signal.SIGTERM or self._level:
+            self._level = 2
+            self._say("Cancelling: trials under way are ended and will be measured by the next `sweep run`.")
+        else:
+            self._level = 1
+            self._say("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
+
+
+def _load(file: Path, overrides: list[str] | None) -> SweepSpec:
+    from orchestrator.core.errors import SpecInvalid, UsageInvalid
+    from orchestrator.core.spec_yaml import load
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(str(path) for path in Path("sweeps").glob("*.yaml"))
+        raise UsageInvalid(f"no sweep file {file}" + (f"; here are {', '.join(near)}" if near else "")) from None
+    except UnicodeDecodeError as exc:
+        raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
+    except OSError as exc:
+        raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
+    return load(text, source=str(file), overrides=overrides or ())
+
+
+def _check_workload(spec: SweepSpec, *, local: bool) -> None:
+    from importlib.util import find_spec
+
+    from orchestrator.core.errors import UsageInvalid
+
+    if local and spec.workload.name == "llama" and find_spec("torch") is None:
+        raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
+
+
+def _project_of(spec: SweepSpec) -> Path:
+    """The folder whose git state tells which code is measured."""
+    cwd = spec.workload.options.get("cwd")
+    return Path(cwd) if spec.workload.name == "command" and isinstance(cwd, str) else Path(__file__).parent
+
+
+def _planned_hardware(spec: SweepSpec) -> Hardware | None:
+    from orchestrator.gpu_monitor import device_names
+
+    from orchestrator.core.hardware import DEVICES, from_driver_name
+
+    if spec.device == "auto":
+        names = device_names()
+        return from_driver_name(names[0]) if names else None
+    return DEVICES.get(spec.device)
+
+
+def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
+    from orchestrator.core.hardware import DEVICES, from_driver_name
+    from orchestrator.core.protocol import Device
+
+    if slots.device is Device.CPU:
+        return None
+    if spec.device in DEVICES:
+        return DEVICES[spec.device]
+    return from_driver_name(slots.device_name) if slots.device_name else _planned_hardware(spec)
+
+
+def _planned_cell(spec: SweepSpec, planned: Any, hardware: Hardware | None, top: int) -> dict[str, Any]:
+    from orchestrator.core.planner import gpu_hours
+
+    candidates, space = planned.candidates, planned.space
+    budget = spec.search.max_trials
+    to_run = min(len(candidates), budget) if budget is not None else len(candidates)
+    best = []
+    for row in candidates.order[:top]:
+        tokens, memory = float(candidates.tokens_per_second_per_gpu[row]), float(candidates.memory_bytes[row])
+        layout = candidates.table.layout(int(row))
+        best.append(
+            {
+                "layout": layout.key,
+                "short": layout.short,
+                "predicted_tokens_per_second_per_gpu": None if tokens != tokens else tokens,  # nan: unknown
+                "predicted_memory_bytes": None if memory != memory else memory,
+                "fits": bool(candidates.fits[row]),
+            }
+        )
+    return {
+        "cell": space.cell.key,
+        "num_lattice": space.lattice_size,
+        "num_legal": len(candidates),
+        "num_predicted_to_fit": int(candidates.fits.sum()),
+        "num_to_run": to_run,
+        "memory_limit_bytes": candidates.memory_limit_bytes,
+        "gpu_hours": gpu_hours(candidates, space.cell, num_trials=to_run, steps_per_trial=STEPS_ASSUMED),
+        "rejected": dict(space.rejected),
+        "best": best,
+    }
+
+
+def _print_planned(row: dict[str, Any]) -> None:
+    hours = f", about {row['gpu_hours']:,.2f} GPU-hours" if row["gpu_hours"] is not None else ""
+    _print(
+        f"\n{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, predicted to fit {row['num_predicted_to_fit']:,}, to run {row['num_to_run']:,}{hours}"
+    )
+    for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
+        if count:
+            _print(f"  rejected {count:>10,}  {reason}")
+    for place, layout in enumerate(row["best"], 1):
+        tokens, memory = layout["predicted_tokens_per_second_per_gpu"], layout["predicted_memory_bytes"]
+        facts = [f"{tokens:,.0f} tokens/s/GPU"] if tokens is not None else []
+        if memory is not None:
+            limit = f" of {row['memory_limit_bytes'] / 2**30:.3g}" if row["memory_limit_bytes"] else ""
+            facts.append(f"{memory / 2**30:.3g}{limit} GiB{'' if layout['fits'] else ', predicted not to fit'}")
+        _print(f"  {place:>2}. {layout['short']:<44} {', '.join(facts)}")
+
+
+def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
+    from orchestrator.core.lifecycle import TrialState
+
+    count = result.counts.get
+    parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
+    if result.interrupted:
+        _note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
+    else:
+        reasons = sorted({str(reason) for reason in result.stopped.values()})
+        _note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+    if result.num_fingerprints > 1:
+        _note(
+            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
+        )
+    for cell in result.nothing_feasible:
+        _note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`.")
+
+
+def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:
+    from orchestrator.core.lifecycle import TrialState
+
+    if result.interrupted:
+        return 128 + (signals.received or signal.SIGINT)
+    if result.nothing_feasible:
+        return EXIT_NOTHING_FEASIBLE
+    return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+def _print_json(command: str, content: dict[str, Any]) -> None:
+    _print(json.dumps({"schema": 1, "command": command, **content}))

@@ -1,0 +1,107 @@
+"""What a scheduler is asked to run and what it says back: plain values, shared by the Ray scheduler and its scripted twin in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.core.failures import Failure
+from orchestrator.core.protocol import Device, NodeReport, Phase, TrialRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Whole slots on whole nodes: a slot is a GPU, or a core on a machine without GPUs."""
+
+    num_nodes: int
+    slots_per_node: int
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_nodes * self.slots_per_node
+
+    @classmethod
+    def of(cls, world_size: int, *, gpus_per_node: int) -> Shape:
+        """The shape of a gang: one node while it fits there, else full nodes. Raises ValueError when it fills no whole number of them."""
+        if world_size <= gpus_per_node:
+            return cls(num_nodes=1, slots_per_node=world_size)
+        if world_size % gpus_per_node:
+            raise ValueError(f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}")
+        return cls(num_nodes=world_size // gpus_per_node, slots_per_node=gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """What a cluster has, as seen at start."""
+
+    device: Device
+    device_name: str | None  # as the driver calls it; None on CPU or where nobody asked
+    slots_by_node: Sequence[int]  # largest first
+
+    @property
+    def total(self) -> int:
+        return sum(self.slots_by_node)
+
+    @property
+    def per_node(self) -> int:
+        return max(self.slots_by_node, default=0)
+
+    def hold(self, shape: Shape) -> bool:
+        """Whether the empty cluster can hold such a gang. Ray never says "impossible", so we ask ourselves."""
+        return sum(slots >= shape.slots_per_node for slots in self.slots_by_node) >= shape.num_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """The gang of an attempt has its nodes; its ranks are being started."""
+
+    trial_id: int
+    nodes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progressed:
+    """A running attempt reached a phase and step (its least advanced rank)."""
+
+    trial_id: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """An attempt is over, and none of its processes is left. `failure` is the first bad rank's, over all nodes."""
+
+    trial_id: int
+    reports: Sequence[NodeReport]
+    failure: Failure | None
+    gpu_seconds: float  # held for it, placement to clean-up
+
+
+SchedulerEvent = Placed | Progressed | Finished
+
+
+class Scheduler(Protocol):
+    """Starts gangs and reports what became of them. One attempt of a trial at a time."""
+
+    @property
+    def slots(self) -> Slots: ...
+
+    def can_start(self, shape: Shape) -> bool:
+        """Whether slots for such a gang are free now."""
+        ...
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        """Begin an attempt; its events come from `poll`."""
+        ...
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        """Wait until something happened, or the time is over."""
+        ...
+
+    def cancel(self, trial_id: int) -> None:
+        """End an attempt; its `Finished` with failure kind cancelled still comes."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,445 @@
+"""Gangs on Ray: places them, reaches their nodes, and gives their slots back. The only importer of ray.
+
+Ray places and connects; it retries nothing here (max_restarts=0) and holds no queue: the queue is in SQL. A gang is leased: its
+placement group and its agents, one per node, are kept while the next attempt has its shape. After any loss all of it is thrown away,
+since Ray re-homes placement groups silently.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, TrialRequest
+from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
+from orchestrator.launcher import NodeLauncher
+
+logger = logging.getLogger(__name__)
+
+PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
+OVERTIME_SECONDS = 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
+PROGRESS_SECONDS = 1.0
+LEASE_SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
+
+
+class NodeAgent:
+    """Runs inside a Ray actor on each node of a gang and owns that node's launcher."""
+
+    def __init__(self, root: str, program: str, node_environment: Mapping[str, str]) -> None:
+        os.environ.update(node_environment)
+        self._node = socket.gethostname()
+        self._launcher = NodeLauncher(Path(root), node=self._node)
+        self._launcher.prepare(program)  # imports torch while the rest of the gang still forms
+
+    def describe(self) -> tuple[str, str, str]:
+        """Ray's node id (to number ranks by node), the node's name, and the address other nodes reach it at."""
+        return ray.get_runtime_context().get_node_id(), self._node, str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+    def rendezvous(self) -> int:
+        return self._launcher.rendezvous()
+
+    def run(self, order: LaunchOrder) -> NodeReport:
+        if order.request.device is Device.CUDA:
+            order = replace(order, devices=[str(device) for device in ray.get_gpu_ids()])  # those Ray gave this actor alone
+        return self._launcher.run(order)
+
+    def progress(self) -> Heartbeat | None:
+        return self._launcher.progress()
+
+    def kill(self, tag: str) -> None:
+        self._launcher.kill(tag)
+
+    def close(self) -> None:
+        self._launcher.close()
+
+
+class _Stage(StrEnum):
+    FORMING = "forming"
+    RENDEZVOUS = "rendezvous"
+    RUNNING = "running"
+
+
+@dataclass(eq=False)
+class _Gang:
+    shape: Shape
+    group: PlacementGroup
+    agents: list[Any]
+    nodes: list[tuple[str, str, str]] = field(default_factory=list)  # described, in rank order; empty until formed
+    used_at: float = 0.0
+
+
+@dataclass(eq=False)
+class _Flight:
+    request: TrialRequest
+    gang: _Gang
+    stage: _Stage
+    refs: dict[Any, int]  # outstanding object refs -> index of the agent
+    since: float  # monotonic; when the stage began
+    started: float
+    described: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    reports: dict[int, NodeReport] = field(default_factory=dict)
+    progress_ref: Any = None
+    progress_at: float = 0.0
+    last_progress: Heartbeat | None = None
+    cancelled: bool = False
+
+
+class RayScheduler:
+    """See `orchestrator.gang.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster."""
+
+    def __init__(self, *, address: str | None, device: Device | None, root: Path, gpus_per_node: int | None = None) -> None:
+        self._root = str(root)
+        self._local = address is None
+        _connect(address)
+        self._slots = _discover(device, gpus_per_node)
+        # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
+        threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
+        self._rank_environment = {"OMP_NUM_THREADS": threads} if threads else {}
+        self._resource = "GPU" if self._slots.device is Device.CUDA else "CPU"
+        self._agent_class = ray.remote(NodeAgent)
+        self._gangs: list[_Gang] = []  # every gang that holds slots
+        self._flights: dict[int, _Flight] = {}
+        self._events: list[SchedulerEvent] = []
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def can_start(self, shape: Shape) -> bool:
+        busy = {id(f.gang) for f in self._flights.values()}
+        if any(gang.shape == shape and id(gang) not in busy for gang in self._gangs):
+            return True
+        held = sorted((gang.shape for gang in self._gangs if id(gang) in busy), key=lambda s: -s.slots_per_node)
+        return _fits_beside(shape, held, self._slots.slots_by_node)
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        if not self._slots.hold(shape):
+            raise ResourcesInsufficient(
+                f"a trial needs {shape.num_nodes} node(s) with {shape.slots_per_node} {self._unit} each;"
+                f" the cluster has {list(self._slots.slots_by_node)} per node"
+            )
+        now = time.monotonic()
+        gang = self._idle(shape)
+        if gang is not None:
+            flight = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs={}, since=now, started=now)
+            self._flights[request.trial_id] = flight
+            self._begin(flight)
+            return
+        self._make_room(shape)
+        gang = self._form(shape, _program(request))
+        refs = {agent.describe.remote(): i for i, agent in enumerate(gang.agents)}
+        self._flights[request.trial_id] = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs=refs, since=now, started=now)
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if not self._events and self._flights:
+            refs = [ref for f in self._flights.values() for ref in (*f.refs, *([f.progress_ref] if f.progress_ref is not None else []))]
+            try:
+                ready, _ = (
+                    ray.wait(refs, num_returns=1, timeout=min(timeout_seconds, PROGRESS_SECONDS), fetch_local=True) if refs else ([], [])
+                )
+                if ready:  # whatever else is ready by now
+                    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+            except RayError as exc:
+                raise ClusterUnavailable(
+                    f"the Ray cluster stopped answering: {_first_line(exc)}. Run the same command again to go on"
+                ) from exc
+            for flight in list(self._flights.values()):
+                self._advance(flight, [ref for ref in ready if ref in flight.refs])
+                self._follow(flight, ready)
+                self._overdue(flight)
+        elif not self._events:
+            time.sleep(timeout_seconds)
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, trial_id: int) -> None:
+        flight = self._flights.get(trial_id)
+        if flight is None:
+            return
+        flight.cancelled = True
+        if flight.stage is _Stage.RUNNING:
+            for agent in flight.gang.agents:
+                agent.kill.remote(flight.request.tag)
+        else:
+            self._lose(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
+
+    def close(self) -> None:
+        for gang in list(self._gangs):
+            self._release(gang)
+        if ray.is_initialized():
+            ray.shutdown()
+
+    # -- gangs ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _unit(self) -> str:
+        return "GPUs" if self._resource == "GPU" else "cores"
+
+    def _idle(self, shape: Shape) -> _Gang | None:
+        busy = {id(f.gang) for f in self._flights.values()}
+        return next((g for g in self._gangs if g.shape == shape and id(g) not in busy), None)
+
+    def _make_room(self, shape: Shape) -> None:
+        """Give back idle gangs, least recently used first, until such a gang fits beside the others."""
+        busy = {id(f.gang) for f in self._flights.values()}
+        idle = sorted((g for g in self._gangs if id(g) not in busy), key=lambda g: g.used_at)
+        while idle and not _fits_beside(shape, [g.shape for g in self._gangs], self._slots.slots_by_node):
+            self._release(idle.pop(0))
+
+    def _form(self, shape: Shape, program: str) -> _Gang:
+        bundle = {self._resource: float(shape.slots_per_node)} | ({"CPU": 1.0} if self._resource == "GPU" else {})
+        group = placement_group([bundle] * shape.num_nodes, strategy="STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK")
+        cpus = 1.0 if self._resource == "GPU" else float(shape.slots_per_node)
+        agents = [
+            self._agent_class.options(
+                num_cpus=cpus,
+                num_gpus=float(shape.slots_per_node) if self._resource == "GPU" else 0,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=4,  # run, beside kill and progress
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i),
+            ).remote(self._root, program, _node_environment())
+            for i in range(shape.num_nodes)
+        ]
+        gang = _Gang(shape=shape, group=group, agents=agents)
+        self._gangs.append(gang)
+        return gang
+
+    def _release(self, gang: _Gang, *, kill: bool = False) -> None:
+        """End the agents and give the slots back; with `kill` at once, without asking them."""
+        if not kill:
+            try:
+                ray.get([agent.close.remote() for agent in gang.agents], timeout=10)
+            except RayError as exc:
+                logger.warning("An agent did not close by itself: %s", _first_line(exc))
+        for agent in gang.agents:
+            try:
+                ray.kill(agent)
+            except RayError as exc:
+                logger.debug("Agent already gone: %s", _first_line(exc))
+        remove_placement_group(gang.group)
+        self._gangs.remove(gang)
+        self._await_free(gang.shape)
+
+    def _await_free(self, shape: Shape) -> None:
+        """Wait until the head sees the slots free: a group asked for earlier waits a whole second in Ray's back-off."""
+        held = sum(gang.shape.num_slots for gang in self._gangs)
+        deadline = time.monotonic() + LEASE_SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            if ray.available_resources().get(self._resource, 0.0) >= min(shape.num_slots, self._slots.total - held):
+                return
+            time.sleep(0.01)
+
+    # -- attempts ------------------------------------------------------------------------------------------------------------
+
+    def _advance(self, flight: _Flight, ready: Sequence[Any]) -> None:
+        for ref in ready:
+            index = flight.refs.pop(ref)
+            try:
+                value = ray.get(ref)
+            except RayTaskError as exc:
+                self._lose(flight, FailureKind.LAUNCH_FAILED, f"the launcher raised {_first_line(exc.cause or exc)}", detail=str(exc))
+                return
+            except RayActorError as exc:
+                node = flight.gang.nodes[index][1] if flight.gang.nodes else None
+                self._lose(
+                    flight, FailureKind.NODE_LOST, f"lost the agent on node {node or 'not yet known'}: {_first_line(exc)}", node=node
+                )
+                return
+            match flight.stage:
+                case _Stage.FORMING:
+                    flight.described[index] = value
+                case _Stage.RENDEZVOUS:
+                    self._run(flight, master_port=value)
+                    return
+                case _Stage.RUNNING:
+                    flight.reports[index] = value
+                    if value.failure is not None:
+                        self._kill_others(flight, index)
+        if not flight.refs:
+            if flight.stage is _Stage.FORMING:
+                gang = flight.gang
+                order = sorted(range(len(gang.agents)), key=lambda i: flight.described[i])
+                gang.agents = [gang.agents[i] for i in order]
+                gang.nodes = [flight.described[i] for i in order]
+                self._begin(flight)
+            elif flight.stage is _Stage.RUNNING:
+                self._finish(flight)
+
+    def _begin(self, flight: _Flight) -> None:
+        """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
+        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=[name for _, name, _ in flight.gang.nodes]))
+        flight.since = time.monotonic()
+        if flight.gang.shape.num_nodes == 1:
+            self._run(flight, master_port=None)
+        else:
+            flight.stage = _Stage.RENDEZVOUS
+            flight.refs = {flight.gang.agents[0].rendezvous.remote(): 0}
+
+    def _run(self, flight: _Flight, *, master_port: int | None) -> None:
+        gang = flight.gang
+        flight.stage, flight.since = _Stage.RUNNING, time.monotonic()
+        flight.refs = {
+            agent.run.remote(
+                LaunchOrder(
+                    request=flight.request,
+                    program=_program(flight.request),
+                    first_rank=i * gang.shape.slots_per_node,
+                    local_world_size=gang.shape.slots_per_node,
+                    node_rank=i,
+                    master_addr=gang.nodes[0][2] if master_port is not None else "127.0.0.1",
+                    master_port=master_port,
+                    environment=self._rank_environment,
+                )
+            ): i
+            for i, agent in enumerate(gang.agents)
+        }
+
+    def _kill_others(self, flight: _Flight, index: int) -> None:
+        for i, agent in enumerate(flight.gang.agents):
+            if i != index and i not in flight.reports:
+                agent.kill.remote(flight.request.tag)
+
+    def _follow(self, flight: _Flight, ready: Sequence[Any]) -> None:
+        """Ask a long attempt how far it is, at most once a second."""
+        now = time.monotonic()
+        if flight.progress_ref is not None:
+            if flight.progress_ref not in ready:
+                return
+            ref, flight.progress_ref = flight.progress_ref, None
+            try:
+                progress = ray.get(ref)
+            except RayError:
+                return  # the run's own ref says what happened
+            if progress is not None and progress != flight.last_progress and flight.request.trial_id in self._flights:
+                flight.last_progress = progress
+                self._events.append(Progressed(trial_id=flight.request.trial_id, phase=progress.phase, step=progress.step))
+        elif flight.stage is _Stage.RUNNING and now - max(flight.since, flight.progress_at) > PROGRESS_SECONDS:
+            flight.progress_at = now
+            flight.progress_ref = flight.gang.agents[0].progress.remote()
+
+    def _overdue(self, flight: _Flight) -> None:
+        if flight.request.trial_id not in self._flights:
+            return
+        waited = time.monotonic() - flight.since
+        if flight.stage is not _Stage.RUNNING and waited > PLACEMENT_SECONDS:
+            shape = flight.gang.shape
+            self._lose(
+                flight,
+                FailureKind.LAUNCH_FAILED,
+                f"no {shape.num_nodes} x {shape.slots_per_node} {self._unit} within {PLACEMENT_SECONDS:.0f} s",
+            )
+        elif flight.stage is _Stage.RUNNING and waited > flight.request.limits.total + OVERTIME_SECONDS:
+            self._lose(flight, FailureKind.NODE_LOST, f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit")
+
+    def _finish(self, flight: _Flight) -> None:
+        reports = [flight.reports[i] for i in sorted(flight.reports)]
+        bad = [r for r in reports if r.failure is not None]
+        # The gang's first bad rank: peers on other nodes were killed by us, or died of its death.
+        first = min(bad, key=lambda r: (r.failure.kind is FailureKind.CANCELLED, r.failed_at_unix_seconds or 0.0), default=None)  # type: ignore[union-attr]
+        failure = first.failure if first is not None else None
+        if flight.cancelled and failure is not None:
+            failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
+        self._end(flight, reports, failure)
+
+    def _lose(self, flight: _Flight, kind: FailureKind, message: str, *, node: str | None = None, detail: str = "") -> None:
+        """Give up an attempt whose agents cannot be trusted any more: all of them die, and with them their ranks."""
+        if flight.cancelled:
+            kind, message = FailureKind.CANCELLED, "cancelled"
+        self._release(flight.gang, kill=True)
+        self._end(
+            flight, [flight.reports[i] for i in sorted(flight.reports)], Failure(kind=kind, message=message, node=node, log_tail=detail)
+        )
+
+    def _end(self, flight: _Flight, reports: Sequence[NodeReport], failure: Failure | None) -> None:
+        now = time.monotonic()
+        flight.gang.used_at = now
+        del self._flights[flight.request.trial_id]
+        held = (now - flight.started) * flight.gang.shape.num_slots
+        self._events.append(Finished(trial_id=flight.request.trial_id, reports=reports, failure=failure, gpu_seconds=held))
+
+
+def _program(request: TrialRequest) -> str:
+    return f"workloads.{request.workload}"
+
+
+def _connect(address: str | None) -> None:
+    # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
+    if address is None:
+        options["include_dashboard"] = False
+        os.environ.pop("RAY_ADDRESS", None)  # a local Ray was asked for
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (ConnectionError, RayError, RuntimeError, ValueError, TimeoutError) as exc:
+        where = address or "a local Ray"
+        hint = (
+            "" if address is None else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
+        )
+        raise ClusterUnavailable(f"no connection to {where}: {_first_line(exc)}.{hint}") from exc
+    _protect_token()
+
+
+def _protect_token() -> None:
+    """Ray writes its token readable by everyone on the machine."""
+    token = Path.home() / ".ray" / "auth_token"
+    try:
+        if token.stat().st_mode & 0o077 and token.stat().st_uid == os.getuid():
+            token.chmod(0o600)
+    except OSError as exc:
+        logger.debug("No token to protect: %s", exc)
+
+
+def _discover(device: Device | None, gpus_per_node: int | None) -> Slots:
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
+    chosen = device or (Device.CUDA if any(gpus) else Device.CPU)
+    if chosen is Device.CUDA and not any(gpus):
+        raise ResourcesInsufficient(
+            f"the sweep asks for GPUs, but Ray sees none on {len(nodes)} node(s). Use device: cpu, or --ray-address of a cluster that has them"
+        )
+    counts = gpus if chosen is Device.CUDA else [int(node["Resources"].get("CPU", 0)) for node in nodes]
+    if gpus_per_node is not None:
+        counts = [min(count, gpus_per_node) for count in counts]
+    name = next((key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:")), None)
+    return Slots(device=chosen, device_name=name, slots_by_node=sorted((c for c in counts if c > 0), reverse=True))
+
+
+def _fits_beside(shape: Shape, held: Sequence[Shape], slots_by_node: Sequence[int]) -> bool:
+    """Whether a gang fits while others are held, each node of theirs taken where it leaves the least over."""
+    free = sorted(slots_by_node, reverse=True)
+    for other in [*sorted(held, key=lambda s: (-s.slots_per_node, -s.num_nodes)), shape]:
+        roomy = sorted((i for i, count in enumerate(free) if count >= other.slots_per_node), key=lambda i: free[i])[: other.num_nodes]
+        if len(roomy) < other.num_nodes:
+            return False
+        for i in roomy:
+            free[i] -= other.slots_per_node
+    return True
+
+
+def _node_environment() -> dict[str, str]:
+    """Communication settings of the driver that ranks on every node shall see."""
+    passed = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM_THREADS", "MKL_", "HF_", "CUDA_DEVICE_ORDER", "PYTORCH_")
+    return {k: v for k, v in os.environ.items() if k.startswith(passed)}
+
+
+def _first_line(exc: BaseException) -> str:
+    text = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {text[0] if text else ''}"
