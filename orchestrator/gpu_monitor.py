@@ -1,0 +1,147 @@
+"""What NVML says of this node's GPUs while ranks run: utilisation, power, memory, and who still holds them.
+
+The only importer of nvidia-ml-py. Without it, without a driver, or where a value is not supported, the answer is None.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.protocol import GpuUsage
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """How full a device was at its fullest, all processes together."""
+
+    used_bytes: int
+    total_bytes: int
+
+
+class GpuMonitor:
+    """Samples devices (physical indices or UUIDs) in a thread, between `__enter__` and `__exit__`. Without devices it does nothing."""
+
+    def __init__(self, devices: Sequence[str], *, nvml: Any = None) -> None:
+        self._nvml = (nvml or _load_nvml()) if devices else None
+        self._handles = _handles(self._nvml, devices)
+        self._counting = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._utilisation: list[float] = []
+        self._power_watts: list[float] = []
+        self._num_samples = 0
+        self._fullest: DeviceMemory | None = None
+
+    def __enter__(self) -> GpuMonitor:
+        if self._handles:
+            self._thread = threading.Thread(target=self._sample_until_stopped, name="gpu-monitor", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def count(self, timed_steps_run: bool) -> None:
+        """Say whether samples from now on are of timed steps: only those count as usage."""
+        self._counting = timed_steps_run
+
+    def usage(self) -> GpuUsage:
+        return GpuUsage(utilisation=_mean(self._utilisation), power_watts=_mean(self._power_watts), num_samples=self._num_samples)
+
+    def fullest(self) -> DeviceMemory | None:
+        """The device that was nearest to its limit, whether timed steps ran or not."""
+        return self._fullest
+
+    def _sample_until_stopped(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            self.sample()
+
+    def sample(self) -> None:
+        """Take one sample of each device."""
+        counting = self._counting
+        nvml: Any = self._nvml
+        for handle in self._handles:
+            memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+            if memory is not None:
+                seen = DeviceMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
+                if self._fullest is None or seen.used_bytes / seen.total_bytes > self._fullest.used_bytes / self._fullest.total_bytes:
+                    self._fullest = seen
+            if counting:
+                rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+                if rates is not None:
+                    self._utilisation.append(rates.gpu / 100)
+                milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+                if milliwatts is not None:
+                    self._power_watts.append(milliwatts / 1000)
+        if counting:
+            self._num_samples += 1
+
+
+def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
+    """Why these devices are not free to measure on: a compute process holds one. None: they are, or nobody knows."""
+    nvml = (nvml or _load_nvml()) if devices else None
+    for device, handle in zip(devices, _handles(nvml, devices), strict=False):
+        processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if processes:
+            held = ", ".join(f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "") for p in processes)
+            return f"GPU {device} is held by {held}"
+    return None
+
+
+def wait_until_clean(devices: Sequence[str], *, patience_seconds: float, nvml: Any = None) -> str | None:
+    """Give the driver time to take back what a killed process held. Returns why the devices are still not free."""
+    deadline = time.monotonic() + patience_seconds
+    while (reason := clean(devices, nvml=nvml)) is not None and time.monotonic() < deadline:
+        time.sleep(SAMPLE_SECONDS)
+    return reason
+
+
+def _load_nvml() -> Any:
+    """NVML, initialised; None where there is none. Imported late: it is an extra, and machines without GPUs do without."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        logger.debug("NVML does not answer: %s", exc)
+        return None
+    return nvml
+
+
+def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:
+    if nvml is None:
+        return []
+    handles = []
+    for device in devices:
+        get = nvml.nvmlDeviceGetHandleByIndex if device.isdigit() else nvml.nvmlDeviceGetHandleByUUID
+        handle = _ask(nvml, get, int(device) if device.isdigit() else device)
+        if handle is None:
+            return []  # numbered otherwise than NVML counts: say nothing rather than watch the wrong one
+        handles.append(handle)
+    return handles
+
+
+def _ask(nvml: Any, question: Any, argument: Any) -> Any:
+    try:
+        return question(argument)
+    except nvml.NVMLError as exc:
+        logger.debug("NVML does not say: %s", exc)
+        return None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,303 @@
+"""The ranks of one node: started in fresh processes, watched, ended, and proven gone.
+
+Plain Python, no Ray: used from an actor, where `run` blocks in one thread and `kill` arrives in another, or directly. It decides
+nothing about trials; it reports how its ranks ended, and what the first bad one died of.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.failures import Failure, FailureKind, is_aftermath
+from orchestrator.core.protocol import (
+    ATTEMPT_VARIABLE,
+    REQUEST_FILE,
+    RUN_DIR_VARIABLE,
+    Device,
+    GpuUsage,
+    Heartbeat,
+    LaunchOrder,
+    NodeReport,
+    Phase,
+    TrialRequest,
+    encode,
+)
+from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
+from orchestrator.launcher_gang import Gang
+from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
+from orchestrator.launcher_watch import judge
+from orchestrator.processes import kill_all, launcher_identity, num_oom_kills, orphaned
+
+logger = logging.getLogger(__name__)
+
+MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
+LEFTOVER_PATIENCE_SECONDS = 5.0
+DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
+
+
+class NodeLauncher:
+    """Runs one attempt at a time on this node. `root` is the folder of all run directories; `close` ends every process it has started."""
+
+    def __init__(self, root: Path, *, node: str) -> None:
+        self._root = root.absolute()
+        self._node = node
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._identity = launcher_identity(self._root)
+        self._server: RankServer | None = None
+        self._rendezvous: socket.socket | None = None
+        self._running = threading.Lock()
+        self._cancelled: set[str] = set()  # tags; one may arrive before its attempt does
+        self._gang: Gang | None = None
+        self._closed = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._sweep_leftovers()
+
+    def run(self, order: LaunchOrder) -> NodeReport:
+        """Run this node's share of an attempt, to the last process gone.
+
+        All that goes wrong on the way stands in the report. Raises ValueError for an order that contradicts itself, RuntimeError when
+        busy or closed, and ProcessesStuck where something cannot be killed: the node is not to be used then.
+        """
+        _check(order)
+        if self._closed or not self._running.acquire(blocking=False):
+            state = "closed" if self._closed else "busy; it runs one attempt at a time"
+            raise RuntimeError(f"attempt {order.request.tag}: the launcher of {self._node} is {state}")
+        try:
+            return self._run(order)
+        finally:
+            self._cancelled.discard(order.request.tag)
+            self._gang = None
+            self._release_rendezvous()
+            self._running.release()
+
+    def kill(self, tag: str) -> None:
+        """Cancel an attempt (`TrialRequest.tag`), running or still to come. Returns at once; `run` returns when all is gone."""
+        self._cancelled.add(tag)
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"k")
+
+    def progress(self) -> Heartbeat | None:
+        """How far the least advanced rank of the running attempt is; None between attempts."""
+        gang = self._gang
+        watch = gang.least_advanced() if gang is not None else None
+        return Heartbeat(phase=watch.phase, step=watch.step) if watch is not None else None
+
+    def rendezvous(self) -> int:
+        """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next attempt here has ended."""
+        self._release_rendezvous()
+        self._rendezvous = hold_port()
+        return int(self._rendezvous.getsockname()[1])
+
+    def prepare(self, program: str) -> None:
+        """Start importing what a program needs, without waiting for it."""
+        if self._server is None or self._server.program != program or self._server.num_gangs >= MAX_GANGS_PER_SERVER:
+            self._stop_server()
+            self._server = RankServer(program=program, identity=self._identity, log_path=self._root / f"rank-server-{self._node}.txt")
+
+    def close(self) -> None:
+        """Cancel what runs, and end every process. The launcher refuses to run anything afterwards."""
+        self._closed = True
+        gang = self._gang
+        if gang is not None:
+            self.kill(gang.tag)
+        with self._running:
+            self._stop_server()
+            self._release_rendezvous()
+
+    def _run(self, order: LaunchOrder) -> NodeReport:
+        started = time.monotonic()
+        request = order.request
+        run_dir = run_directory(self._root, request, order.node_rank)
+        try:
+            unusable = _make_run_directory(run_dir, request) or wait_until_clean(order.devices, patience_seconds=DEVICES_CLEAN_SECONDS)
+        except OSError as exc:
+            unusable = f"cannot write the run directory {run_dir}: {exc.strerror}"
+        if unusable is not None:
+            return self._report(order, started, failure=self._launch_failed(unusable), failed_at=time.time())
+        oom_kills_before = num_oom_kills()
+        with GpuMonitor(order.devices) as monitor:
+            gang = Gang(
+                order,
+                node=self._node,
+                run_dir=run_dir,
+                wake=self._wake_read,
+                is_cancelled=lambda: request.tag in self._cancelled,
+                on_phase=lambda phase: monitor.count(phase is Phase.STEADY),
+            )
+            self._gang = gang
+            server_lost = self._run_gang(gang, order, run_dir)
+        failure, failed_at = None, None
+        if server_lost is not None or not all(watch.measured for watch in gang.watches):
+            memory = monitor.fullest()
+            failure, failed_at = self._judge(gang, server_lost, oom_kills=num_oom_kills() - oom_kills_before, memory=memory)
+        return self._report(order, started, gang=gang, gpu=monitor.usage(), failure=failure, failed_at=failed_at)
+
+    def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> str | None:
+        """Run the ranks. Returns how the rank server was lost, if it was."""
+        port = order.master_port if order.master_port is not None else self.rendezvous()
+        lost = None
+        try:
+            self.prepare(order.program)
+            assert self._server is not None
+            gang.run(self._server, environment=_gang_environment(order, port, run_dir), ranks=_places(order))
+        except ServerLost as exc:
+            lost = str(exc)
+            gang.processes_killed += self._stop_server()
+        finally:
+            gang.finish()
+        return lost
+
+    def _judge(self, gang: Gang, server_lost: str | None, *, oom_kills: int, memory: DeviceMemory | None) -> tuple[Failure, float]:
+        """What this node's ranks died of, and when."""
+        peak, capacity = (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)
+        verdict = judge(
+            [
+                watch.evidence(self._node, num_oom_kills=oom_kills, peak_memory_bytes=peak, device_memory_bytes=capacity)
+                for watch in gang.watches
+                if not watch.measured
+            ]
+        )
+        if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
+            return Failure(kind=FailureKind.CANCELLED, message="cancelled", node=self._node), time.time()
+        if verdict is not None:
+            return verdict
+        if oom_kills:
+            text = f"the kernel's OOM killer ended the rank server (oom_kill +{oom_kills})"
+            return Failure(kind=FailureKind.OOM_HOST, message=text, node=self._node, evidence=text), time.time()
+        return self._launch_failed(server_lost or "the ranks ended for no reason that is known"), time.time()
+
+    def _launch_failed(self, reason: str) -> Failure:
+        return Failure(kind=FailureKind.LAUNCH_FAILED, message=f"{self._node}: {reason}", node=self._node, evidence=reason)
+
+    def _report(
+        self,
+        order: LaunchOrder,
+        started: float,
+        *,
+        gang: Gang | None = None,
+        gpu: GpuUsage | None = None,
+        failure: Failure | None,
+        failed_at: float | None,
+    ) -> NodeReport:
+        if failure is not None:
+            logger.info(
+                "Attempt %s ended on %s: %s",
+                order.request.tag,
+                self._node,
+                failure.message,
+                extra={"action": "failed", "kind": failure.kind},
+            )
+        return NodeReport(
+            node=self._node,
+            ranks=tuple(watch.outcome() for watch in gang.watches) if gang is not None else (),
+            failure=failure,
+            failed_at_unix_seconds=failed_at,
+            seconds=time.monotonic() - started,
+            processes_killed=gang.processes_killed if gang is not None else 0,
+            gpu=gpu or GpuUsage(),
+        )
+
+    def _stop_server(self) -> int:
+        """Returns how many processes outlived their server, and were found by their tag."""
+        server, self._server = self._server, None
+        return server.stop() if server is not None else 0
+
+    def _release_rendezvous(self) -> None:
+        held, self._rendezvous = self._rendezvous, None
+        if held is not None:
+            held.close()
+
+    def _sweep_leftovers(self) -> None:
+        """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
+        left = orphaned(self._root)
+        if left:
+            logger.warning("Ending %d processes whose launcher is dead: %s", len(left), left, extra={"action": "swept"})
+        stuck = kill_all(left, patience_seconds=LEFTOVER_PATIENCE_SECONDS)
+        if stuck:
+            raise ProcessesStuck(stuck)
+
+
+def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:
+    """Where the ranks of one node leave what they have to say about one attempt; node by node, for roots on a shared file system."""
+    return root / f"trial-{request.trial_id}" / f"attempt-{request.attempt}" / f"node-{node_rank}"
+
+
+def hold_port() -> socket.socket:
+    """Bind a free port such that only the program it is meant for can listen on it while the socket is held.
+
+    Both that program's socket and this one allow the reuse of addresses, and this one does not listen: so Linux lets it in. Anybody
+    who looks for a free port meanwhile is given another, because the kernel gives away none that is bound.
+    """
+    try:
+        held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind(("::", 0))
+    except OSError:  # no IPv6 here
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        held.bind(("", 0))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
+
+
+def _check(order: LaunchOrder) -> None:
+    needs_devices = order.request.device is Device.CUDA
+    if needs_devices and len(order.devices) != order.local_world_size:
+        raise ValueError(f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: expected one device per rank")
+    if order.master_port is None and order.local_world_size != order.request.layout.world_size:
+        raise ValueError(
+            f"a gang of {order.request.layout.world_size} ranks, {order.local_world_size} of them here, needs a master_port:"
+            " take it from rendezvous() of the launcher that runs rank 0"
+        )
+
+
+def _make_run_directory(run_dir: Path, request: TrialRequest) -> str | None:
+    """Make it and leave the request in it. Returns why it cannot be used."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir()
+    except FileExistsError:
+        return f"{run_dir} exists: an attempt's directory is never written twice. Give the attempt a new number, or the sweep a new folder"
+    (run_dir / REQUEST_FILE).write_bytes(encode(request))
+    return None
+
+
+def _gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, str]:
+    """torchrun's environment, as far as it is the same for all ranks of this node."""
+    request = order.request
+    num_cores = len(order.cpus) or len(os.sched_getaffinity(0))
+    environment = {
+        "WORLD_SIZE": str(request.layout.world_size),
+        "LOCAL_WORLD_SIZE": str(order.local_world_size),
+        "GROUP_RANK": str(order.node_rank),
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": request.tag,
+        "OMP_NUM_THREADS": str(max(1, num_cores // order.local_world_size)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts them
+        "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
+        RUN_DIR_VARIABLE: str(run_dir),
+        ATTEMPT_VARIABLE: request.tag,
+    }
+    if order.local_world_size == request.layout.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to an address that it does not have
+    return environment | dict(order.environment)
+
+
+def _places(order: LaunchOrder) -> list[dict[str, Any]]:
+    """What differs from rank to rank."""
+    cores_per_rank = len(order.cpus) // order.local_world_size
+    return [
+        {
+            "rank": order.first_rank + local_rank,
+            "environment": {"RANK": str(order.first_rank + local_rank), "LOCAL_RANK": str(local_rank)},
+            "cpus": list(order.cpus[local_rank * cores_per_rank :][:cores_per_rank] if cores_per_rank else order.cpus),
+        }
+        for local_rank in range(order.local_world_size)
+    ]

@@ -1,0 +1,183 @@
+"""What the launcher knows of one rank, how it looks as evidence, and which rank of a gang is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Evidence, Failure, classify, first_bad
+from orchestrator.core.protocol import (
+    MAX_RESULT_BYTES,
+    BadResult,
+    LaunchOrder,
+    Phase,
+    RankFailure,
+    RankOutcome,
+    RankResult,
+    decode_failure,
+    decode_heartbeat,
+    decode_result,
+    failure_file,
+    heartbeat_file,
+    result_file,
+)
+from orchestrator.launcher_log import RankLog
+from orchestrator.processes import is_stopped
+
+TAIL_BYTES = 1 << 16  # of a rank's output, that a failure is judged by
+SHOWN_TAIL_CHARACTERS = 8000  # of it, that a report carries
+
+phase_order = tuple(Phase).index
+
+
+@dataclass(kw_only=True)
+class RankWatch:
+    """What the launcher knows of one rank."""
+
+    rank: int
+    log: RankLog
+    pipe: int | None
+    run_dir: Path
+    pid: int | None = None
+    code: int | None = None  # exit code, or minus the signal; None: it has not ended by itself
+    ended_at_unix_seconds: float | None = None
+    phase: Phase = Phase.START
+    step: int = 0
+    phase_since: float = 0.0  # monotonic
+    progress_at: float = 0.0  # monotonic
+    limit_passed: str | None = None
+    result: RankResult | None = None
+    bad_result: str | None = None
+    note: RankFailure | None = None
+    _seen: tuple[int, bytes] = (0, b"")  # the last heartbeat read, and when it was written
+
+    @property
+    def ended(self) -> bool:
+        return self.code is not None
+
+    @property
+    def measured(self) -> bool:
+        """Its part is done: a result, or rank 0 has it; and what became of the process in its teardown does not matter."""
+        if self.bad_result is not None:
+            return False
+        if self.phase is Phase.TEARDOWN and self.result is not None:
+            return True
+        return self.code == 0 and (self.result is not None or (self.rank > 0 and self.phase is Phase.TEARDOWN))
+
+    def read_heartbeat(self, now: float) -> None:
+        path = self.run_dir / heartbeat_file(self.rank)
+        try:
+            seen = path.stat().st_mtime_ns, _read(path, 4096)
+        except OSError:
+            return
+        if seen == self._seen:
+            return
+        try:
+            heartbeat = decode_heartbeat(seen[1])
+        except BadResult:
+            return
+        self._seen = seen
+        if heartbeat.phase is not self.phase:
+            self.phase_since = now
+        self.phase, self.step, self.progress_at = heartbeat.phase, heartbeat.step, now
+
+    def read_last_words(self, now: float) -> None:
+        """What it left in the run directory, once it has ended."""
+        self.read_heartbeat(now)
+        with suppress(FileNotFoundError):
+            try:
+                self.result = decode_result(_read(self.run_dir / result_file(self.rank), MAX_RESULT_BYTES + 1))
+                self.bad_result = None
+            except (BadResult, OSError) as exc:
+                if isinstance(exc, FileNotFoundError):
+                    raise
+                self.bad_result = str(exc)
+        with suppress(OSError, BadResult):
+            self.note = decode_failure(_read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1))
+        if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
+            self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
+
+    def overdue(self, order: LaunchOrder, now: float) -> str | None:
+        """The limit that it has passed, for a person."""
+        limit: float = getattr(order.request.limits, self.phase)
+        since = self.progress_at if self.phase is Phase.STEADY else self.phase_since
+        if now - since <= limit:
+            return None
+        return f"{self.phase} limit of {limit:g} s passed" + (
+            f" without a new step after step {self.step}" if self.phase is Phase.STEADY else ""
+        )
+
+    def advance(self) -> tuple[int, int, bool, float]:
+        """How far it is, to compare with others: of those equally far, one that was stopped is behind, then one that was silent longest."""
+        return phase_order(self.phase), self.step, not (self.pid is not None and is_stopped(self.pid)), self.progress_at
+
+    def evidence(
+        self, node: str, *, num_oom_kills: int = 0, peak_memory_bytes: int | None = None, device_memory_bytes: int | None = None
+    ) -> Evidence:
+        """What speaks about its end; memory as the node's monitor saw it, unless the rank said itself."""
+        code, note = self.code, self.note
+        return Evidence(
+            rank=self.rank,
+            node=node,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            exception=note.exception if note else "",
+            message=note.message if note else "",
+            traceback=note.traceback if note else "",
+            noted_out_of_memory=note.out_of_memory if note else False,
+            bad_result=self.bad_result,
+            timed_out=self.limit_passed,
+            phase=note.phase if note else self.phase,
+            step=note.step if note else self.step,
+            num_oom_kills=num_oom_kills,
+            peak_memory_bytes=note.peak_memory_allocated_bytes if note and note.peak_memory_allocated_bytes else peak_memory_bytes,
+            device_memory_bytes=note.device_memory_bytes if note and note.device_memory_bytes else device_memory_bytes,
+            at_unix_seconds=note.at_unix_seconds if note else self.ended_at_unix_seconds or 0.0,
+            log_tail=self.log.tail(TAIL_BYTES),
+            log_path=str(self.log.path),
+        )
+
+    def outcome(self) -> RankOutcome:
+        code = self.code
+        return RankOutcome(
+            rank=self.rank,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            result=self.result if self.measured else None,
+            failure=self.note,
+            bad_result=self.bad_result,
+            phase=self.phase,
+            step=self.step,
+            ended_at_unix_seconds=self.ended_at_unix_seconds,
+            log_path=str(self.log.path),
+            log_tail=self.log.tail(TAIL_BYTES)[-SHOWN_TAIL_CHARACTERS:],
+        )
+
+
+def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
+    """The failure of a gang and when it happened, from the evidence about all ranks that have not measured; None: nothing speaks.
+
+    A rank that we killed is a witness only if it was hung, left a note, or had run out of memory before.
+    """
+    bad = [
+        rank
+        for rank in evidence
+        if rank.exit_code is not None
+        or rank.signal is not None
+        or rank.timed_out
+        or rank.exception
+        or classify(rank).kind in OUT_OF_MEMORY_KINDS
+    ]
+    if not bad:
+        return None
+    failure = first_bad(bad)
+    at = next(rank.at_unix_seconds for rank in bad if rank.rank == failure.rank)
+    return replace(failure, log_tail=failure.log_tail[-SHOWN_TAIL_CHARACTERS:]), at
+
+
+def _read(path: Path, num_bytes: int) -> bytes:
+    """The start of a file that a rank wrote, however long it made it."""
+    with path.open("rb") as file:
+        return file.read(num_bytes)

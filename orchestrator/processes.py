@@ -1,0 +1,197 @@
+"""What Linux tells and lets us do about processes: who descends from whom, who carries a tag, who dies with whom.
+
+Standard library only, and light to import: the rank server's warden stands on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_numbers = itertools.count(1)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies. Call it in a fresh fork of a single-threaded `parent`.
+
+    The signal follows the thread that forked, so a parent that forks from a pool of threads must not be trusted with this.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all its orphaned descendants, so that none can leave its subtree."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents first. A snapshot: what forks meanwhile is in the next one."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        children = _children(pending.pop())
+        found += children
+        pending += children
+    return found
+
+
+def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
+    """Kill everything below this process, which has to be the subreaper and single-threaded.
+
+    Returns the processes killed and those that could not be ended in time (stuck in the kernel). With none of the latter, nothing
+    is left: a subreaper without children has no descendants.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        below = descendants(os.getpid())
+        for pid in below:
+            kill(pid)
+        killed.update(below)
+        if not _reap():
+            return killed, set()
+        if time.monotonic() > deadline:
+            return killed, set(descendants(os.getpid()))
+        time.sleep(0.001)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process that may have ended meanwhile, or belong to somebody else."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with its id, a name nobody else will have. None: it is gone."""
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else int(stat[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is halted by SIGSTOP or a debugger."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] in "Tt"
+
+
+def launcher_identity(root: Path) -> str:
+    """A new name for a launcher in this process: its id, start, id namespace, a number of its own, and its root folder."""
+    return f"{os.getpid()}:{start_time(os.getpid())}:{_pid_namespace()}:{next(_numbers)}:{root}"
+
+
+def tagged(identity: str) -> list[int]:
+    """Living processes that the launcher of this identity started, by their first environment. Others' unreadable ones are skipped."""
+    entry = f"{LAUNCHER_VARIABLE}={identity}".encode()
+    return [pid for pid, tag in _launcher_tags() if tag == entry]
+
+
+def orphaned(root: Path) -> list[int]:
+    """Living processes whose launcher, one with this root in this id namespace, is dead."""
+    found = []
+    for pid, entry in _launcher_tags():
+        launcher, start, namespace, _, path = entry.decode(errors="replace").partition("=")[2].split(":", 4)
+        if namespace == _pid_namespace() and path == str(root) and str(start_time(int(launcher))) != start:
+            found.append(pid)
+    return found
+
+
+def kill_all(pids: Collection[int], *, patience_seconds: float) -> set[int]:
+    """Kill processes that need not be our children, and wait until they are gone. Returns those that are not."""
+    started = {pid: start_time(pid) for pid in pids}
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        alive = {pid for pid, start in started.items() if start is not None and start_time(pid) == start}
+        if not alive or time.monotonic() > deadline:
+            return alive
+        for pid in alive:
+            kill(pid)
+        time.sleep(0.005)
+
+
+def num_oom_kills() -> int:
+    """How often the kernel's OOM killer has struck in this process's memory cgroup (v2 or v1). 0 where it does not say."""
+    for path in _oom_counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def _oom_counters() -> list[Path]:
+    paths = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            # In a container the path is often the host's, and the files lie at the mount itself.
+            if controllers == "":
+                paths += [Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events"), Path("/sys/fs/cgroup/memory.events")]
+            elif "memory" in controllers.split(","):
+                mount = Path("/sys/fs/cgroup/memory")
+                paths += [mount / path.lstrip("/") / "memory.oom_control", mount / "memory.oom_control"]
+    return paths
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}): {os.strerror(ctypes.get_errno())}")
+
+
+def _children(pid: int) -> list[int]:
+    """Children of all threads of a process: a child belongs to the thread that forked it."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                children += map(int, (thread / "children").read_bytes().split())
+    return children
+
+
+def _reap() -> bool:
+    """Collect ended children. False: there are none left, ended or alive."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+        except ChildProcessError:
+            return False
+
+
+def _stat(pid: int) -> list[str] | None:
+    """/proc/PID/stat from its third field (the state) on: the second, the name, may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _launcher_tags() -> list[tuple[int, bytes]]:
+    prefix = f"{LAUNCHER_VARIABLE}=".encode()
+    tags = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                environment = (process / "environ").read_bytes().split(b"\0")
+                tags += [(int(process.name), entry) for entry in environment if entry.startswith(prefix)]
+    return tags
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "unknown"
