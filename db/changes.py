@@ -73,7 +73,7 @@ def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, An
     fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
     insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
     values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
-    bound = {name: sa.bindparam(name) for name in values[0]}
+    bound: dict[str, Any] = {name: sa.bindparam(name) for name in values[0]}
     connection.execute(insert.values(**bound, **fixed).on_conflict_do_nothing(), values)
 
 
@@ -125,7 +125,8 @@ def add_trial(
         "predicted_tokens_per_second_per_gpu": records.finite(predicted_tokens_per_second_per_gpu),
         "predicted_memory_bytes": None if memory is None else int(memory),
     }
-    trial_id = int(connection.execute(sa.insert(trial).values(created_at=now(), updated_at=now(), **values)).inserted_primary_key[0])
+    insert = sa.insert(trial).values(created_at=now(), updated_at=now(), **values).returning(trial.c.id)
+    trial_id = int(connection.execute(insert).scalars().all()[0])
     _log(connection, change, [_event(sweep_id, trial_id, ADDED, None, INITIAL, epoch)])
     return trial_id
 
@@ -294,8 +295,15 @@ def invalidate(
     """Each sweep is taken for the length of the transaction, so that no orchestrator works on what it believes to be done."""
     num_changed = 0
     for sweep_id, trial_ids in sorted(by_sweep.items()):
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "token": token, "ttl_seconds": 0.0}
-        epoch = lease.acquire(connection, sweep_id, **owner, holder_is_dead=holder_is_dead)
+        epoch = lease.acquire(
+            connection,
+            sweep_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            token=token,
+            ttl_seconds=0.0,
+            holder_is_dead=holder_is_dead,
+        )
         for some in _chunks(trial_ids):
             rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
             moves = [(row.id, TrialState(row.state)) for row in rows if row.state in _REPEATABLE]
@@ -376,12 +384,12 @@ def _new_trial(sweep_id: int, cell_id: int, layout: Layout, why: str | None) -> 
     return {"sweep_id": sweep_id, "cell_id": cell_id, "state": INITIAL, "why": text, **records.layout_columns(layout)}
 
 
-def _trials_of_keys(connection: Connection, cell_id: int, keys: Sequence[str]) -> list[sa.Row[tuple[int, str, str]]]:
+def _trials_of_keys(connection: Connection, cell_id: int, keys: Sequence[str]) -> list[sa.Row[*tuple[Any, ...]]]:
     columns = sa.select(trial.c.id, trial.c.layout_key, trial.c.state).where(trial.c.cell_id == cell_id)
     return [row for some in _chunks(keys) for row in connection.execute(columns.where(trial.c.layout_key.in_(some))).fetchall()]
 
 
-def _attempt(connection: Connection, trial_id: int, number: int) -> sa.Row[tuple[int, str, bool]]:
+def _attempt(connection: Connection, trial_id: int, number: int) -> sa.Row[*tuple[Any, ...]]:
     statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.superseded).where(*_attempt_is(trial_id, number))
     row = connection.execute(statement).one_or_none()
     if row is None:

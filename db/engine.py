@@ -97,7 +97,7 @@ class Database:
             yield
         except ModuleNotFoundError as exc:
             message = "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
-            raise StoreUnavailable(message) from (exc if exc.name == "psycopg" else exc)
+            raise StoreUnavailable(message) from exc
         except (OSError, PoolTimeout, DBAPIError, InvalidRequestError, UnicodeError) as exc:
             if isinstance(exc, sa.exc.IntegrityError | sa.exc.ProgrammingError | sa.exc.DataError) or not _is_outside(exc):
                 raise

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -90,7 +91,7 @@ def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
     return f"sweep {row.name!r}: the lease of epoch {epoch} is lost; {owner}. Nothing was written"
 
 
-def live_holder(row: sa.Row[tuple[object, ...]]) -> Holder | None:
+def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
     """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
     if row.owner_token is None or row.lease_until <= row.now:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -225,7 +225,7 @@ def _sweep_row(row: Any) -> SweepRow:
     )
 
 
-def _cell_row(row: Mapping[str, Any]) -> CellRow:
+def _cell_row(row: sa.RowMapping) -> CellRow:
     value = Cell(
         model=records.model_of(row, name=row["model_name"]),
         num_gpus=row["num_gpus"],
@@ -235,7 +235,7 @@ def _cell_row(row: Mapping[str, Any]) -> CellRow:
     return CellRow(id=row["id"], sweep_id=row["sweep_id"], cell=value, fingerprint_digest=row["fingerprint_digest"])
 
 
-def _trial_row(row: Mapping[str, Any]) -> TrialRow:
+def _trial_row(row: sa.RowMapping) -> TrialRow:
     return TrialRow(
         **{name: row[name] for name in _SAME_TRIAL},
         **{name: row[name] for name in _SAME_NUMBERS},
@@ -246,7 +246,7 @@ def _trial_row(row: Mapping[str, Any]) -> TrialRow:
     )
 
 
-def _attempt_row(row: Mapping[str, Any]) -> AttemptRow:
+def _attempt_row(row: sa.RowMapping) -> AttemptRow:
     numbers = {name[2:]: value for name, value in row.items() if name.startswith("m_")}
     stack = {name[2:]: value for name, value in row.items() if name.startswith("f_")}
     is_measured = numbers["attempt_id"] is not None
@@ -271,6 +271,6 @@ def _attempt_row(row: Mapping[str, Any]) -> AttemptRow:
     )
 
 
-def _event_row(row: Mapping[str, Any]) -> EventRow:
+def _event_row(row: sa.RowMapping) -> EventRow:
     names = ("id", "at", "trial_id", "attempt", "event", "from_state", "to_state", "epoch", "detail")
     return EventRow(**{name: row[name] for name in names})

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sqlalchemy import RowMapping
+
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
@@ -15,6 +17,7 @@ from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import GpuUsage, Phase
 
 Columns = dict[str, Any]
+Row = Mapping[str, Any] | RowMapping
 
 _SIZES = (
     "data_parallel_size",
@@ -66,7 +69,7 @@ def layout_columns(layout: Layout) -> Columns:
     }
 
 
-def layout_of(row: Mapping[str, Any]) -> Layout:
+def layout_of(row: Row) -> Layout:
     policy = row["recompute_policy"]
     recompute = Recompute(
         mode=RecomputeMode(row["recompute"]), policy=SelectivePolicy(policy) if policy else None, num_layers=row["recompute_layers"]
@@ -79,7 +82,7 @@ def model_columns(model: ModelShape) -> Columns:
     return {"digest": model.digest, "name": model.name, **sizes, "num_parameters": model.num_parameters}
 
 
-def model_of(row: Mapping[str, Any], *, name: str) -> ModelShape:
+def model_of(row: Row, *, name: str) -> ModelShape:
     return ModelShape(name=name, **{column: row[column] for column in _SHAPE})
 
 
@@ -88,7 +91,7 @@ def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
     return {"digest": fingerprint.digest, **own, **fingerprint.stack.model_dump()}
 
 
-def fingerprint_of(row: Mapping[str, Any]) -> Fingerprint:
+def fingerprint_of(row: Row) -> Fingerprint:
     stack = Stack(**{name: row[name] for name in Stack.model_fields})
     own = {name: row[name] for name in Fingerprint.model_fields if name != "stack"}
     return Fingerprint(**own, stack=stack)
@@ -98,7 +101,7 @@ def phase_columns(phases: Mapping[Phase, float]) -> Columns:
     return {f"{phase.value}_seconds": phases.get(phase) for phase in Phase}
 
 
-def phases_of(row: Mapping[str, Any]) -> dict[Phase, float]:
+def phases_of(row: Row) -> dict[Phase, float]:
     return {phase: row[f"{phase.value}_seconds"] for phase in Phase if row[f"{phase.value}_seconds"] is not None}
 
 
@@ -117,7 +120,7 @@ def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part:
     }
 
 
-def measurement_of(row: Mapping[str, Any]) -> Measurement:
+def measurement_of(row: Row) -> Measurement:
     step_time = StepTime(
         median=row["step_seconds_median"],
         iqr=row["step_seconds_iqr"],
@@ -131,11 +134,11 @@ def failure_columns(failure: Failure) -> Columns:
     return {f"failure_{name}": storable(value) if isinstance(value, str) else value for name, value in asdict(failure).items()}
 
 
-def failure_of(row: Mapping[str, Any]) -> Failure | None:
+def failure_of(row: Row) -> Failure | None:
     if row["failure_kind"] is None:
         return None
-    texts = {name: row[f"failure_{name}"] or "" for name in ("message", "evidence", "log_tail", "log_path")}
-    others = {name: row[f"failure_{name}"] for name in ("rank", "node", "phase", "step", "signal", "exit_code")}
+    texts: Columns = {name: row[f"failure_{name}"] or "" for name in ("message", "evidence", "log_tail", "log_path")}
+    others: Columns = {name: row[f"failure_{name}"] for name in ("rank", "node", "phase", "step", "signal", "exit_code")}
     return Failure(kind=FailureKind(row["failure_kind"]), **texts, **others)
 
 

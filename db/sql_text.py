@@ -29,10 +29,80 @@ ALLOWED_FUNCTIONS = frozenset(" ".join((_TEXT, _NUMBERS, _WINDOWS, _TIMES, _JSON
 
 # Words after which a parenthesis opens no call, and types with a size.
 _NO_CALL = frozenset(
-    "all and any as between by case cross distinct else except exists filter from full group having ilike in inner intersect interval is isnull join"
-    " lateral left like limit not notnull offset on or order outer over partition right select similar some then to union using values when where"
-    " with within materialized varchar numeric decimal char character varying bit float time timestamp precision sets cube rollup window analyze"
-    " verbose explain nulls end".split()
+    [
+        "all",
+        "and",
+        "any",
+        "as",
+        "between",
+        "by",
+        "case",
+        "cross",
+        "distinct",
+        "else",
+        "except",
+        "exists",
+        "filter",
+        "from",
+        "full",
+        "group",
+        "having",
+        "ilike",
+        "in",
+        "inner",
+        "intersect",
+        "interval",
+        "is",
+        "isnull",
+        "join",
+        "lateral",
+        "left",
+        "like",
+        "limit",
+        "not",
+        "notnull",
+        "offset",
+        "on",
+        "or",
+        "order",
+        "outer",
+        "over",
+        "partition",
+        "right",
+        "select",
+        "similar",
+        "some",
+        "then",
+        "to",
+        "union",
+        "using",
+        "values",
+        "when",
+        "where",
+        "with",
+        "within",
+        "materialized",
+        "varchar",
+        "numeric",
+        "decimal",
+        "char",
+        "character",
+        "varying",
+        "bit",
+        "float",
+        "time",
+        "timestamp",
+        "precision",
+        "sets",
+        "cube",
+        "rollup",
+        "window",
+        "analyze",
+        "verbose",
+        "explain",
+        "nulls",
+        "end",
+    ]
 )
 _BEGINNINGS = frozenset({"select", "with", "values", "table", "explain", "show"})
 _PG_NAMES = frozenset({"pg_typeof", "pg_size_pretty"})
@@ -57,7 +127,7 @@ _TOKEN = re.compile(
 def refuse_beyond_reading(sql: str) -> None:
     """Raise UsageInvalid for a PostgreSQL statement that does not begin like a query, calls an unknown function or looks into the server."""
     tokens = list(_tokens(sql))
-    if not tokens or tokens[0] not in _BEGINNINGS and tokens[0] != "(":
+    if not tokens or tokens[0] not in {*_BEGINNINGS, "("}:
         raise UsageInvalid(f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}")
     before = ""
     for word, after in zip(tokens, [*tokens[1:], ""], strict=True):
@@ -66,9 +136,9 @@ def refuse_beyond_reading(sql: str) -> None:
             raise UsageInvalid(f"{name} is about the server, not about sweeps; it cannot be read here")
         is_name = word[0] == '"' or word[0] == "_" or word[0].isalpha()
         # `with name (columns)` and `as name (columns)` name columns; they call nothing.
-        if is_name and after == "(" and before not in ("with", "recursive", "as") and name not in ALLOWED_FUNCTIONS:
-            if word[0] == '"' or name not in _NO_CALL:
-                raise UsageInvalid(f"function {name} cannot be called here")
+        is_call = is_name and after == "(" and before not in ("with", "recursive", "as") and (word[0] == '"' or name not in _NO_CALL)
+        if is_call and name not in ALLOWED_FUNCTIONS:
+            raise UsageInvalid(f"function {name} cannot be called here")
         before = word
 
 

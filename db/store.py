@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from db import changes, lease, migrate, queries, readonly, schema, url
 from db.changes import AttemptFacts
-from db.engine import Database
+from db.engine import Change, Database
 from db.rows import CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
@@ -79,7 +79,7 @@ class Store:
         """
         wanted = json.loads(json.dumps(conditions, allow_nan=False))
 
-        def work(connection: sa.Connection, change: Any) -> int:
+        def work(connection: sa.Connection, change: Change) -> int:
             changes.insert_absent(
                 connection,
                 schema.sweep,
@@ -139,7 +139,7 @@ class Store:
     def request_stop(self, sweep_id: int, request: StopRequest) -> bool:
         """Ask the orchestrator of a sweep to stop, at its next `renew`. False: nobody holds it."""
 
-        def work(connection: sa.Connection, change: Any) -> bool:
+        def work(connection: sa.Connection, change: Change) -> bool:
             table = schema.sweep
             held = (table.c.id == sweep_id, table.c.owner_token.is_not(None), table.c.lease_until > now())
             return connection.execute(sa.update(table).where(*held).values(stop_requested=request)).rowcount == 1
@@ -149,7 +149,7 @@ class Store:
     def reap(self, sweep_id: int, epoch: int) -> list[TrialRow]:
         """Mark attempts that an earlier owner left in flight as lost, let their trials wait again, and return these."""
 
-        def work(connection: sa.Connection, change: changes.Change) -> list[TrialRow]:
+        def work(connection: sa.Connection, change: Change) -> list[TrialRow]:
             return queries.trials_by_id(connection, changes.reap(connection, change, sweep_id, epoch))
 
         return self._database.write(work)
@@ -172,7 +172,7 @@ class Store:
     ) -> TrialRow:
         """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
 
-        def work(connection: sa.Connection, change: changes.Change) -> TrialRow:
+        def work(connection: sa.Connection, change: Change) -> TrialRow:
             trial_id = changes.add_trial(
                 connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes
             )

@@ -127,7 +127,7 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("superseded", sa.Boolean(), server_default=sa.text("0"), nullable=False),
+        sa.Column("superseded", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("started_at", sa.DateTime(), nullable=False),
         sa.Column("ended_at", sa.DateTime()),
         sa.Column("nodes", JSON),
