@@ -1,0 +1,109 @@
+"""A workload that trains nothing: it obeys a model of memory and time, with seeded noise, and goes wrong on request. Needs no torch.
+
+By default it does not even wait: it reports the seconds that its model gives, and a trial takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.core.fingerprint import Stack
+from orchestrator.core.hardware import DEVICES, Hardware
+from orchestrator.core.measurement import enough
+from orchestrator.core.protocol import Phase, RankResult
+from workloads import rank as ranks
+from workloads.rank import ConfigRejected, Rank
+from workloads.synthetic.faults import Fault, inject, out_of_memory
+from workloads.synthetic.physics import MemoryByPhase, memory, step_seconds
+
+
+class Options(BaseModel):
+    """`workload.options` of a sweep file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_name: str = "h100-sxm"  # of core.hardware
+    device_memory_bytes: Annotated[int, Field(gt=0)] | None = None  # None: that device's
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.02  # standard deviation of the logarithm of a step's time
+    time_scale: Annotated[float, Field(gt=0)] = 1.0  # of modelled step times
+    sleep: bool = False  # take the time that is reported
+    faults: tuple[Fault, ...] = ()
+
+
+def main() -> int:
+    return ranks.run(pretend_to_train)
+
+
+def pretend_to_train(rank: Rank) -> RankResult:
+    request = rank.request
+    options = Options.model_validate(dict(request.options))
+    if options.device_name not in DEVICES:
+        raise ConfigRejected(f"device_name {options.device_name!r} is unknown; known: {', '.join(DEVICES)}")
+    hardware = DEVICES[options.device_name]
+    capacity = options.device_memory_bytes or hardware.memory_bytes
+    faults = [fault for fault in options.faults if fault.strikes(request, rank.rank)]
+    needs = memory(request.model, request.layout, request.sequence_length)
+
+    rank.heartbeat(Phase.RENDEZVOUS)
+    _strike(faults, "init", rank)
+    _allocate(rank, needs.init, capacity)
+
+    rank.heartbeat(Phase.FIRST_STEP)
+    _strike(faults, "forward", rank)
+    _allocate(rank, needs.forward, capacity)
+    _strike(faults, "step_1", rank)
+
+    warmup, timed = _run_steps(rank, options, hardware, faults, needs, capacity)
+    result = RankResult(
+        step_seconds=timed,
+        warmup_seconds=warmup,
+        peak_memory_allocated_bytes=needs.step_2,
+        peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
+        device_memory_bytes=capacity,
+        allocator_retries=0,
+        peak_flops=hardware.peak_flops.get(request.layout.precision),
+        peak_flops_source=f"table: {hardware.name}",
+        stack=Stack(python=platform.python_version(), device_name=f"synthetic {hardware.name}"),
+    )
+    rank.finish(result)
+    _strike(faults, "teardown", rank)
+    return result
+
+
+def _run_steps(
+    rank: Rank, options: Options, hardware: Hardware, faults: list[Fault], needs: MemoryByPhase, capacity: int
+) -> tuple[list[float], list[float]]:
+    """Warm-up and timed seconds. All ranks draw the same noise, as ranks that wait for each other do."""
+    request = rank.request
+    model_seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
+    noise = random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}")
+    warmup: list[float] = []
+    timed: list[float] = []
+    step = 0
+    while not enough(timed, request.measurement):
+        step += 1
+        seconds = model_seconds * noise.lognormvariate(0.0, options.noise)
+        if step > 1:
+            rank.heartbeat(Phase.STEADY, step)
+            _strike(faults, f"step_{step}", rank)
+            _allocate(rank, needs.step_2, capacity)
+        if options.sleep:
+            time.sleep(seconds)
+        (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
+    return warmup, timed
+
+
+def _strike(faults: list[Fault], at: str, rank: Rank) -> None:
+    for fault in faults:
+        if fault.at == at:
+            inject(fault, rank)
+
+
+def _allocate(rank: Rank, wanted_bytes: int, capacity_bytes: int) -> None:
+    if wanted_bytes > capacity_bytes:
+        raise out_of_memory(rank, wanted_bytes=wanted_bytes - capacity_bytes, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)

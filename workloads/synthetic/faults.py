@@ -1,0 +1,203 @@
+"""Everything that can go wrong with a rank, done on purpose."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.core.protocol import Phase, TrialRequest, result_file
+from workloads.rank import ConfigRejected, Rank
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch raises, by name and text."""
+
+
+class FaultKind(StrEnum):
+    OOM = "oom"
+    HOST_OOM = "host_oom"
+    CONFIG_REJECTED = "config_rejected"
+    CRASH = "crash"  # an exception
+    EXIT = "exit"  # exit code 1, no word said
+    SEGFAULT = "segfault"
+    ABORT = "abort"
+    LOST_RANK = "lost_rank"  # SIGKILL
+    HANG = "hang"
+    HANG_IN_C = "hang_in_c"  # without ever giving the interpreter back
+    HANG_IGNORING_SIGNALS = "hang_ignoring_signals"
+    STOP = "stop"  # SIGSTOP
+    NCCL_NOISE = "nccl_noise"  # harmless words in the log
+    NCCL_ERROR = "nccl_error"
+    PORT_CLASH = "port_clash"
+    RUBBISH_RESULT = "rubbish_result"
+    NO_RESULT = "no_result"
+    LEAK_CHILDREN = "leak_children"
+    LOG_FLOOD = "log_flood"
+
+
+class Fault(BaseModel):
+    """One fault of a run. `at` is init, forward, step_N or teardown; it strikes on `rank`, or on every rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fault: FaultKind
+    at: Annotated[str, Field(pattern=r"^(init|forward|teardown|step_[1-9]\d*)$")] = "forward"
+    rank: int | None = None
+    only_if: Mapping[str, int | str] = {}  # fields of the layout, with their values
+    probability: Annotated[float, Field(ge=0, le=1)] = 1.0  # drawn once per attempt, from the seed
+    first_attempt_only: bool = False
+
+    def strikes(self, request: TrialRequest, rank: int) -> bool:
+        if self.rank is not None and self.rank != rank:
+            return False
+        if self.first_attempt_only and request.attempt > 1:
+            return False
+        if any(str(getattr(request.layout, name)) != str(value) for name, value in self.only_if.items()):
+            return False
+        return random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}/{self.fault}").random() < self.probability
+
+
+def inject(fault: Fault, rank: Rank) -> None:
+    """Let it happen."""
+    _ACTIONS[fault.fault](rank)
+
+
+def out_of_memory(rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int) -> OutOfMemoryError:
+    gib = 1 << 30
+    return OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {wanted_bytes / gib:.2f} GiB. GPU {rank.local_rank} has a total capacity of"
+        f" {capacity_bytes / gib:.2f} GiB of which {max(0, capacity_bytes - used_bytes) / gib:.2f} GiB is free."
+    )
+
+
+def _oom(rank: Rank) -> None:
+    raise out_of_memory(rank, wanted_bytes=2 << 30, used_bytes=79 << 30, capacity_bytes=80 << 30)
+
+
+def _host_oom(rank: Rank) -> None:
+    raise MemoryError
+
+
+def _config_rejected(rank: Rank) -> None:
+    raise ConfigRejected(f"micro_batch_size {rank.request.layout.micro_batch_size} is refused on purpose; no other is refused")
+
+
+def _crash(rank: Rank) -> None:
+    raise ValueError("a mistake made on purpose")
+
+
+def _exit(rank: Rank) -> None:
+    sys.exit(1)
+
+
+def _die_of(number: signal.Signals) -> Callable[[Rank], None]:
+    def die(rank: Rank) -> None:
+        signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), number)
+
+    return die
+
+
+def _segfault(rank: Rank) -> None:
+    ctypes.string_at(0)
+
+
+def _hang(rank: Rank) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _hang_in_c(rank: Rank) -> None:
+    ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the interpreter's lock
+
+
+def _hang_ignoring_signals(rank: Rank) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    _hang(rank)
+
+
+def _nccl_noise(rank: Rank) -> None:
+    for line in (
+        "NCCL INFO NET/Plugin: No plugin found (libnccl-net.so), using internal implementation",
+        "NCCL WARN NET/IB : Unable to open device mlx5_3, Connection reset by peer (ignored)",
+        "[W] Warning: gloo/transport/tcp retried a connection",
+    ):
+        sys.stderr.write(f"node:{os.getpid()}:{rank.rank} [{rank.local_rank}] {line}\n")
+
+
+def _nccl_error(rank: Rank) -> None:
+    raise RuntimeError(
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, ncclRemoteError: A call failed"
+    )
+
+
+def _port_clash(rank: Rank) -> None:
+    raise RuntimeError("The server socket has failed to listen on any local network address. port: 29500, error: EADDRINUSE")
+
+
+def _rubbish_result(rank: Rank) -> None:
+    (rank.run_dir / result_file(rank.rank)).write_text('{"step_seconds": [NaN, -1, 1e400], "peak_flops": "lots"}')
+    rank.heartbeat(Phase.TEARDOWN, rank.step)
+    os._exit(0)
+
+
+def _no_result(rank: Rank) -> None:
+    os._exit(0)
+
+
+def _leak_children(rank: Rank) -> None:
+    """A child, a grandchild, a child in its own session, a daemon that was forked twice, one without environment, a worker pool's worker."""
+    idle = ["sleep", "600"]
+    subprocess.Popen(idle)
+    subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+    subprocess.Popen(idle, start_new_session=True)
+    subprocess.Popen(idle, start_new_session=True, env={})
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", idle)
+        os._exit(0)
+    for _ in range(2):  # as a DataLoader's: forked, waiting on a queue, not daemonic enough to die by themselves
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+def _log_flood(rank: Rank) -> None:
+    line = "x" * 1023 + "\n"
+    for _ in range(30_000):  # 30 MB
+        sys.stdout.write(line)
+    sys.stdout.write("the last line\n")
+
+
+_ACTIONS: Mapping[FaultKind, Callable[[Rank], None]] = {
+    FaultKind.OOM: _oom,
+    FaultKind.HOST_OOM: _host_oom,
+    FaultKind.CONFIG_REJECTED: _config_rejected,
+    FaultKind.CRASH: _crash,
+    FaultKind.EXIT: _exit,
+    FaultKind.SEGFAULT: _segfault,
+    FaultKind.ABORT: _die_of(signal.SIGABRT),
+    FaultKind.LOST_RANK: _die_of(signal.SIGKILL),
+    FaultKind.STOP: _die_of(signal.SIGSTOP),
+    FaultKind.HANG: _hang,
+    FaultKind.HANG_IN_C: _hang_in_c,
+    FaultKind.HANG_IGNORING_SIGNALS: _hang_ignoring_signals,
+    FaultKind.NCCL_NOISE: _nccl_noise,
+    FaultKind.NCCL_ERROR: _nccl_error,
+    FaultKind.PORT_CLASH: _port_clash,
+    FaultKind.RUBBISH_RESULT: _rubbish_result,
+    FaultKind.NO_RESULT: _no_result,
+    FaultKind.LEAK_CHILDREN: _leak_children,
+    FaultKind.LOG_FLOOD: _log_flood,
+}
