@@ -1,0 +1,202 @@
+"""Any program as a workload: started once per rank with torchrun's environment, told its layout by arguments or environment.
+
+Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only step_seconds required)
+or as JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52} per optimizer step, warm-up included). The rank that
+the launcher sees is this module, which waits for the program; it ends as the program ended, signal for signal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.protocol import MAX_RESULT_BYTES, MAX_SAMPLES, BadResult, Phase, RankResult, TrialRequest, decode_result
+from workloads.rank import ConfigRejected, Rank, context
+
+RESULT_VARIABLE = "SWEEP_RESULT_FILE"
+METRICS_VARIABLE = "SWEEP_METRICS_FILE"
+
+_POLL_SECONDS = 0.05
+_MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+class Options(BaseModel):
+    """`workload.options` of a sweep file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    env: Mapping[str, str] = {}
+    cwd: str | None = None  # None: the run directory
+
+
+class _Metric(BaseModel):
+    """One line of the metrics file; what else stands in it is the program's own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    step_seconds: Annotated[float, Field(gt=0, le=1e7)]
+
+
+def main() -> int:
+    rank = context()
+    try:
+        options = Options.model_validate(dict(rank.request.options))
+        result_path, metrics_path = rank.run_dir / "program-result.json", rank.run_dir / "program-metrics.jsonl"
+        names = template_names(rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path)
+        argv = [fill(text, names) for text in options.argv]
+        environment = (
+            dict(os.environ)
+            | {f"SWEEP_{name.upper()}": value for name, value in names.items()}
+            | {name: fill(text, names) for name, text in options.env.items()}
+        )
+        cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
+    except (ValidationError, ConfigRejected) as exc:
+        sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
+        return 2
+    try:
+        program = subprocess.Popen(argv, env=environment, cwd=cwd)
+    except OSError as exc:
+        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror}\n")
+        return 127
+    metrics = _Metrics(metrics_path, rank)
+    code = _wait(program, rank, metrics)
+    if code < 0:
+        _die_of(-code)
+    if code == 0 and rank.rank == 0:
+        _hand_over(rank, result_path, metrics)
+    elif code == 0:
+        rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are rank 0's
+    return code
+
+
+def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path) -> dict[str, str]:
+    """What an argument may name in braces; each is also in the environment, as SWEEP_MICRO_BATCH_SIZE and so on."""
+    layout, plan = request.layout, request.measurement
+    return {
+        "data_parallel_size": str(layout.data_parallel_size),
+        "tensor_parallel_size": str(layout.tensor_parallel_size),
+        "pipeline_parallel_size": str(layout.pipeline_parallel_size),
+        "context_parallel_size": str(layout.context_parallel_size),
+        "micro_batch_size": str(layout.micro_batch_size),
+        "grad_accum_steps": str(layout.grad_accum_steps),
+        "recompute": str(layout.recompute),
+        "zero_stage": str(layout.zero_stage),
+        "precision": str(layout.precision),
+        "world_size": str(layout.world_size),
+        "global_batch_size": str(layout.global_batch_size),
+        "sequence_length": str(request.sequence_length),
+        "num_steps": str(plan.warmup_steps + plan.max_steps),
+        "seed": str(request.seed),
+        "run_dir": str(run_dir),
+        "result_file": str(result_file),
+        "metrics_file": str(metrics_file),
+    }
+
+
+def fill(template: str, names: Mapping[str, str]) -> str:
+    """Put values for {names}; doubled braces stand for themselves. Raises ConfigRejected for anything else between braces."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        name = match[1]
+        if name is None or name not in names:
+            raise ConfigRejected(f"{match[0]!r} in {template!r} is not a name that can be filled in; possible: {', '.join(names)}")
+        return names[name]
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int:
+    """Wait for the program; each new line of metrics is a step, for the launcher's limits, of every rank on rank 0's node.
+
+    A program that writes nothing until its end is held to the limit of its first step. On other nodes nothing shows how far it is:
+    there only the total limit holds, and rank 0's launcher tells a hang.
+    """
+    on_node_of_rank_0 = rank.rank == rank.local_rank
+    rank.heartbeat(Phase.FIRST_STEP)
+    while True:
+        try:
+            return program.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if on_node_of_rank_0:
+                metrics.read()
+            else:
+                rank.heartbeat(Phase.STEADY)
+
+
+class _Metrics:
+    """The JSON lines that a program appends, read as they come."""
+
+    def __init__(self, path: Path, rank: Rank) -> None:
+        self._path = path
+        self._rank = rank
+        self._offset = 0
+        self._rest = b""
+        self.step_seconds: list[float] = []
+
+    def read(self) -> None:
+        """Take the new lines. What is no metric is left out: the program's own affair."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read(MAX_RESULT_BYTES)
+        except OSError:
+            return
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        self._take(lines)
+
+    def read_to_the_end(self) -> None:
+        before = -1
+        while before != self._offset and self._offset < _MAX_METRICS_BYTES:
+            before = self._offset
+            self.read()
+        self._take([self._rest])  # a last line without its end
+        self._rest = b""
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        before = len(self.step_seconds)
+        for line in lines:
+            try:
+                self.step_seconds.append(_Metric.model_validate_json(line).step_seconds)
+            except ValidationError:
+                continue
+        if len(self.step_seconds) > before:
+            self._rank.heartbeat(Phase.STEADY, len(self.step_seconds))
+
+
+def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
+    """Make rank 0's result out of what the program left, its file first. If that is none, the log says why, and the launcher that."""
+    metrics.read_to_the_end()
+    warmup_steps = rank.request.measurement.warmup_steps
+    try:
+        with result_path.open("rb") as file:
+            result = decode_result(file.read(MAX_RESULT_BYTES + 1))
+    except FileNotFoundError:
+        steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
+        if len(steps) <= warmup_steps:
+            sys.stderr.write(f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}\n")
+            return
+        result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:])
+    except (BadResult, OSError) as exc:
+        sys.stderr.write(f"{result_path.name}: {exc}\n")
+        return
+    rank.finish(result)
+
+
+def _die_of(number: int) -> None:
+    """End as the program ended, so that the launcher judges the program and not this wrapper."""
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
