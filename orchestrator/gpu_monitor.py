@@ -89,6 +89,14 @@ class GpuMonitor:
             self._num_samples += 1
 
 
+def device_name(*, nvml: Any = None) -> str | None:
+    """What the driver calls this machine's first GPU; None without one."""
+    nvml = nvml or _load_nvml()
+    handle = next(iter(_handles(nvml, ["0"])), None)
+    name = _ask(nvml, nvml.nvmlDeviceGetName, handle) if handle is not None else None
+    return name.decode() if isinstance(name, bytes) else name
+
+
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
     """Why these devices are not free to measure on: a compute process holds one. None: they are, or nobody knows."""
     nvml = (nvml or _load_nvml()) if devices else None

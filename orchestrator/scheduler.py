@@ -240,7 +240,8 @@ class RayScheduler:
         held = sum(gang.shape.num_slots for gang in self._gangs)
         deadline = time.monotonic() + LEASE_SETTLE_SECONDS
         while time.monotonic() < deadline:
-            if ray.available_resources().get(self._resource, 0.0) >= min(shape.num_slots, self._slots.total - held):
+            available = ray.available_resources()  # type: ignore[no-untyped-call]
+            if available.get(self._resource, 0.0) >= min(shape.num_slots, self._slots.total - held):
                 return
             time.sleep(0.01)
 
@@ -408,7 +409,7 @@ def _protect_token() -> None:
 
 
 def _discover(device: Device | None, gpus_per_node: int | None) -> Slots:
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
     chosen = device or (Device.CUDA if any(gpus) else Device.CPU)
     if chosen is Device.CUDA and not any(gpus):

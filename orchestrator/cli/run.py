@@ -221,13 +221,13 @@ def _project_of(spec: SweepSpec) -> Path:
 
 
 def _planned_hardware(spec: SweepSpec) -> Hardware | None:
-    from orchestrator.gpu_monitor import device_names
+    from orchestrator.gpu_monitor import device_name
 
     from orchestrator.core.hardware import DEVICES, from_driver_name
 
     if spec.device == "auto":
-        names = device_names()
-        return from_driver_name(names[0]) if names else None
+        name = device_name()
+        return from_driver_name(name) if name is not None else None
     return DEVICES.get(spec.device)
 
 

@@ -1,0 +1,76 @@
+"""A scheduler that runs nothing: each attempt ends as a script says. The loop cannot tell it from Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Stack
+from orchestrator.core.layout import Layout
+from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
+from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
+
+Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
+
+
+class FakeScheduler:
+    """`slots` free slots on one node; attempts end in the order they were started, one per poll."""
+
+    def __init__(self, script: Script, *, slots: int = 2, device: Device = Device.CPU, nodes: Sequence[int] | None = None) -> None:
+        self._script = script
+        self._slots = Slots(device=device, device_name=None, slots_by_node=nodes or [slots])
+        self._running: dict[int, tuple[TrialRequest, Shape]] = {}
+        self._cancelled: set[int] = set()
+        self.started: list[tuple[Layout, int]] = []
+        self.most_at_once = 0
+        self.closed = False
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def can_start(self, shape: Shape) -> bool:
+        return sum(s.num_slots for _, s in self._running.values()) + shape.num_slots <= self._slots.total
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        assert self.can_start(shape)
+        assert request.trial_id not in self._running
+        self._running[request.trial_id] = (request, shape)
+        self.started.append((request.layout, request.attempt))
+        self.most_at_once = max(self.most_at_once, len(self._running))
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if not self._running:
+            return []
+        trial_id, (request, shape) = next(iter(self._running.items()))
+        del self._running[trial_id]
+        events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=["here"])]
+        ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
+        self._cancelled.discard(trial_id)
+        if isinstance(ending, FailureKind):
+            report = NodeReport(node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=Failure(kind=ending, message=f"scripted {ending}"))
+            return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=float(shape.num_slots))]
+        ranks = [
+            RankOutcome(
+                rank=rank,
+                exit_code=0,
+                result=RankResult(
+                    step_seconds=[ending] * 6,
+                    phase_seconds={Phase.START: 0.1, Phase.STEADY: 6 * ending},
+                    peak_memory_allocated_bytes=1000 + rank,
+                    stack=Stack(torch="2.13.0"),
+                ),
+            )
+            for rank in range(request.layout.world_size)
+        ]
+        return [
+            *events,
+            Progressed(trial_id=trial_id, phase=Phase.STEADY, step=3),
+            Finished(trial_id=trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=float(shape.num_slots)),
+        ]
+
+    def cancel(self, trial_id: int) -> None:
+        self._cancelled.add(trial_id)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,267 @@
+"""The loop, with a scripted scheduler and a real SQLite store."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.errors import ResourcesInsufficient, SweepChanged, SweepHeld
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.layout import RecomputeMode
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.core.spec import SweepSpec
+from orchestrator.sweep import Snapshot, Stop, StopReason, SweepResult, run_sweep
+from tests.orchestrator.fake_scheduler import FakeScheduler, Script
+
+CODE = Fingerprint(orchestrator_version="test")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
+        yield opened
+
+
+def spec(**changes: Any) -> SweepSpec:
+    return SweepSpec.model_validate(
+        {
+            "name": "t",
+            "model": "llama-tiny",
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "precision": "fp32",
+            "gpus": [1, 2],
+            "axes": {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]},
+        }
+        | changes
+    )
+
+
+def run(store: Store, script: Script, *, scheduler: FakeScheduler | None = None, **kwargs: Any) -> tuple[SweepResult, FakeScheduler]:
+    chosen = scheduler or FakeScheduler(script)
+    kwargs.setdefault("spec", spec())
+    result = run_sweep(
+        kwargs.pop("spec"), store=store, open_scheduler=lambda: chosen, code=CODE, hardware=lambda _: None, clock=time.monotonic, **kwargs
+    )
+    return result, chosen
+
+
+def fast(request: TrialRequest) -> float:
+    return 1.0 / request.layout.micro_batch_size
+
+
+def out_of_memory_above(micro_batch_size: int) -> Script:
+    def script(request: TrialRequest) -> float | FailureKind:
+        too_large = request.layout.micro_batch_size > micro_batch_size and request.layout.recompute.mode is RecomputeMode.NONE
+        return FailureKind.OOM_GPU if too_large else fast(request)
+
+    return script
+
+
+def states(store: Store) -> Counter[TrialState]:
+    return Counter(t.state for t in store.trials(store.sweep_named("t").id))
+
+
+def test_every_layout_is_measured_and_the_best_is_known_per_cell(store: Store) -> None:
+    result, scheduler = run(store, fast)
+    assert states(store) == {TrialState.MEASURED: 12}
+    assert result.counts[TrialState.MEASURED] == 12
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    assert result.finished
+    assert scheduler.closed
+    best = store.best(store.sweep_named("t").id)
+    assert len(best) == 2
+    assert all(rows[0].layout.micro_batch_size == 4 for rows in best.values())
+
+
+def test_trials_on_a_machine_without_gpus_run_one_after_another(store: Store) -> None:
+    _, scheduler = run(store, fast)
+    assert scheduler.most_at_once == 1
+
+
+def test_gangs_share_gpus_while_some_are_free(store: Store) -> None:
+    _, scheduler = run(store, fast, scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA))
+    assert scheduler.most_at_once > 1
+
+
+def test_the_same_call_again_launches_nothing(store: Store) -> None:
+    run(store, fast)
+    result, scheduler = run(store, fast)
+    assert scheduler.started == []
+    assert result.counts[TrialState.MEASURED] == 12
+
+
+def test_a_wider_axis_adds_only_what_is_new(store: Store) -> None:
+    run(store, fast)
+    _, scheduler = run(store, fast, spec=spec(axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]}))
+    assert {layout.micro_batch_size for layout, _ in scheduler.started} == {8}
+
+
+def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> None:
+    run(store, fast)
+    with pytest.raises(SweepChanged, match="synthetic"):
+        run(store, fast, spec=spec(workload="synthetic"))
+
+
+def test_an_out_of_memory_condemns_what_needs_more_without_a_launch(store: Store) -> None:
+    _, scheduler = run(store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "exhaustive"}))
+    rows = store.trials(store.sweep_named("t").id)
+    oom = [t for t in rows if t.state is TrialState.OUT_OF_MEMORY]
+    pruned = [t for t in rows if t.state is TrialState.PRUNED]
+    assert oom
+    assert all(t.condemned_by in {o.id for o in oom} and "ran out of it" in (t.why or "") for t in pruned)
+    assert not {t.layout for t in pruned} & {layout for layout, _ in scheduler.started}
+    assert len(rows) == 6
+
+
+def test_a_crash_of_the_code_costs_one_trial_and_is_not_retried(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.USER_ERROR if request.layout.micro_batch_size == 2 else fast(request)
+
+    result, scheduler = run(store, script)
+    assert states(store) == {TrialState.MEASURED: 8, TrialState.FAILED: 4}
+    assert result.counts[TrialState.FAILED] == 4
+    assert all(attempt == 1 for _, attempt in scheduler.started)
+
+
+def test_the_machines_fault_is_retried_within_its_budget_and_then_given_up(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.NODE_LOST if request.layout.micro_batch_size == 4 else fast(request)
+
+    run(store, script, spec=spec(gpus=1))
+    failed = [t for t in store.trials(store.sweep_named("t").id) if t.state is TrialState.FAILED]
+    assert len(failed) == 2
+    assert all(t.num_attempts == 3 for t in failed)  # first, and two retries
+
+
+def test_a_node_lost_once_is_measured_at_the_second_attempt(store: Store) -> None:
+    lost: set[int] = set()
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        if request.trial_id in lost:
+            return fast(request)
+        lost.add(request.trial_id)
+        return FailureKind.NODE_LOST
+
+    run(store, script)
+    assert states(store) == {TrialState.MEASURED: 12}
+    assert {t.num_attempts for t in store.trials(store.sweep_named("t").id)} == {2}
+
+
+def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
+    result, _ = run(store, lambda _: FailureKind.OOM_GPU)
+    assert len(result.nothing_feasible) == 2
+    assert TrialState.MEASURED not in states(store)
+
+
+@pytest.mark.parametrize(
+    ("search", "reason", "launched"),
+    [
+        ({"max_trials": 4}, StopReason.TRIALS, 8),  # per cell
+        ({"max_gpu_hours": 3 / 3600}, StopReason.GPU_HOURS, 3),  # a scripted attempt holds 1 GPU-second per GPU
+        ({"plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
+    ],
+)
+def test_a_spent_budget_stops_the_sweep(store: Store, search: dict[str, Any], reason: StopReason, launched: int) -> None:
+    gpus = [1] if reason is StopReason.GPU_HOURS else [1, 2]
+    result, scheduler = run(store, fast, spec=spec(search=search, gpus=gpus))
+    assert set(result.stopped.values()) == {reason}
+    assert len(scheduler.started) == launched
+
+
+def test_a_larger_budget_goes_on_where_the_smaller_stopped(store: Store) -> None:
+    _, first = run(store, fast, spec=spec(search={"max_trials": 2}))
+    _, second = run(store, fast, spec=spec(search={"max_trials": 5}))
+    assert len(first.started) == 4
+    assert len(second.started) == 6
+    assert not {layout for layout, _ in first.started} & {layout for layout, _ in second.started}
+
+
+def after(count: int, level: Stop) -> Callable[[], Stop]:
+    asked = iter(range(10_000))
+    return lambda: level if next(asked) >= count else Stop.GO_ON
+
+
+def test_draining_finishes_what_runs_and_starts_nothing_new(store: Store) -> None:
+    result, scheduler = run(store, fast, stop=after(6, Stop.DRAIN))
+    assert result.interrupted
+    assert not result.finished
+    assert 0 < len(scheduler.started) < 12
+    assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
+
+
+def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: Store) -> None:
+    result, scheduler = run(store, fast, scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA), stop=after(3, Stop.CANCEL))
+    assert result.interrupted
+    waiting = states(store)[TrialState.QUEUED]
+    assert waiting > 0
+    assert states(store)[TrialState.MEASURED] + waiting == len(scheduler.started)
+    run(store, fast)
+    assert states(store) == {TrialState.MEASURED: 12}
+
+
+def test_a_second_orchestrator_starts_nothing_and_names_the_first(store: Store, tmp_path: Path) -> None:
+    def nested(_: TrialRequest) -> float:
+        with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as other, pytest.raises(SweepHeld, match="pid"):
+            run_sweep(spec(), store=other, open_scheduler=pytest.fail, code=CODE, hardware=lambda _: None, clock=time.monotonic)
+        return 1.0
+
+    run(store, nested, spec=spec(gpus=1))
+    assert states(store)[TrialState.MEASURED] == 6
+
+
+def test_a_gang_that_no_cluster_can_hold_is_refused_at_once(store: Store) -> None:
+    with pytest.raises(ResourcesInsufficient, match="gpus: 64"):
+        run(store, fast, spec=spec(gpus=64, global_batch_size=64))
+
+
+def test_a_drain_asked_for_through_the_store_is_obeyed(store: Store) -> None:
+    from db.schema import StopRequest
+    from orchestrator import sweep
+
+    def script(request: TrialRequest) -> float:
+        store.request_stop(store.sweep_named("t").id, StopRequest.DRAIN)
+        return fast(request)
+
+    before, sweep.RENEW_SECONDS = sweep.RENEW_SECONDS, -1.0
+    try:
+        result, scheduler = run(store, script)
+    finally:
+        sweep.RENEW_SECONDS = before
+    assert result.interrupted
+    assert len(scheduler.started) < 12
+
+
+def test_snapshots_count_every_trial_once(store: Store) -> None:
+    seen: list[Snapshot] = []
+    run(store, out_of_memory_above(2), observe=seen.append)
+    assert sum(seen[-1].counts.values()) == 12
+    assert all(count >= 0 for snapshot in seen for count in snapshot.counts.values())
+    assert seen[-1].running == []
+    assert seen[-1].gpu_seconds > 0
+
+
+def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Store) -> None:
+    from orchestrator.core.protocol import RankResult
+
+    class Boasting(FakeScheduler):
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            events = super().poll(timeout_seconds)
+            for event in events:
+                for report in getattr(event, "reports", []):
+                    for i, outcome in enumerate(report.ranks):
+                        boast = RankResult(step_seconds=[1e-6] * 6, peak_flops=1e9)
+                        report.ranks[i] = type(outcome)(rank=outcome.rank, exit_code=0, result=boast)
+            return events
+
+    run(store, fast, scheduler=Boasting(fast), spec=spec(gpus=1))
+    rows = store.trials(store.sweep_named("t").id)
+    assert {t.failure_kind for t in rows} == {FailureKind.BAD_RESULT}
