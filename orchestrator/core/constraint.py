@@ -171,7 +171,7 @@ def _parse(text: str) -> ast.expr:
     try:
         tree = ast.parse(" ".join(text.split()), mode="eval").body
     except SyntaxError as exc:
-        raise ValueError(f"{shown}: not an expression, at character {exc.offset}: {exc.msg}") from None
+        raise ValueError(f"{shown}: not an expression: {exc.msg}{f', at character {exc.offset}' if exc.offset else ''}") from None
     except (ValueError, MemoryError, RecursionError):
         raise ValueError(f"{shown}: not an expression that can be read; {_ALLOWED}") from None
     try:

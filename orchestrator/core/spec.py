@@ -38,6 +38,7 @@ from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
 
 MAX_GPUS = 16_384
 MAX_VALUES = 4096  # of one axis
+MAX_FEW = 64  # models, constraints
 MAX_CELLS = 1024
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -49,7 +50,18 @@ class _Section(BaseModel):
 
 
 def _as_list(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
+    """One value may stand without its list. Far too long a list is refused before its values are looked at."""
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    if len(value) > MAX_VALUES:
+        raise ValueError(f"{len(value):,} values; at most {MAX_VALUES:,}")
+    return value
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and len(value) > MAX_FEW:
+        raise ValueError(f"{len(value):,} values; at most {MAX_FEW}")
+    return value
 
 
 def _tokens(value: Any) -> Any:
@@ -58,7 +70,7 @@ def _tokens(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d{1,18})\s*([kKmMgG]?)", value)
     if match is None:
-        raise ValueError(f"{value!r} is no number of tokens; write 4194304, or 4M = 4 * 2**20")
+        raise ValueError(f"{value!r} is no number of tokens; write a whole number, or 4M = 4 * 2**20")
     return int(match[1]) * _SIZES[match[2].lower()]
 
 
@@ -92,8 +104,12 @@ def _recompute(value: Any) -> Any:
     if isinstance(value, Recompute):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"recompute {value!r} is not one of none, full, selective, each but none with an optional :LAYERS (full:8)")
-    return Recompute.parse(value)
+        raise ValueError(f"{value!r} is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)")
+    try:
+        return Recompute.parse(value)
+    except ValueError as exc:
+        close = get_close_matches(value, ("none", "full", "selective", "selective_ops", "selective_attention", "auto"), n=1)
+        raise ValueError(f"{exc}; did you mean {close[0]}?" if close else str(exc)) from None
 
 
 def _auto(value: Any) -> str:
@@ -112,6 +128,9 @@ Tokens = Annotated[
     BeforeValidator(_tokens),
     WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"}),
 ]
+Length = Annotated[
+    Count, BeforeValidator(_tokens), WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 8K = 8192"})
+]
 RecomputeChoice = Annotated[
     Recompute,
     BeforeValidator(_recompute),
@@ -119,8 +138,7 @@ RecomputeChoice = Annotated[
     WithJsonSchema({"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}),
 ]
 _T = TypeVar("_T")
-# One value may stand without its list.
-Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=MAX_VALUES), AfterValidator(_distinct)]
+Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)]
 # The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
 OrAuto = Annotated[Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)]
 
@@ -279,7 +297,15 @@ class Workload(_Section):
 
 
 WORKLOADS = get_args(Workload.model_fields["name"].annotation)
-ONE_BATCH = "give exactly one of global_batch_size (sequences) and global_batch_tokens (tokens, 4M)"
+
+
+def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
+    """The global batch is said once, in one of two units."""
+    if sequences_given and tokens_given:
+        return "global_batch_tokens stands beside global_batch_size: give one of them"
+    if not sequences_given and not tokens_given:
+        return "the global batch is required: give global_batch_size (sequences) or global_batch_tokens (tokens, 4M)"
+    return None
 
 
 def _workload(value: Any) -> Any:
@@ -298,8 +324,8 @@ class SweepSpec(_Section):
     """One sweep file. Model, GPUs, sequence length and global batch may be lists: each combination is a cell with a best of its own."""
 
     name: Name
-    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=64)]
-    sequence_length: Some[Count]
+    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), BeforeValidator(_few), Field(min_length=1)]
+    sequence_length: Some[Length]
     global_batch_size: Some[Count] | None = None  # in sequences
     global_batch_tokens: Some[Tokens] | None = None
     precision: Some[Precision] = (Precision.BF16,)
@@ -309,7 +335,7 @@ class SweepSpec(_Section):
     device_memory_gib: Annotated[float, Field(strict=True, gt=0, le=4096)] | None = None  # None: the device's own
     axes: Axes = Axes()
     tensor_parallel_across_nodes: Annotated[bool, Field(strict=True)] = False
-    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), Field(max_length=64)] = ()
+    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), BeforeValidator(_few)] = ()
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
@@ -319,8 +345,12 @@ class SweepSpec(_Section):
 
     @model_validator(mode="after")
     def _cells_exist(self) -> Self:
-        if (self.global_batch_size is None) == (self.global_batch_tokens is None):
-            raise ValueError(ONE_BATCH)
+        if mistake := batch_mistake(self.global_batch_size is not None, self.global_batch_tokens is not None):
+            raise ValueError(mistake)
+        batches = len(self.global_batch_size or self.global_batch_tokens or ())
+        num_cells = len(self.model) * len(self.gpus) * len(self.sequence_length) * batches
+        if num_cells > MAX_CELLS:
+            raise ValueError(f"model x gpus x sequence_length x global batch make {num_cells:,} cells; at most {MAX_CELLS:,}")
         for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
             if tokens % length:
                 raise ValueError(
@@ -333,8 +363,6 @@ class SweepSpec(_Section):
             for gpus in self.gpus:
                 if gpus > self.gpus_per_node and gpus % self.gpus_per_node:
                     raise ValueError(f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)")
-        if len(self.cells()) > MAX_CELLS:
-            raise ValueError(f"model x gpus x sequence_length x global batch make {len(self.cells())} cells; at most {MAX_CELLS}")
         return self
 
     def cells(self) -> tuple[Cell, ...]:

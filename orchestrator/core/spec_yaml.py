@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.spec import ONE_BATCH, ModelSizes, SweepSpec
+from orchestrator.core.spec import ModelSizes, SweepSpec, batch_mistake
 from orchestrator.core.yaml_document import Document, Path, Place, YamlRefused, read
 
 MAX_MISTAKES_SHOWN = 50
@@ -54,18 +54,18 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     try:
         document = read(text)
     except YamlRefused as exc:
-        raise _invalid(_Line(f"{source}:{m.place}", m.path, m.message) for m in exc.mistakes) from None
+        raise _invalid(source, [_Line(exc.place, (), exc.message)]) from None
     if not isinstance(document.value, dict):
         what = "the file is empty" if document.value is None else f"a sweep file is a mapping of keys, not {_shown(document.value)}"
-        raise _invalid([_Line(f"{source}:1:1", (), f"{what}; it starts with name:, model:, gpus:")])
-    sweep = _Sweep(source, document)
+        raise _invalid(source, [_Line(Place(1, 1), (), f"{what}; it starts with name:, model:, gpus:")])
+    sweep = _Sweep(document)
     sweep.override(overrides)
     try:
         spec = SweepSpec.model_validate(sweep.value)
     except ValidationError as exc:
-        raise _invalid([*sweep.mistakes, *sweep.explain(exc)]) from None
+        raise _invalid(source, [*sweep.mistakes, *sweep.explain(exc)], num_untold=exc.error_count() - MAX_MISTAKES_SHOWN) from None
     if sweep.mistakes:
-        raise _invalid(sweep.mistakes)
+        raise _invalid(source, sweep.mistakes)
     return spec
 
 
@@ -76,17 +76,24 @@ def to_json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    where: str
+    where: Place | str  # in the file, or the override
     path: Path
     message: str
 
-    def __str__(self) -> str:
-        return f"{self.where}: {f'{_dotted(self.path)}: ' if self.path else ''}{self.message}"
+    @property
+    def order(self) -> tuple[bool, Place]:
+        """The file's own mistakes from top to bottom, then those of overrides as they were given."""
+        return (False, self.where) if isinstance(self.where, Place) else (True, Place(0, 0))
 
 
-def _invalid(lines: Iterable[_Line]) -> SpecInvalid:
-    texts = list(dict.fromkeys(map(str, lines)))
-    more = [f"and {len(texts) - MAX_MISTAKES_SHOWN} more"] if len(texts) > MAX_MISTAKES_SHOWN else []
+def _invalid(source: str, lines: Iterable[_Line], *, num_untold: int = 0) -> SpecInvalid:
+    texts = []
+    for line in sorted(lines, key=lambda line: line.order):
+        where = f"{source}:{line.where}" if isinstance(line.where, Place) else line.where
+        texts.append(f"{where}: {f'{_dotted(line.path)}: ' if line.path else ''}{line.message}")
+    texts = list(dict.fromkeys(texts))
+    num_untold = max(0, num_untold) + max(0, len(texts) - MAX_MISTAKES_SHOWN)
+    more = [f"and {num_untold:,} more"] if num_untold else []
     return SpecInvalid("\n".join([*texts[:MAX_MISTAKES_SHOWN], *more]))
 
 
@@ -102,10 +109,9 @@ _OVERRIDE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 class _Sweep:
     """The values of a file under overrides; for each path, the place to name when it is wrong."""
 
-    def __init__(self, source: str, document: Document) -> None:
-        self.source = source
+    def __init__(self, document: Document) -> None:
         self.value: dict[str, Any] = document.value
-        self.mistakes: list[_Line] = []
+        self.mistakes = [_Line(mistake.place, mistake.path, mistake.message) for mistake in document.mistakes]
         self._document = document
         self._overridden: dict[Path, str] = {}
 
@@ -114,7 +120,7 @@ class _Sweep:
             try:
                 self._apply(text)
             except YamlRefused as exc:
-                self.mistakes += [_Line(f"override {_shown(text)}", (), m.message) for m in exc.mistakes]
+                self.mistakes.append(_Line(f"override {_shown(text)}", (), exc.message))
             except ValueError as exc:
                 self.mistakes.append(_Line(f"override {_shown(text)}", (), str(exc)))
         if len(overrides) > MAX_OVERRIDES:
@@ -124,16 +130,18 @@ class _Sweep:
         match = _OVERRIDE.fullmatch(text)
         if match is None:
             raise ValueError("is not of the form search.max_trials=10")
-        value = read(match[2]).value
+        document = read(match[2])
+        if document.mistakes:
+            raise ValueError(document.mistakes[0].message)
         path: Path = tuple(int(part) if part.isdecimal() else part for part in match[1].split("."))
         owner: Any = self.value
         for depth, part in enumerate(path[:-1]):
             owner = _entered(owner, part, path[: depth + 1])
         last = path[-1]
         if isinstance(owner, list) and isinstance(last, int) and last < len(owner):
-            owner[last] = value
+            owner[last] = document.value
         elif isinstance(owner, dict):
-            owner[str(last)] = value
+            owner[str(last)] = document.value
         else:
             raise ValueError(f"{_dotted(path[:-1])} has no {last!r}")
         # The two ways to give the global batch exclude each other; the command line wins.
@@ -143,16 +151,18 @@ class _Sweep:
         self._overridden[path] = text
 
     def explain(self, failure: ValidationError) -> Iterator[_Line]:
-        """One line for every mistake that pydantic found, in the file's order, and those that it could not look for yet."""
+        """One line for every mistake that pydantic found, and those that it could not look for yet."""
         errors = failure.errors(include_url=False)
-        for error in sorted(errors, key=lambda error: self._place(self._path(error["loc"], error["type"]))):
+        for error in errors[:MAX_MISTAKES_SHOWN]:  # likeness is slow to find: not for thousands of keys
             path = self._path(error["loc"], error["type"])
             message = _message(error, path)
             path = self._narrowed(path, message)
             yield _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
-        batches = [key for key in ("global_batch_size", "global_batch_tokens") if key in self.value]
-        if len(batches) != 1 and all(error["loc"] for error in errors):
-            yield _Line(self._where(()), (), ONE_BATCH)
+        # A rule of the whole file is not asked while one of its keys is wrong; this one needs no right values.
+        mistake = batch_mistake(*(self.value.get(key) is not None for key in ("global_batch_size", "global_batch_tokens")))
+        if mistake and all(error["loc"] for error in errors):
+            path = self._narrowed((), mistake)
+            yield _Line(self._where(path), path, mistake)
 
     def _path(self, loc: tuple[int | str, ...], kind: str) -> Path:
         """The path in the file: without what the validators put in (tags, the list around a single value)."""
@@ -176,11 +186,8 @@ class _Sweep:
         first = message.split(" ", 1)[0]
         return (*path, first) if isinstance(value, dict) and first in value else path
 
-    def _place(self, path: Path) -> Place:
-        lengths = range(len(path), -1, -1)
-        return next((place for n in lengths if (place := self._document.value_places.get(path[:n]))), Place(1, 1))
-
-    def _where(self, path: Path, *, key: bool = False) -> str:
+    def _where(self, path: Path, *, key: bool = False) -> Place | str:
+        """The place of a value or its key, or of the nearest thing around it that has one."""
         for length in range(len(path), -1, -1):
             if text := self._overridden.get(path[:length]):
                 return f"override {_shown(text)}"
@@ -188,8 +195,8 @@ class _Sweep:
             if key and length == len(path):
                 place = self._document.key_places.get(path, place)
             if place is not None:
-                return f"{self.source}:{place}"
-        return f"{self.source}:{Place(1, 1)}"
+                return place
+        return Place(1, 1)
 
 
 def _entered(owner: Any, part: int | str, path: Path) -> Any:
@@ -257,8 +264,9 @@ def _message(error: ErrorDetails, path: Path) -> str:
         return _BOUNDS[kind](context, _shown(given))
     if kind in _KINDS:
         hint = " or auto" if kind == "int_type" and path and _takes_auto(path) else ""
+        meant = _did_you_mean(given, ["auto"]) if hint and isinstance(given, str) and given != "auto" else ""
         keys = f" of {', '.join(_keys(path))}" if _KINDS[kind] == "a mapping" and _keys(path) else ""
-        return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}"
+        return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}{meant}"
     return f"{error['msg']}, got {_shown(given)}"
 
 

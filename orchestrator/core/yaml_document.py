@@ -7,7 +7,7 @@ Knows nothing of what the document is about.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import yaml
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_NODES = 10_000  # after alias expansion: nine levels of ten aliases are 306 bytes and 10^9 nodes
+MAX_TEXT = 4096  # characters of one scalar: what is wrong is shown in messages, aliases and all
 MAX_DIGITS = 100
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
@@ -43,22 +44,26 @@ class Mistake:
 
 
 class YamlRefused(ValueError):
-    """The text is not YAML that can be used. `mistakes` says where and why, at least once."""
+    """The text has no value that can be used: not YAML, or hostile."""
 
-    def __init__(self, mistakes: list[Mistake]) -> None:
-        super().__init__("; ".join(f"{m.place}: {m.message}" for m in mistakes))
-        self.mistakes = mistakes
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(f"{place}: {message}")
+        self.place = place
+        self.message = message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
+    """`mistakes` are those that leave a value all the same: a key twice, a key that is no word. A document that has some is not valid."""
+
     value: Any
+    mistakes: Sequence[Mistake]
     key_places: Mapping[Path, Place]
     value_places: Mapping[Path, Place]
 
 
 def read(text: str) -> Document:
-    """Read one document. Raises YamlRefused with every mistake of its kind that was found."""
+    """Read one document. Raises YamlRefused for text that has no value; of lesser mistakes the document tells itself."""
     _check_characters(text)
     try:
         _check_events(text)
@@ -75,9 +80,7 @@ def read(text: str) -> Document:
         raise _refused(None, f"not YAML: {' '.join(str(exc).split())[:200]}") from None
     builder = _Builder()
     value = builder.build(root, ()) if root is not None else None
-    if builder.mistakes:
-        raise YamlRefused(builder.mistakes)
-    return Document(value=value, key_places=builder.key_places, value_places=builder.value_places)
+    return Document(value=value, mistakes=builder.mistakes, key_places=builder.key_places, value_places=builder.value_places)
 
 
 def scalar(text: str) -> Any:
@@ -113,11 +116,11 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udf
 
 def _check_characters(text: str) -> None:
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
-        raise YamlRefused([Mistake(Place(1, 1), (), f"file is larger than {MAX_BYTES // 1024} KiB")])
+        raise YamlRefused(Place(1, 1), f"file is larger than {MAX_BYTES // 1024} KiB")
     if found := _CONTROL.search(text):
         before = text[: found.start()]
         place = Place(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
-        raise YamlRefused([Mistake(place, (), f"control character {found[0]!r} in the text")])
+        raise YamlRefused(place, f"control character {found[0]!r} in the text")
 
 
 def _check_events(text: str) -> None:
@@ -136,8 +139,11 @@ def _check_events(text: str) -> None:
             anchor, before = stack.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
-        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
-            sizes[event.anchor] = 1
+        elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > MAX_TEXT:
+                raise _refused(event.start_mark, f"a text of {len(event.value):,} characters; at most {MAX_TEXT:,}")
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
         if count > MAX_NODES:
             raise _refused(event.start_mark, f"more than {MAX_NODES:,} values (aliases count as what they stand for)")
         if len(stack) > MAX_DEPTH:
@@ -180,7 +186,7 @@ class _Mark(Protocol):
 
 
 def _refused(mark: _Mark | None, message: str) -> YamlRefused:
-    return YamlRefused([Mistake(_place(mark) if mark is not None else Place(1, 1), (), message)])
+    return YamlRefused(_place(mark) if mark is not None else Place(1, 1), message)
 
 
 def _place(mark: _Mark) -> Place:
