@@ -124,7 +124,8 @@ class Gang:
                     os.read(self._wake, 4096)
             else:
                 watch: RankWatch = key.data
-                if not watch.log.copy(key.fd):
+                # The rank's end, in this same batch, may have closed its pipe already.
+                if watch.pipe is not None and not watch.log.copy(watch.pipe):
                     self._close_pipe(watch)
         return messages
 
