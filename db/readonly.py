@@ -23,6 +23,7 @@ from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 MAX_ROWS = 100_000
 TIMEOUT_SECONDS = 30.0
+_NO_ROWS = "the query gives no rows; only reading is possible here, for example: select * from v_best"
 _MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
 
 
@@ -59,7 +60,7 @@ def _query_sqlite(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) 
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         cursor = connection.execute(sql)
         if cursor.description is None:
-            raise UsageInvalid("the query gives no rows; only reading is possible here, for example: select * from v_best")
+            raise UsageInvalid(_NO_ROWS)
         rows = cursor.fetchmany(max_rows + 1)
         return _result((column[0] for column in cursor.description), rows, max_rows)
     except (sqlite3.Error, sqlite3.Warning) as exc:
@@ -112,7 +113,6 @@ def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: flo
         "statement_timeout": milliseconds,
         "lock_timeout": milliseconds,
         "standard_conforming_strings": "on",  # as sql_text reads strings
-        "search_path": "public,pg_catalog",
     }
     arguments: dict[str, Any] = dict(sa.create_engine(url).dialect.create_connect_args(url)[1])
     arguments["options"] = " ".join([arguments.get("options", ""), *(f"-c {name}={value}" for name, value in settings.items())]).strip()
@@ -120,24 +120,21 @@ def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: flo
         connection = psycopg.connect(**arguments, connect_timeout=10, application_name="layout-sweep sql")
     except psycopg.Error as exc:
         raise StoreUnavailable(f"store {urls.display(url)}: {_first_line(urls.redact(str(exc), url))}") from None
-    with connection:
-        try:
-            _drop_powers(connection)
-            cursor = connection.cursor()
-            rows: list[tuple[Any, ...]] = []
-            for row in cursor.stream(sql.encode()):  # always the extended protocol; row by row, so that a huge answer is never held
-                rows.append(row)
-                if len(rows) > max_rows:
-                    break
-            if cursor.description is None:
-                raise UsageInvalid("the query gives no rows; only reading is possible here, for example: select * from v_best")
-            return _result((column.name for column in cursor.description), rows, max_rows)
-        except psycopg.errors.QueryCanceled:
-            raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
-        except psycopg.Error as exc:
-            raise UsageInvalid(f"the query was refused: {_first_line(urls.redact(str(exc), url))}") from None
-        finally:
-            connection.close()
+    try:
+        _drop_powers(connection)
+        columns = _prepare(connection, sql)
+        rows: list[tuple[Any, ...]] = []
+        for row in connection.cursor().stream(sql.encode()):  # row by row, so that a huge answer is never held
+            rows.append(row)
+            if len(rows) > max_rows:
+                break
+        return _result(columns, rows, max_rows)
+    except psycopg.errors.QueryCanceled:
+        raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
+    except psycopg.Error as exc:
+        raise UsageInvalid(f"the query was refused: {_first_line(urls.redact(str(exc), url))}") from None
+    finally:
+        connection.close()
 
 
 def _drop_powers(connection: Any) -> None:
@@ -154,6 +151,20 @@ def _drop_powers(connection: Any) -> None:
         raise UsageInvalid(
             "this database user may run programs on the server. Ask as one that may only read: GRANT pg_read_all_data TO ..."
         )
+
+
+def _prepare(connection: Any, sql: str) -> list[str]:
+    """The columns that the statement will give. The extended protocol takes one statement; what gives no columns is not run."""
+    from psycopg.pq import ExecStatus  # an extra, as above
+
+    answer = connection.pgconn.prepare(b"asked", sql.encode())
+    if answer.status == ExecStatus.COMMAND_OK:
+        answer = connection.pgconn.describe_prepared(b"asked")
+    if answer.status != ExecStatus.COMMAND_OK:
+        raise UsageInvalid(f"the query was refused: {_first_line(answer.error_message.decode(errors='replace'))}")
+    if not answer.nfields:
+        raise UsageInvalid(_NO_ROWS)
+    return [answer.fname(i).decode() for i in range(answer.nfields)]
 
 
 def _first_line(text: str) -> str:

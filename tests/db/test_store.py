@@ -1,0 +1,379 @@
+"""What a store promises, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from db import schema
+from db.schema import AttemptState, SweepState
+from db.store import Store
+from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.lifecycle import IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.protocol import GpuUsage, Phase
+from tests.db.builders import CONDITIONS, Bench, cell, failure, fingerprint, layout, measurement
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    return Bench.on(store)
+
+
+def test_the_same_sweep_is_found_again_and_a_wider_spec_is_taken_over(store: Store) -> None:
+    sweep_id = store.ensure_sweep("a", '{"max_trials": 10}', CONDITIONS)
+    assert store.ensure_sweep("a", '{"max_trials": 20}', CONDITIONS) == sweep_id
+    assert store.sweep_named("a").spec_json == '{"max_trials": 20}'
+    assert store.sweep_named("a").state is SweepState.WAITING
+
+
+def test_other_conditions_are_refused_and_each_difference_is_named(store: Store) -> None:
+    store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
+    with pytest.raises(SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"):
+        store.ensure_sweep("a", "{}", {"precision": "fp8", "seed": 1})
+
+
+def test_an_unknown_sweep_is_answered_with_the_nearest_name(store: Store) -> None:
+    store.ensure_sweep("quickstart", "{}", {})
+    with pytest.raises(UsageInvalid, match="did you mean 'quickstart'"):
+        store.sweep_named("quikstart")
+
+
+def test_a_cell_is_one_row_and_keeps_the_name_its_sweep_gives_the_model(bench: Bench) -> None:
+    store = bench.store
+    assert store.ensure_cell(bench.sweep_id, cell(), bench.epoch) == bench.cell_id
+    renamed = cell(model=replace(PRESETS["llama-tiny"], name="mine"), num_gpus=4)
+    store.ensure_cell(bench.sweep_id, renamed, bench.epoch)
+    assert [row.cell for row in store.cells(bench.sweep_id)] == [cell(), renamed]
+
+
+def test_two_definitions_under_one_name_are_two_cells(bench: Bench) -> None:
+    other = cell(model=replace(PRESETS["llama-tiny"], num_layers=2))
+    assert bench.store.ensure_cell(bench.sweep_id, other, bench.epoch) != bench.cell_id
+
+
+def test_every_field_of_a_layout_comes_back(bench: Bench) -> None:
+    rich = Layout(
+        data_parallel_size=2,
+        tensor_parallel_size=4,
+        pipeline_parallel_size=2,
+        context_parallel_size=2,
+        micro_batch_size=3,
+        grad_accum_steps=5,
+        recompute=Recompute.parse("selective_attention:7"),
+        zero_stage=3,
+        precision=Precision.FP8,
+    )
+    row = bench.store.add_trial(
+        bench.cell_id, rich, epoch=bench.epoch, why="predicted best", predicted_memory_bytes=7.9e10, predicted_tokens_per_second_per_gpu=9e3
+    )
+    assert (row.layout, row.state, row.why, row.predicted_memory_bytes) == (rich, TrialState.QUEUED, "predicted best", 79_000_000_000)
+    again = bench.store.add_trial(bench.cell_id, rich, epoch=bench.epoch, why="other")
+    assert again == row
+
+
+def test_a_prediction_that_is_no_number_is_unknown(bench: Bench) -> None:
+    row = bench.store.add_trial(
+        bench.cell_id, layout(), epoch=bench.epoch, predicted_memory_bytes=float("inf"), predicted_tokens_per_second_per_gpu=float("nan")
+    )
+    assert row.predicted_memory_bytes is None
+    assert row.predicted_tokens_per_second_per_gpu is None
+
+
+def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
+    store, epoch = bench.store, bench.epoch
+    trial_id, number = bench.start()
+    assert number == 1
+    assert store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1) is TrialState.RUNNING
+    counts = store.record_measurement(
+        trial_id,
+        1,
+        epoch=epoch,
+        measurement=measurement(),
+        gpu=GpuUsage(utilisation=0.93, power_watts=612.5),
+        memory_by_part={"weights": 16 << 30, "activations": 40 << 30},
+        phases={Phase.START: 0.05, Phase.STEADY: 12.5},
+        fingerprint=fingerprint(),
+        nodes=["node-c"],
+        shared_nodes=False,
+        gpu_seconds=25.0,
+        processes_killed=1,
+    )
+    assert counts
+    detail = store.trial(trial_id)
+    (attempt,) = detail.attempts
+    assert attempt.measurement == measurement()
+    assert attempt.gpu == GpuUsage(utilisation=0.93, power_watts=612.5)
+    assert attempt.fingerprint == fingerprint()
+    assert attempt.phase_seconds == {Phase.START: 0.05, Phase.STEADY: 12.5}
+    assert attempt.memory_by_part == {"weights": 16 << 30, "activations": 40 << 30}
+    assert (attempt.nodes, attempt.shared_nodes, attempt.gpu_seconds, attempt.processes_killed) == (("node-c",), False, 25.0, 1)
+    assert (attempt.state, attempt.superseded) == (AttemptState.MEASURED, False)
+    assert attempt.ended_at is not None
+    assert attempt.ended_at >= attempt.started_at
+    row = detail.trial
+    assert (row.state, row.tokens_per_second_per_gpu, row.is_current_fingerprint) == (TrialState.MEASURED, 1000.0, True)
+    assert [e.event for e in detail.events] == ["added", "gang_placed", "first_step", "measured"]
+
+
+def test_unknown_numbers_stay_unknown(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    unknown = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None, allocator_retries=None, device_memory_bytes=None)
+    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=unknown)
+    (attempt,) = bench.store.trial(trial_id).attempts
+    assert attempt.measurement == unknown
+    assert attempt.fingerprint is None
+    assert attempt.gpu_seconds is None
+    assert attempt.memory_by_part is None
+    assert bench.store.best(bench.sweep_id)[bench.cell_id][0].is_current_fingerprint  # unknown equals unknown
+
+
+def test_a_short_trial_that_reports_no_first_step_has_one_all_the_same(bench: Bench) -> None:
+    events = bench.store.trial(bench.measure()).events
+    assert [(e.event, e.to_state) for e in events[-2:]] == [("first_step", "running"), ("measured", "measured")]
+
+
+def test_the_log_folds_to_the_state(bench: Bench) -> None:
+    bench.measure(1)
+    bench.start(2)
+    bench.store.add_pruned(bench.cell_id, [(layout(8), "too big")], condemned_by=None, epoch=bench.epoch)
+    states: dict[int | None, str | None] = {}
+    for event in bench.store.events(bench.sweep_id):
+        assert states.get(event.trial_id) == event.from_state
+        states[event.trial_id] = event.to_state
+    assert states == {row.id: row.state for row in bench.store.trials(bench.sweep_id)}
+
+
+def test_an_out_of_memory_is_a_result_with_its_memory(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    state = bench.store.record_failure(
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(),
+        event=TrialEvent.OUT_OF_MEMORY,
+        peak_memory_bytes=79 << 30,
+        device_memory_bytes=80 << 30,
+        fingerprint=fingerprint(),
+        gpu_seconds=2.0,
+    )
+    assert state is TrialState.OUT_OF_MEMORY
+    (row,) = bench.store.trials(bench.sweep_id, bench.cell_id)
+    assert (row.failure_kind, row.peak_memory_allocated_bytes, row.device_memory_bytes) == (FailureKind.OOM_GPU, 79 << 30, 80 << 30)
+    (attempt,) = bench.store.trial(trial_id).attempts
+    assert attempt.failure == failure()
+    assert attempt.fingerprint == fingerprint()
+
+
+def test_text_of_a_program_is_stored_whatever_bytes_it_holds(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    odd = failure(FailureKind.USER_ERROR, message="nul \0 surrogate \ud800 [/bold] ' ; drop table trial; --", log_tail="\x1b[31m\0")
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=odd, event=TrialEvent.FAILED)
+    (attempt,) = bench.store.trial(trial_id).attempts
+    assert attempt.failure is not None
+    assert attempt.failure.message == "nul \ufffd surrogate ? [/bold] ' ; drop table trial; --"
+
+
+def test_a_lost_node_lets_the_trial_wait_again_and_counts_by_kind(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    lost = failure(FailureKind.NODE_LOST)
+    assert bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED) is TrialState.QUEUED
+    assert bench.store.failure_counts(trial_id) == {FailureKind.NODE_LOST: 1}
+    assert bench.store.start_attempt(trial_id, bench.epoch, ["node-c"]) == 2
+    assert bench.store.record_measurement(trial_id, 2, epoch=bench.epoch, measurement=measurement())
+    assert [a.state for a in bench.store.trial(trial_id).attempts] == [AttemptState.REQUEUED, AttemptState.MEASURED]
+
+
+def test_a_late_result_is_kept_but_does_not_count(bench: Bench) -> None:
+    store, epoch = bench.store, bench.epoch
+    trial_id, number = bench.start()
+    store.record_failure(trial_id, number, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    second = store.start_attempt(trial_id, epoch, ["node-b"])
+    assert not store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(9999.0))
+    assert store.record_measurement(trial_id, second, epoch=epoch, measurement=measurement(10.0))
+    detail = store.trial(trial_id)
+    assert [a.superseded for a in detail.attempts] == [True, False]
+    assert detail.attempts[0].measurement == measurement(9999.0)
+    assert detail.trial.tokens_per_second_per_gpu == 10.0
+
+
+def test_what_is_told_twice_is_recorded_once(bench: Bench) -> None:
+    store, epoch = bench.store, bench.epoch
+    trial_id, number = bench.start()
+    for _ in range(2):
+        assert store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement())
+    assert store.record_failure(trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.FAILED) is TrialState.MEASURED
+    assert len(store.events(bench.sweep_id)) == 4
+    assert store.trial(trial_id).attempts[0].failure is None
+
+
+def test_a_move_that_the_table_lacks_changes_nothing(bench: Bench) -> None:
+    trial = bench.add()
+    before = bench.store.trial(trial.id)
+    with pytest.raises(IllegalTransition, match="first_step is not possible in state queued"):
+        bench.store.transition(trial.id, TrialEvent.FIRST_STEP, epoch=bench.epoch)
+    assert bench.store.trial(trial.id) == before
+
+
+def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    bench.store.start_attempt(trial_id, bench.epoch, ["n"])
+    with pytest.raises(IllegalTransition, match="of attempt 1, but its latest is 2"):
+        bench.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=1)
+
+
+def test_a_cancelled_trial_closes_its_attempt(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    assert bench.store.transition(trial_id, TrialEvent.CANCELLED, epoch=bench.epoch, attempt=number) is TrialState.CANCELLED
+    assert bench.store.trial(trial_id).attempts[0].state is AttemptState.CANCELLED
+
+
+def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(bench: Bench) -> None:
+    store, epoch = bench.store, bench.epoch
+    proof, number = bench.start(4)
+    store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    waiting, measured = bench.add(5).id, bench.measure(1)
+    bigger = [(layout(size), f"needs more than {size - 1}") for size in (5, 6, 7, 4, 1)]
+    assert store.add_pruned(bench.cell_id, bigger, condemned_by=proof, epoch=epoch) == 3
+    assert store.add_pruned(bench.cell_id, bigger, condemned_by=proof, epoch=epoch) == 0
+    rows = {row.layout.micro_batch_size: row for row in store.trials(bench.sweep_id)}
+    assert {size: row.state for size, row in rows.items()} == {
+        4: TrialState.OUT_OF_MEMORY,
+        5: TrialState.PRUNED,
+        1: TrialState.MEASURED,
+        6: TrialState.PRUNED,
+        7: TrialState.PRUNED,
+    }
+    assert (rows[5].id, rows[1].id) == (waiting, measured)
+    assert (rows[6].condemned_by, rows[6].why, rows[6].num_attempts) == (proof, "needs more than 5", 0)
+    assert [e.event for e in store.trial(rows[6].id).events] == ["added", "pruned"]
+
+
+def test_many_layouts_are_condemned_at_once(bench: Bench) -> None:
+    many = [(layout(size), "too big") for size in range(1, 1302)]
+    assert bench.store.add_pruned(bench.cell_id, many, condemned_by=None, epoch=bench.epoch) == 1301
+
+
+def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_again(store: Store, store_url: str) -> None:
+    old = Bench.on(store)
+    (running, _), (launching, _), measured = old.start(1), old.start(2), old.measure(3)
+    store.transition(running, TrialEvent.FIRST_STEP, epoch=old.epoch)
+    with Store.open(store_url) as other:
+        epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1, takeover=True)
+        assert [row.id for row in other.reap(old.sweep_id, epoch)] == [running, launching]
+        assert other.reap(old.sweep_id, epoch) == []
+        assert other.trial(measured).trial.state is TrialState.MEASURED
+        assert other.trial(running).trial.state is TrialState.QUEUED
+        assert other.trial(running).attempts[0].state is AttemptState.LOST
+        assert other.failure_counts(running) == {FailureKind.ORCHESTRATOR_LOST: 1}
+        with pytest.raises(LeaseLost, match="elsewhere"):
+            store.record_measurement(running, 1, epoch=old.epoch, measurement=measurement())
+        assert other.start_attempt(running, epoch, ["n"]) == 2
+
+
+def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None:
+    bench.measure(1, 500.0)
+    best = bench.measure(2, 900.0)
+    bench.add(3)
+    bench.start(4)
+    (status,) = bench.store.status(bench.sweep_id)
+    assert sum(status.num_trials.values()) == 4
+    assert status.num_trials[TrialState.MEASURED] == 2
+    assert status.num_trials[TrialState.PRUNED] == 0
+    assert status.best is not None
+    assert status.best.id == best
+    assert status.gpu_seconds == 8.0
+
+
+def test_the_best_come_fastest_first_and_only_of_the_current_fingerprint(bench: Bench) -> None:
+    bench.measure(1, 5000.0, torch="2.12.0")
+    slow, fast = bench.measure(2, 700.0), bench.measure(3, 800.0)
+    assert [row.id for row in bench.store.best(bench.sweep_id, top=5)[bench.cell_id]] == [fast, slow]
+    old = next(row for row in bench.store.trials(bench.sweep_id) if row.layout.micro_batch_size == 1)
+    assert old.is_current_fingerprint is False
+
+
+def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench) -> None:
+    store = bench.store
+    slow, fast = bench.measure(1, 10.0), bench.measure(2, 100.0)
+    failed, number = bench.start(3)
+    store.record_failure(failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    with pytest.raises(SweepHeld):
+        Store.invalidate(_another(store), "tokens_per_second_per_gpu < 50")
+    store.release(bench.sweep_id, bench.epoch)
+    assert store.invalidate("tokens_per_second_per_gpu < 50 OR state = 'out_of_memory' -- slow") == 2
+    assert store.trial(slow).trial.state is TrialState.QUEUED
+    assert store.trial(slow).trial.tokens_per_second_per_gpu is None
+    assert store.trial(slow).attempts[0].superseded
+    assert store.trial(slow).attempts[0].measurement == measurement(10.0)
+    assert store.trial(failed).trial.failure_kind is None
+    assert store.failure_counts(failed) == {}
+    assert store.trial(fast).trial.state is TrialState.MEASURED
+    again = Bench.on(store)
+    assert again.start(1) == (slow, 2)
+    assert store.record_measurement(slow, 2, epoch=again.epoch, measurement=measurement(11.0))
+
+
+def _another(store: Store) -> Store:
+    return Store(store._database)  # the same database under another owner's token
+
+
+@pytest.mark.parametrize("where", ["no_such_column = 1", "1 = 1) ; DELETE FROM trial --", "1 = 1; DELETE FROM trial", ""])
+def test_a_condition_that_is_no_condition_is_refused(bench: Bench, where: str) -> None:
+    bench.measure()
+    bench.store.release(bench.sweep_id, bench.epoch)
+    with pytest.raises(UsageInvalid):
+        bench.store.invalidate(where)
+    assert len(bench.store.trials(bench.sweep_id)) == 1
+
+
+def test_invalidate_keeps_to_the_sweep_it_is_given(store: Store) -> None:
+    one, two = Bench.on(store, "one"), Bench.on(store, "two")
+    kept, changed = one.measure(), two.measure()
+    store.release(one.sweep_id, one.epoch)
+    store.release(two.sweep_id, two.epoch)
+    assert store.invalidate("1 = 1", sweep="two") == 1
+    assert store.trial(kept).trial.state is TrialState.MEASURED
+    assert store.trial(changed).trial.state is TrialState.QUEUED
+
+
+def test_two_attempts_of_one_trial_cannot_both_count_whoever_writes(bench: Bench) -> None:
+    trial_id = bench.measure()
+    statement = sa.insert(schema.attempt).values(trial_id=trial_id, number=2, epoch=1, state="measured", started_at=schema.now())
+    with pytest.raises(sa.exc.IntegrityError):
+        bench.store._database.write(lambda connection, change: connection.execute(statement))
+
+
+def test_several_threads_write_at_once(bench: Bench) -> None:
+    errors: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for size in range(first, first + 10):
+                bench.measure(size)
+                bench.store.renew(bench.sweep_id, bench.epoch)
+        except BaseException as exc:  # noqa: BLE001  shown below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(1 + 10 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(bench.store.best(bench.sweep_id, top=100)[bench.cell_id]) == 40
+
+
+def test_what_does_not_exist_is_said_so(bench: Bench) -> None:
+    with pytest.raises(UsageInvalid, match="no trial with id 4711"):
+        bench.store.trial(4711)
+    with pytest.raises(UsageInvalid, match="no trial with id 4711"):
+        bench.store.start_attempt(4711, bench.epoch, [])
+    with pytest.raises(UsageInvalid, match="no cell with id 4711"):
+        bench.store.add_trial(4711, layout(), epoch=bench.epoch)
