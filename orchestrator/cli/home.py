@@ -11,3 +11,8 @@ HOME_VARIABLE = "SWEEP_HOME"
 def sweep_home() -> Path:
     """SWEEP_HOME, or `.sweep` under the current folder; absolute, and not made here."""
     return Path(os.environ.get(HOME_VARIABLE) or ".sweep").expanduser().absolute()
+
+
+def run_root(sweep: str) -> Path:
+    """The folder of a sweep's run folders: each node's launcher makes TRIAL/ATTEMPT in it, on that node."""
+    return sweep_home() / "runs" / sweep

@@ -1,0 +1,177 @@
+"""The `sweep` command: puts the commands together, turns what went wrong into one line and an exit code, and configures logging.
+
+Nothing heavy is imported here or at the top of the commands' modules (`sweep --help` promises 0.5 s): SQLAlchemy, Optuna, Ray, numpy,
+torch and rich are imported inside the functions that use them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from orchestrator import __version__
+from orchestrator.cli import export, look, manage, run, trial
+from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
+from orchestrator.cli.home import sweep_home
+from orchestrator.cli.output import examples, note, plain
+from orchestrator.core.errors import SweepError
+
+INTERNAL_ERROR = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
+
+_FLAGS_OF_ALL = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}  # number of values; -q means more to `run`, which has its own
+
+
+class _Commands(TyperGroup):
+    """Takes the logging options after the command's name too: `sweep run FILE -v` is what people type."""
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # its types are private to typer
+        return super().parse_args(ctx, _to_the_front(args))
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="sweep",
+    help="Find, by measuring, the fastest layout to train a language model on the GPUs at hand.",
+    epilog=examples(
+        "sweep plan sweeps/quickstart.yaml     what would be measured, and what it costs",
+        "sweep run sweeps/quickstart.yaml      measure; the same command goes on where it stopped",
+        "sweep best                            the fastest layout of each cell",
+        "sweep sql 'select * from v_best'      ask anything",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # rich's help costs 0.1 s and reads [brackets] as markup
+    pretty_exceptions_enable=False,  # `main` says what went wrong
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sweep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all(
+    context: typer.Context,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Say on stderr what changes state; -vv: how.")
+    ] = 0,
+    quiet: Annotated[int, typer.Option("-q", "--quiet", count=True, show_default=False, help="Say on stderr only what went wrong.")] = 0,
+    log_format: Annotated[LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")] = LogFormat.TEXT,
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=Redactor.of_this_process(sys.argv))
+
+
+for _module in (run, look, trial, export, manage):
+    _module.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. Nothing that goes wrong shows as a traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    redact = Redactor.of_this_process(arguments)
+    try:
+        code = app(args=arguments, prog_name="sweep", standalone_mode=False)
+        sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
+    except SweepError as exc:
+        note(f"error: {redact(str(exc))}")
+        return exc.exit_code
+    except typer.TyperException as exc:
+        return _explain_usage(exc, redact)
+    except (KeyboardInterrupt, typer.Abort):
+        note("interrupted")
+        return INTERRUPTED
+    except SystemExit as exc:  # typer's answer to a broken pipe, else a command's own
+        return _code_of(exc)
+    except BrokenPipeError:
+        return _give_up_stdout()
+    except Exception as exc:  # noqa: BLE001  # the last door: what nobody foresaw becomes one line, and its place is kept
+        return _explain_bug(exc, redact)
+    return code if isinstance(code, int) else 0
+
+
+def _to_the_front(arguments: list[str]) -> list[str]:
+    """Move the logging options before the command's name, where they are declared."""
+    front: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            return [*front, *rest, argument, *waiting]
+        name = argument.partition("=")[0]
+        if name not in _FLAGS_OF_ALL:
+            rest.append(argument)
+            continue
+        front.append(argument)
+        if _FLAGS_OF_ALL[name] and "=" not in argument:
+            front += [value for value in (next(waiting, None),) if value is not None]
+    return [*front, *rest]
+
+
+def _explain_usage(exc: typer.TyperException, redact: Redactor) -> int:
+    if type(exc).__name__ == "NoArgsIsHelpError":  # its message is the help; typer keeps the class private
+        note(exc.format_message())
+        return USAGE_ERROR
+    context = getattr(exc, "ctx", None)
+    where = f"; see {context.command_path} --help" if context is not None else ""
+    note(f"error: {redact(plain(exc.format_message())).rstrip('.')}{where}")
+    return exc.exit_code
+
+
+def _explain_bug(exc: Exception, redact: Redactor) -> int:
+    """One line, and a file with what a developer needs."""
+    said = next((line for line in str(exc).splitlines() if line.strip()), "")[:300]
+    text = redact("".join(traceback.format_exception(exc)))
+    place = _save(f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}")
+    kept = f"the traceback is in {place}" if place is not None else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
+    note(f"error: unexpected {redact(f'{type(exc).__name__}: {said}')} — this is a bug; {kept}")
+    return INTERNAL_ERROR
+
+
+def _save(text: str) -> Path | None:
+    name = f"traceback-{datetime.now(tz=UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
+    for folder in (sweep_home(), Path(tempfile.gettempdir())):
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(text)
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def _last_place(exc: Exception) -> str:
+    frame = traceback.extract_tb(exc.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _code_of(exc: SystemExit) -> int:
+    cause = exc.__context__
+    if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
+        return _give_up_stdout()
+    return exc.code if isinstance(exc.code, int) else INTERNAL_ERROR if exc.code else 0
+
+
+def _give_up_stdout() -> int:
+    """Let what is still buffered go nowhere, so that the interpreter's last flush says nothing."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # a stdout without a file behind it
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open until the end
+    return BROKEN_PIPE

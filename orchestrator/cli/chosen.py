@@ -1,0 +1,70 @@
+"""Which store and which sweep a command is about, where its user leaves that out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.core.errors import SweepError, UsageInvalid
+
+if TYPE_CHECKING:
+    from db.rows import SweepRow
+    from db.store import Store
+
+
+def _complete_names(incomplete: str) -> list[str]:
+    """Sweep names for the shell, from the store that the environment names. Silent when there is none: nobody asked."""
+    from db import readonly
+
+    try:
+        rows = readonly.query(None, "SELECT name FROM sweep ORDER BY id DESC", max_rows=200, timeout_seconds=2).rows
+    except SweepError:
+        return []
+    return [str(name) for (name,) in rows if str(name).startswith(incomplete)]
+
+
+SweepArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SWEEP]",
+        help="The sweep's name; may be left out where the store holds one sweep only.",
+        show_default=False,
+        autocompletion=_complete_names,
+    ),
+]
+
+
+@contextmanager
+def existing_store(db: str | None) -> Iterator[Store]:
+    """The store to look at. Raises UsageInvalid where there is none yet: looking makes no file."""
+    # SQLAlchemy takes 0.3 s to import.
+    from db import url
+    from db.store import Store
+
+    resolved = url.resolve(db)
+    if resolved.drivername == "sqlite":
+        from pathlib import Path
+
+        if not Path(str(resolved.database)).is_file():
+            raise UsageInvalid(
+                f"there is no store at {url.display(resolved)}. Name one with SWEEP_DB or --db, or begin one: sweep run FILE"
+            )
+    with Store.open(db) as store:
+        yield store
+
+
+def chosen_sweep(store: Store, name: str | None) -> SweepRow:
+    """The sweep of a name, or the only one. Raises UsageInvalid with the names there are."""
+    if name is not None:
+        return store.sweep_named(name)
+    sweeps = store.sweeps()
+    if len(sweeps) == 1:
+        return sweeps[0]
+    if not sweeps:
+        raise UsageInvalid(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
+    names = ", ".join(sweep.name for sweep in sweeps[:20])
+    more = f" and {len(sweeps) - 20} more" if len(sweeps) > 20 else ""
+    raise UsageInvalid(f"{store.url} holds {len(sweeps)} sweeps; say which: {names}{more}")

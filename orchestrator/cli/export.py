@@ -1,0 +1,257 @@
+"""The commands that give the data away: sql for any question, export for whole sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.chosen import chosen_sweep, existing_store
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    Format,
+    FormatOption,
+    JsonOption,
+    chosen_format,
+    csv_text,
+    examples,
+    json_text,
+    note,
+    write,
+    write_json,
+    write_line,
+    write_records,
+    write_table,
+)
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.report.quantities import UNKNOWN
+
+if TYPE_CHECKING:
+    from db.readonly import Result
+    from db.rows import TrialRow
+    from db.store import Store
+    from orchestrator.core.spec import Objective
+    from orchestrator.searcher import Known
+
+MAX_EXPORTED = 10_000_000
+
+
+class Target(StrEnum):
+    CSV = "csv"
+    PARQUET = "parquet"
+    JSON = "json"
+    OPTUNA = "optuna"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command(
+        epilog=examples(
+            "sweep sql 'select * from v_best'",
+            "sweep sql 'select recompute, max(mfu) from v_trial group by 1' --format md",
+            "sweep sql --schema",
+        )
+    )(sql)
+    app.command(
+        epilog=examples(
+            "sweep export csv -o trials.csv",
+            "sweep export parquet --sweep 8b -o 8b.parquet",
+            "sweep export optuna -o sqlite:///optuna.sqlite && optuna-dashboard sqlite:///optuna.sqlite",
+        )
+    )(export)
+
+
+def sql(
+    statement: Annotated[str | None, typer.Argument(help="One SELECT over the views or tables.", show_default=False)] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Show the views and their columns.")] = False,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="At most so many rows.")] = 100_000,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds the statement may take.")] = 30.0,
+    format: FormatOption = None,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the store anything in SQL. It can only read: the database itself refuses the rest."""
+    from db import readonly  # needs SQLAlchemy
+
+    chosen = chosen_format(format, as_json=as_json)
+    if schema == (statement is not None):
+        raise UsageInvalid("give one statement, for example: sweep sql 'select * from v_best'; or --schema for the views and their columns")
+    with existing_store(db):
+        pass  # a store that is not there, or of another version, is named as such
+    if schema:
+        _print_schema(db, chosen)
+        return
+    assert statement is not None
+    result = readonly.query(db, statement, max_rows=max_rows, timeout_seconds=timeout)
+    if result.truncated:
+        note(f"only the first {max_rows} rows are shown; --max-rows shows more")
+    rows = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
+    if chosen is Format.JSON:
+        write_json("sql", {"columns": result.columns, "rows": [list(values) for values in result.rows], "truncated": result.truncated})
+    elif chosen is Format.TABLE:
+        write_table(_sql_columns(result), [[_sql_text(value) for value in values] for values in result.rows])
+    else:
+        write_records(chosen, rows, columns=result.columns)
+
+
+def _sql_columns(result: Result) -> list[Column]:
+    numeric = [all(isinstance(row[i], int | float | None) for row in result.rows) for i in range(len(result.columns))]
+    return [Column(title=name, right=right, wrap=not right) for name, right in zip(result.columns, numeric, strict=True)]
+
+
+def _sql_text(value: Any) -> str:
+    """A value in a table; JSON, CSV and Markdown carry all digits."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, float):
+        return f"{value:,.1f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+    return value if isinstance(value, str) else str(value) if isinstance(value, int) else json_text(value).strip('"')
+
+
+def _print_schema(db: str | None, format: Format) -> None:
+    from db import readonly, schema  # needs SQLAlchemy
+
+    # A query that gives no rows names the columns, on every database alike.
+    columns = {view: readonly.query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+    if format is Format.JSON:
+        write_json("sql --schema", {"views": columns})
+    elif format is Format.TABLE:
+        for view, names in columns.items():
+            write_line(view, style="bold")
+            write_table([Column(title="", wrap=True), Column(title="", wrap=True)], [["  ", ", ".join(names)]])
+        write_line(f"Beneath them are the tables {', '.join(schema.metadata.tables)}.")
+    else:
+        write_records(
+            format, [{"view": view, "column": name} for view, names in columns.items() for name in names], columns=("view", "column")
+        )
+
+
+def export(
+    target: Annotated[Target, typer.Argument(help="What to write.")],
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to; for optuna a storage URL. Default: stdout.", show_default=False),
+    ] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep; default: all of the store.", show_default=False)] = None,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write every trial with all its numbers (the columns of v_trial), or one Optuna study per cell."""
+    with existing_store(db) as store:
+        if target is Target.OPTUNA:
+            _export_optuna(store, sweep, output, as_json=as_json)
+            return
+        condition = "" if sweep is None else f" WHERE sweep_id = {store.sweep_named(sweep).id}"
+    from db import readonly  # needs SQLAlchemy
+
+    result = readonly.query(db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=600)
+    if target is Target.PARQUET:
+        _write_parquet(result, output)
+    elif target is Target.CSV:
+        _write_text(csv_text(result.columns, result.rows), output)
+    else:
+        rows = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
+        _write_text(json_text({"schema": 1, "command": "export", "trials": rows}) + "\n", output)
+    if output is not None and as_json:
+        write_json("export", {"target": target, "output": output, "num_trials": len(result.rows)})
+    elif output is not None:
+        note(f"{len(result.rows)} trials written to {output}")
+
+
+def _write_text(text: str, output: str | None) -> None:
+    if output is None or output == "-":
+        write(text.rstrip("\n"))
+        return
+    _write_bytes(text.encode(), output)
+
+
+def _write_bytes(content: bytes, output: str) -> None:
+    """Written under another name and renamed: a reader never sees half of it."""
+    path = Path(output)
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as exc:
+        raise UsageInvalid(f"cannot write {output}: {exc.strerror}") from exc
+
+
+def _write_parquet(result: Result, output: str | None) -> None:
+    if output is None:
+        raise UsageInvalid("Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet")
+    try:
+        # pyarrow is an extra: only this format needs it.
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageInvalid("Parquet needs pyarrow, which is not installed: pip install 'layout-sweep[export]'") from None
+    columns = {name: [row[i] for row in result.rows] for i, name in enumerate(result.columns)}
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({name: _arrow_values(values) for name, values in columns.items()}), buffer)
+    _write_bytes(buffer.getvalue().to_pybytes(), output)
+
+
+def _arrow_values(values: Sequence[Any]) -> list[Any]:
+    """One type per column: SQLite gives whole numbers as integers also where others are not whole."""
+    if any(isinstance(value, float) for value in values):
+        return [None if value is None else float(value) for value in values]
+    if any(isinstance(value, dict | list) for value in values):
+        return [None if value is None else json_text(value) for value in values]
+    return list(values)
+
+
+def _export_optuna(store: Store, name: str | None, output: str | None, *, as_json: bool) -> None:
+    """One study per cell, named SWEEP/CELL."""
+    # Optuna takes 0.5 s to import.
+    from orchestrator.core.spec import Objective
+    from orchestrator.searcher import export_study
+
+    if output is None:
+        raise UsageInvalid("say which Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite")
+    row = chosen_sweep(store, name)
+    objective = Objective(_spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU)
+    studies = {}
+    for cell in store.cells(row.id):
+        known = [(trial.layout, fact) for trial in store.trials(row.id, cell_id=cell.id) if (fact := _known(trial, objective)) is not None]
+        study = f"{row.name}/{cell.cell.key}"
+        studies[study] = export_study(output, study, known, objective=objective)
+    if as_json:
+        write_json("export", {"target": "optuna", "sweep": row.name, "studies": studies})
+    else:
+        note(
+            "\n".join(f"{count} trials written to study {study}" for study, count in studies.items())
+            or f"sweep {row.name} has no cells yet"
+        )
+
+
+def _spec_value(spec_json: str, key: str) -> Any:
+    import json
+
+    spec: Mapping[str, Any] = json.loads(spec_json)
+    return spec.get(key)
+
+
+def _known(trial: TrialRow, objective: Objective) -> Known | None:
+    """What a study is told of a trial; None: nothing yet, or the machine's fault."""
+    from orchestrator.core.failures import POLICIES, Fault
+    from orchestrator.core.spec import Objective
+    from orchestrator.searcher import Condemned, Failed, Measured, OutOfMemory
+
+    match trial.state:
+        case TrialState.MEASURED:
+            value = trial.step_seconds_median if objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
+            return Measured(value=value) if value is not None else None
+        case TrialState.OUT_OF_MEMORY:
+            peak, device = trial.peak_memory_allocated_bytes, trial.device_memory_bytes
+            return OutOfMemory(excess=peak / device - 1 if peak is not None and device and peak > device else None)
+        case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
+            return Failed()
+        case TrialState.PRUNED:
+            return Condemned()
+        case _:
+            return None

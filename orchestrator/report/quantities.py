@@ -1,0 +1,88 @@
+"""Quantities as short texts for people: one place, so that a number reads the same in every table. Unknown is a dash."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+UNKNOWN = "-"
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def tokens_rate(value: float | None) -> str:
+    """Tokens per second, with as many digits as a measurement carries."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def confidence(relative: float | None) -> str:
+    """The half-width of the 95 % interval, relative: `±1.3%`."""
+    return UNKNOWN if relative is None else f"±{relative:.1%}"
+
+
+def percent(fraction: float | None) -> str:
+    return UNKNOWN if fraction is None else f"{fraction:.1%}"
+
+
+def step_time(seconds: float | None) -> str:
+    """The time of one step, in the unit that needs the fewest zeros."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def memory(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return UNKNOWN
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.1f} MiB"
+
+
+def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
+    """Memory used of what there is: `61.2 of 79.1 GiB`."""
+    if num_bytes is None or limit_bytes is None:
+        return memory(num_bytes)
+    unit, name = (_GIB, "GiB") if limit_bytes >= _GIB else (_MIB, "MiB")
+    digits = 1 if num_bytes >= unit else 3
+    return f"{num_bytes / unit:.{digits}f} of {limit_bytes / unit:.1f} {name}"
+
+
+def gpu_hours(gpu_seconds: float | None) -> str:
+    if gpu_seconds is None:
+        return UNKNOWN
+    return f"{gpu_seconds / 3600:.2f}" if gpu_seconds >= 360 or gpu_seconds == 0 else f"{gpu_seconds / 3600:.4f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def at(moment: datetime | None) -> str:
+    """A time of the store, which is UTC."""
+    return UNKNOWN if moment is None else f"{_utc(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def age_seconds(moment: datetime, now: datetime) -> float:
+    return (_utc(now) - _utc(moment)).total_seconds()
+
+
+def short_digest(digest: str | None) -> str:
+    return UNKNOWN if digest is None else digest[:8]
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

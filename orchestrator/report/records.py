@@ -1,0 +1,152 @@
+"""Rows of the store as flat records with the names of the SQL columns: what --json, CSV and Markdown give."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.lifecycle import TrialState
+
+if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
+    from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
+
+Record = dict[str, Any]
+
+_TRIAL_FIELDS = (
+    "num_attempts",
+    "why",
+    "predicted_tokens_per_second_per_gpu",
+    "predicted_memory_bytes",
+    "condemned_by",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "step_seconds_median",
+    "step_seconds_iqr",
+    "relative_confidence",
+    "confident",
+    "mfu",
+    "hfu",
+    "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes",
+    "device_memory_bytes",
+    "thrashing",
+    "fingerprint_digest",
+    "is_current_fingerprint",
+    "failure_kind",
+    "failure_message",
+    "gpu_seconds",
+    "created_at",
+    "updated_at",
+)
+_LAYOUT_SIZES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+)
+_CELL_FIELDS = ("cell_id", "cell", "model", "model_digest", "num_gpus", "sequence_length", "global_batch_size")
+_LAYOUT_FIELDS = ("layout", *_LAYOUT_SIZES, "recompute", "recompute_policy", "recompute_layers", "zero_stage", "precision")
+TRIAL_COLUMNS = ("trial_id", "sweep", *_CELL_FIELDS, "state", *_LAYOUT_FIELDS, *_TRIAL_FIELDS)
+
+
+def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
+    layout = trial.layout
+    return {
+        "trial_id": trial.id,
+        "sweep": sweep,
+        **cell_record(cell),
+        "state": trial.state,
+        "layout": layout.key,
+        **{name: getattr(layout, name) for name in _LAYOUT_SIZES},
+        "recompute": layout.recompute.mode,
+        "recompute_policy": layout.recompute.policy,
+        "recompute_layers": layout.recompute.num_layers,
+        "zero_stage": layout.zero_stage,
+        "precision": layout.precision,
+        **{name: getattr(trial, name) for name in _TRIAL_FIELDS},
+    }
+
+
+def cell_record(row: CellRow) -> Record:
+    cell = row.cell
+    return {
+        "cell_id": row.id,
+        "cell": cell.key,
+        "model": cell.model.name,
+        "model_digest": cell.model.digest,
+        "num_gpus": cell.num_gpus,
+        "sequence_length": cell.sequence_length,
+        "global_batch_size": cell.global_batch_size,
+    }
+
+
+def cell_status_record(status: CellStatus, sweep: str) -> Record:
+    return {
+        **cell_record(status.cell),
+        "num_trials": {state: status.num_trials.get(state, 0) for state in TrialState},
+        "gpu_seconds": status.gpu_seconds,
+        "best": trial_record(status.best, status.cell, sweep) if status.best is not None else None,
+    }
+
+
+def sweep_record(row: SweepRow) -> Record:
+    return {
+        "sweep_id": row.id,
+        "sweep": row.name,
+        "state": row.state,
+        "created_at": row.created_at,
+        "held_by": holder_record(row.holder),
+        "stop_requested": row.stop_requested,
+    }
+
+
+def holder_record(holder: Holder | None) -> Record | None:
+    if holder is None:
+        return None
+    return {"host": holder.host, "pid": holder.pid, "since": holder.since, "lease_until": holder.lease_until}
+
+
+def detail_record(detail: TrialDetail) -> Record:
+    """All that is known of a trial."""
+    return {
+        "trial": trial_record(detail.trial, detail.cell, detail.sweep_name),
+        "attempts": [attempt_record(attempt) for attempt in detail.attempts],
+        "events": [event_record(event) for event in detail.events],
+    }
+
+
+def attempt_record(row: AttemptRow) -> Record:
+    fingerprint = row.fingerprint
+    return {
+        "attempt": row.number,
+        "state": row.state,
+        "superseded": row.superseded,
+        "epoch": row.epoch,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "nodes": row.nodes,
+        "shared_nodes": row.shared_nodes,
+        "phase_seconds": row.phase_seconds,
+        "gpu_seconds": row.gpu_seconds,
+        "processes_killed": row.processes_killed,
+        "fingerprint": {"digest": fingerprint.digest, **fingerprint.model_dump()} if fingerprint is not None else None,
+        "failure": asdict(row.failure) if row.failure is not None else None,
+        "measurement": asdict(row.measurement) if row.measurement is not None else None,
+        "gpu": asdict(row.gpu) if row.gpu is not None else None,
+        "memory_by_part": row.memory_by_part,
+    }
+
+
+def event_record(row: EventRow) -> Record:
+    return {
+        "event_id": row.id,
+        "at": row.at,
+        "event": row.event,
+        "from_state": row.from_state,
+        "to_state": row.to_state,
+        "attempt": row.attempt,
+        "epoch": row.epoch,
+        "detail": row.detail,
+    }
