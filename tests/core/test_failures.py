@@ -1,0 +1,191 @@
+"""Classification of failures: a corpus of what real stacks print, and who is to blame in a gang."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from orchestrator.core.failures import (
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    Evidence,
+    FailureKind,
+    Fault,
+    classify,
+    first_bad,
+    is_out_of_memory,
+    may_retry,
+)
+
+K = FailureKind
+
+
+def evidence(rank: int = 0, **known: object) -> Evidence:
+    return Evidence(**({"rank": rank, "exit_code": 1} | known))  # type: ignore[arg-type]
+
+
+# What a rank printed before it ended with exit code 1, and what it is. Wording of torch 1.10-2.13, CUDA 11-13, NCCL 2.18-2.28, gloo,
+# glibc, CPython and Linux; process ids, addresses and sizes changed.
+CORPUS: list[tuple[FailureKind, str]] = [
+    (K.OOM_GPU, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
+    (K.OOM_GPU, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB total capacity)"),
+    (K.OOM_GPU, "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total capacity; 14.2 GiB already allocated)"),
+    (K.OOM_GPU, "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"),
+    (K.OOM_GPU, "torch.AcceleratorError: CUDA error: out of memory"),
+    (K.OOM_GPU, "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 191.98 GiB"),
+    (K.OOM_GPU, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (K.OOM_GPU, "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    (K.OOM_GPU, "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    (K.OOM_GPU, "node3:4121:4390 [3] include/alloc.h:125 NCCL WARN Cuda failure 'out of memory'"),
+    (K.OOM_GPU, "node3:4121:4390 [3] alloc.cc:88 NCCL WARN Cuda failure 2 'out of memory'"),
+    (K.OOM_GPU, "node1:77:412 [0] NCCL WARN Failed to CUDA calloc async 608 bytes"),
+    (K.OOM_GPU, "RuntimeError: Triton Error [CUDA]: out of memory"),
+    (K.OOM_GPU, "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough memory"),
+    (K.OOM_GPU, "pycuda._driver.MemoryError: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY"),
+    (K.OOM_GPU, "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."),
+    (K.OOM_HOST, "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"),
+    (K.OOM_HOST, "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough memory: you tried to allocate 41943040 bytes."),
+    (K.OOM_HOST, "MemoryError"),
+    (K.OOM_HOST, "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)"),
+    (K.OOM_HOST, "OSError: [Errno 12] Cannot allocate memory"),
+    (K.OOM_HOST, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
+    (K.OOM_HOST, "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot allocate memory (12)"),
+    (K.OOM_HOST, "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
+    (K.OOM_HOST, "[88213.4] Memory cgroup out of memory: Killed process 4121 (python) total-vm:98304kB"),
+    (K.PORT_CLASH, "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),  # noqa: E501
+    (K.PORT_CLASH, "OSError: [Errno 98] Address already in use"),
+    (K.NCCL, "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error"),
+    (K.NCCL, "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed possibly due to a network error"),
+    (K.NCCL, "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)"),
+    (K.NCCL, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41236"),
+    (K.NCCL, "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"),
+    (K.NCCL, "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+    (K.NCCL, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
+    (K.NCCL, "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node0, 29500)."),
+    (K.NCCL, "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."),
+    (K.NCCL, "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 opcode=0 len=0 vendor err 129"),
+    (K.NCCL, "node7:811:911 [5] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"),
+    (K.NCCL, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1048576.00 TiB."),  # a corrupted size, after a time-out
+    (K.NCCL, "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: Tried to allocate 1 EiB"),
+    (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
+    (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    (K.DEVICE_ERROR, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    (K.DEVICE_ERROR, "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) is/are busy or unavailable"),
+    (K.DEVICE_ERROR, "RuntimeError: No CUDA GPUs are available"),
+    (K.DEVICE_ERROR, "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment"),
+    (K.DEVICE_ERROR, "NVRM: Xid (PCI:0000:1b:00): 79, pid=4121, GPU has fallen off the bus."),
+    (K.CONFIG_REJECTED, "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8"),
+    (K.USER_ERROR, "ValueError: expected 4 arguments"),
+    (K.USER_ERROR, "AssertionError: loss is nan"),
+    (K.USER_ERROR, "ModuleNotFoundError: No module named 'apex'"),
+    (K.USER_ERROR, "RuntimeError: CUDA error: device-side assert triggered"),
+    (K.USER_ERROR, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (128x4096 and 2048x4096)"),
+    (K.USER_ERROR, "KeyError: 'model.layers.0.self_attn.q_proj.weight'"),
+    (K.USER_ERROR, "usage: train.py [-h] --mbs MBS\ntrain.py: error: the following arguments are required: --mbs"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), CORPUS, ids=[f"{kind}-{index}" for index, (kind, _) in enumerate(CORPUS)])
+def test_what_real_stacks_print_is_understood(kind: FailureKind, text: str) -> None:
+    failure = classify(evidence(log_tail=f"step 3 loss 10.2\n{text}\n"))
+    assert failure.kind is kind, failure
+    assert failure.evidence
+
+
+@pytest.mark.parametrize(("kind", "text"), [pair for pair in CORPUS if ": " in pair[1] and pair[1][0] not in "n[u"])
+def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text: str) -> None:
+    exception, _, message = text.partition(": ")
+    assert classify(evidence(exception=exception, message=message, log_tail="noise")).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (K.SEGFAULT, {"signal": signal.SIGSEGV, "exit_code": None}),
+        (K.SEGFAULT, {"signal": signal.SIGABRT, "exit_code": None}),
+        (K.SEGFAULT, {"exit_code": 139}),  # a shell's way to say SIGSEGV
+        (K.KILLED, {"signal": signal.SIGKILL, "exit_code": None}),
+        (K.KILLED, {"exit_code": 137}),
+        (K.KILLED, {"signal": signal.SIGTERM, "exit_code": None}),
+        (K.OOM_HOST, {"signal": signal.SIGKILL, "exit_code": None, "num_oom_kills": 1}),
+        (K.OOM_HOST, {"exit_code": 137, "num_oom_kills": 2}),
+        (K.SEGFAULT, {"signal": signal.SIGSEGV, "exit_code": None, "num_oom_kills": 1}),
+        (K.USER_ERROR, {"exit_code": 1}),
+        (K.BAD_RESULT, {"exit_code": 0, "bad_result": "result is not valid", "log_tail": "ValueError: caught and mended\nTCPStore"}),
+        (K.START_TIMEOUT, {"exit_code": None, "timed_out": "rendezvous limit of 60 s passed", "phase": "rendezvous"}),
+        (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady"}),
+        (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "log_tail": "NCCL error in: x"}),
+        (K.OOM_GPU, {"exit_code": None, "timed_out": "first_step limit", "phase": "first_step", "log_tail": "CUDA out of memory. Tried"}),
+        (K.OOM_GPU, {"exception": "mylib.DoesNotFit", "noted_out_of_memory": True}),
+    ],
+)
+def test_exit_codes_signals_and_limits_are_understood(kind: FailureKind, known: dict[str, object]) -> None:
+    assert classify(evidence(**known)).kind is kind
+
+
+def test_an_illegal_access_is_an_out_of_memory_only_near_the_limit() -> None:
+    text = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    gib = 1 << 30
+    assert classify(evidence(log_tail=text)).kind is K.DEVICE_ERROR
+    assert classify(evidence(log_tail=text, peak_memory_bytes=60 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
+    assert classify(evidence(log_tail=text, peak_memory_bytes=70 * gib, device_memory_bytes=80 * gib)).kind is K.OOM_GPU
+    assert POLICIES[K.DEVICE_ERROR].fault is Fault.MACHINE
+
+
+def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:
+    log = "NCCL WARN NET/IB : Connection reset by peer (retried)\nTraceback (most recent call last):\nValueError: bad shape\n"
+    assert classify(evidence(log_tail=log)).kind is K.USER_ERROR
+    assert classify(evidence(exception="ValueError", message="bad shape", log_tail=log)).kind is K.USER_ERROR
+
+
+def test_an_out_of_memory_behind_another_exception_is_found_in_the_traceback() -> None:
+    note = evidence(
+        exception="RuntimeError",
+        message="layer 3 failed",
+        traceback="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\nThe above exception was the direct cause",
+    )
+    assert classify(note).kind is K.OOM_GPU
+
+
+def test_the_first_to_go_wrong_is_blamed() -> None:
+    gang = [evidence(0, exception="ValueError", at_unix_seconds=11.0), evidence(1, exception="KeyError", at_unix_seconds=10.0)]
+    assert first_bad(gang).rank == 1
+
+
+def test_a_peer_that_lost_communication_or_aborted_is_innocent_even_if_it_died_first() -> None:
+    gang = [
+        evidence(0, log_tail="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer", at_unix_seconds=1.0),
+        evidence(1, exit_code=None, signal=signal.SIGABRT, at_unix_seconds=1.5),
+        evidence(2, exit_code=None, signal=signal.SIGKILL, at_unix_seconds=2.0),
+    ]
+    assert (first_bad(gang).kind, first_bad(gang).rank) == (K.KILLED, 2)
+    assert first_bad(gang[:1]).kind is K.NCCL
+
+
+def test_an_out_of_memory_anywhere_explains_all_the_rest() -> None:
+    gang = [
+        evidence(0, exit_code=None, timed_out="first_step limit", phase="first_step", at_unix_seconds=5.0),
+        evidence(1, log_tail="torch.distributed.DistBackendError: NCCL error", at_unix_seconds=3.0),
+        evidence(2, exception="torch.OutOfMemoryError", message="CUDA out of memory.", at_unix_seconds=4.0),
+    ]
+    assert (first_bad(gang).kind, first_bad(gang).rank) == (K.OOM_GPU, 2)
+
+
+def test_a_message_names_the_rank_the_phase_and_what_was_said_on_one_line() -> None:
+    failure = classify(evidence(3, exception="ValueError", message="bad\nvery bad", phase="steady"))
+    assert failure.message == "rank 3 failed in steady: ValueError: bad"
+
+
+def test_memory_exceptions_are_known_by_name_or_text() -> None:
+    assert is_out_of_memory("torch.OutOfMemoryError", "")
+    assert is_out_of_memory("MemoryError", "")
+    assert is_out_of_memory("RuntimeError", "CUDA error: out of memory")
+    assert not is_out_of_memory("RuntimeError", "out of luck")
+
+
+def test_every_kind_has_a_policy_and_results_are_not_retried() -> None:
+    assert set(POLICIES) == set(FailureKind)
+    assert not may_retry(K.OOM_GPU, {K.OOM_GPU: 1})
+    assert may_retry(K.NODE_LOST, {K.NODE_LOST: 2}) and not may_retry(K.NODE_LOST, {K.NODE_LOST: 3})
+    assert all(POLICIES[kind].fault is Fault.LAYOUT for kind in OUT_OF_MEMORY_KINDS)
