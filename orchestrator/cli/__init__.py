@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import export, look, manage, run, trial
+from orchestrator.cli import doctor, export, look, manage, run, trial
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import examples, note, plain
@@ -51,6 +51,7 @@ app = typer.Typer(
         "sweep best                            the fastest layout of each cell",
         "sweep sql 'select * from v_best'      ask anything",
     ),
+    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # rich's help costs 0.1 s and reads [brackets] as markup
     pretty_exceptions_enable=False,  # `main` says what went wrong
@@ -76,7 +77,7 @@ def _options_of_all(
     configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=Redactor.of_this_process(sys.argv))
 
 
-for _module in (run, look, trial, export, manage):
+for _module in (run, look, trial, export, manage, doctor):
     _module.register(app)
 
 
