@@ -1,0 +1,64 @@
+"""What a number was measured on: hardware, software, load and code. Every result carries it; numbers of two machines are not compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from orchestrator.provenance import code_fingerprint
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")
+BUSY_LOAD = 1.0  # of the last minute, before the benchmark starts: beyond it the cores were shared, and times are upper bounds
+
+
+def describe_machine() -> dict[str, Any]:
+    """Call it before anything is measured: the load average is that of the others."""
+    code = code_fingerprint(PROJECT)
+    load = os.getloadavg()[0]
+    return {
+        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "git_sha": code.git_sha,
+        "dirty_diff_digest": code.dirty_diff_digest,
+        "load_before": round(load, 2),
+        "busy": load > BUSY_LOAD,
+    }
+
+
+def write_result(path: Path, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Write one benchmark's result, with the command that gave it."""
+    command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *map(shlex.quote, sys.argv[1:])])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"benchmark": benchmark, "command": command, "machine": dict(machine), **result}
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def resident_bytes() -> int:
+    """Of this process, now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
