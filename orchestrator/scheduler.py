@@ -27,6 +27,7 @@ from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
 from orchestrator.launcher import NodeLauncher
+from orchestrator.ray_guard import RayGuard, ray_processes
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class RayScheduler:
         self._root = str(root)
         self._local = address is None
         _connect(address)
+        self._guard = RayGuard.over(ray_processes()) if self._local else None
         self._slots = _discover(device, gpus_per_node)
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
@@ -182,6 +184,9 @@ class RayScheduler:
             self._release(gang)
         if ray.is_initialized():
             ray.shutdown()
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
 
     # -- gangs ---------------------------------------------------------------------------------------------------------------
 
