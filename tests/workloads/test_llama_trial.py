@@ -1,0 +1,263 @@
+"""A whole trial as a launcher runs it: forked ranks, a request in a run directory, results or failure notes out."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.core.capabilities import CAPABILITIES
+from orchestrator.core.hardware import from_driver_name
+from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.measurement import measure
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.protocol import (
+    REQUEST_FILE,
+    RUN_DIR_VARIABLE,
+    Device,
+    MeasurementPlan,
+    Phase,
+    PhaseLimits,
+    RankFailure,
+    RankResult,
+    TrialRequest,
+    decode_failure,
+    decode_result,
+    encode,
+    failure_file,
+    result_file,
+)
+from workloads.llama import main
+from workloads.llama.data import Tokens
+from workloads.llama.options import TokenDtype
+from workloads.llama.peak_flops import peak_flops
+from workloads.llama.train import check
+from workloads.rank import ConfigRejected
+
+TINY = PRESETS["llama-tiny"]
+PLAN = MeasurementPlan(warmup_steps=2, min_steps=4, max_steps=8, relative_confidence=0.02)
+
+
+def request(layout: Layout, *, device: Device = Device.CPU, **options: object) -> TrialRequest:
+    return TrialRequest(
+        sweep="trial",
+        trial_id=1,
+        attempt=1,
+        workload="llama",
+        options=options,
+        model=TINY,
+        sequence_length=64,
+        layout=layout,
+        device=device,
+        measurement=PLAN,
+        limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
+        seed=1,
+    )
+
+
+def run_rank(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    sys.exit(main())
+
+
+@pytest.fixture(scope="module")
+def server() -> ForkServerContext:
+    """Forks ranks from a process that has imported the workload and done nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workloads.llama"])
+    return context
+
+
+def run_trial(trial: TrialRequest, run_dir: Path, server: ForkServerContext) -> list[RankResult | RankFailure]:
+    (run_dir / REQUEST_FILE).write_bytes(encode(trial))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world_size = trial.layout.world_size
+    ranks = []
+    for rank in range(world_size):
+        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port}
+        process = server.Process(
+            target=run_rank,
+            args=({name: str(v) for name, v in environment.items()} | {"MASTER_ADDR": "127.0.0.1", RUN_DIR_VARIABLE: str(run_dir)},),
+        )
+        process.start()
+        ranks.append(process)
+    for process in ranks:
+        process.join(timeout=100)
+    outcomes: list[RankResult | RankFailure] = []
+    for rank, process in enumerate(ranks):
+        assert process.exitcode in (0, 1)
+        outcomes.append(
+            decode_result((run_dir / result_file(rank)).read_bytes())
+            if process.exitcode == 0
+            else decode_failure((run_dir / failure_file(rank)).read_bytes())
+        )
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(micro_batch_size=2, grad_accum_steps=2, precision=Precision.FP32),
+        Layout(data_parallel_size=2, micro_batch_size=2, recompute=Recompute.parse("full"), precision=Precision.FP32),
+        Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=2, recompute=Recompute.parse("selective:2")),
+    ],
+    ids=lambda layout: layout.key,
+)
+def test_a_trial_measures_its_layout(layout: Layout, tmp_path: Path, server: ForkServerContext) -> None:
+    results = run_trial(request(layout, learning_rate=2e-3), tmp_path, server)
+    assert all(isinstance(result, RankResult) for result in results), results
+    measured = measure(results, model=TINY, sequence_length=64, layout=layout, plan=PLAN)
+    assert measured.mfu is not None
+    assert measured.hfu is not None
+    assert 0 < measured.mfu <= measured.hfu < 1
+    assert PLAN.min_steps <= measured.step_time.num_steps <= PLAN.max_steps
+    result = results[0]
+    assert len(result.warmup_seconds) == PLAN.warmup_steps
+    assert result.tokens_per_step == 4 * 64
+    assert result.loss_first == pytest.approx(math.log(TINY.vocab_size), rel=0.05)
+    assert result.loss_last < result.loss_first
+    assert sum(result.memory_bytes_by_part.values()) == result.peak_memory_allocated_bytes
+    assert result.peak_memory_reserved_bytes is None
+    assert result.device_memory_bytes is None
+    assert result.peak_flops_source.startswith("measured: matmul")
+    assert result.stack.torch == torch.__version__
+    assert result.stack.device_name
+    assert result.stack.cuda is None
+    assert set(result.phase_seconds) == {Phase.START, Phase.RENDEZVOUS, Phase.FIRST_STEP, Phase.STEADY}
+    assert result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10  # 0.2 s on a quiet machine
+    assert {r.loss_last for r in results} == {result.loss_last}
+
+
+def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(tmp_path: Path, server: ForkServerContext) -> None:
+    states = 16 * TINY.num_parameters
+    outcomes = run_trial(
+        request(Layout(micro_batch_size=16, precision=Precision.FP32), memory_limit_bytes=states + (8 << 20)), tmp_path, server
+    )
+    failure = outcomes[0]
+    assert isinstance(failure, RankFailure)
+    assert failure.out_of_memory
+    assert failure.phase is Phase.FIRST_STEP
+    assert failure.exception == "torch.OutOfMemoryError"
+
+
+def test_importing_the_workload_asks_nothing_of_cuda_and_starts_no_thread() -> None:
+    program = """
+import os, torch
+def asked(*_, **__):
+    raise AssertionError("import asked CUDA something: ranks forked from here could not use it")
+for name in ("is_available", "device_count", "current_device", "get_device_properties", "get_device_capability", "_lazy_init"):
+    setattr(torch.cuda, name, asked)
+import workloads.llama
+assert not torch.cuda.is_initialized()
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's BLAS starts threads when imported, and sees to forks by itself
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=os.environ | one_thread)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "reason"),
+    [
+        (Layout(tensor_parallel_size=2), {}, "tensor_parallel_size 2 is more than 1"),
+        (Layout(pipeline_parallel_size=4), {}, "pipeline_parallel_size 4"),
+        (Layout(context_parallel_size=2), {}, "context_parallel_size 2"),
+        (Layout(zero_stage=1), {}, "zero_stage 1 is not one of"),
+        (Layout(precision=Precision.FP8), {}, "precision fp8 is not one of bf16, fp32"),
+        (Layout(precision=Precision.FP16), {}, "precision fp16"),
+        (Layout(), {"attentoin": "sdpa"}, "attentoin: Extra inputs.*Allowed are attention"),
+        (Layout(), {"attention": "ring"}, "attention: Input should be 'sdpa' or 'eager'"),
+        (Layout(), {"gradient_dtype": "fp16"}, "gradient_dtype"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_field(layout: Layout, options: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigRejected, match=reason):
+        check(request(layout, **options))
+
+
+def test_a_refusal_reaches_the_launcher_as_a_failure_note(tmp_path: Path, server: ForkServerContext) -> None:
+    failure = run_trial(request(Layout(zero_stage=1)), tmp_path, server)[0]
+    assert isinstance(failure, RankFailure)
+    assert failure.exception.endswith("ConfigRejected")
+    assert not failure.out_of_memory
+
+
+def test_the_synthetic_and_the_command_workload_refuse_nothing() -> None:
+    layout = Layout(tensor_parallel_size=64, pipeline_parallel_size=16, context_parallel_size=8, zero_stage=3, precision=Precision.FP8)
+    assert CAPABILITIES["synthetic"].refusal(layout) is None
+    assert CAPABILITIES["command"].refusal(layout) is None
+
+
+def token_file(tmp_path: Path, ids: list[int], dtype: str = "uint16") -> Path:
+    path = tmp_path / "tokens.bin"
+    np.array(ids, dtype=dtype).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", TokenDtype)
+def test_sequences_follow_one_another_through_a_token_file(tmp_path: Path, dtype: TokenDtype) -> None:
+    path = token_file(tmp_path, list(range(100, 117)), dtype.value)
+    tokens = Tokens(vocab_size=200, sequence_length=4, seed=0, token_file=path, dtype=dtype)
+    assert tokens.sequence(step=0, index=0, global_batch_size=2).tolist() == [100, 101, 102, 103, 104]
+    assert tokens.sequence(step=0, index=1, global_batch_size=2).tolist() == [104, 105, 106, 107, 108]
+    assert tokens.sequence(step=1, index=1, global_batch_size=2).tolist() == [112, 113, 114, 115, 116]
+    assert tokens.sequence(step=2, index=0, global_batch_size=2).tolist() == [100, 101, 102, 103, 104]  # the file is read again
+
+
+def test_a_token_file_for_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    tokens = Tokens(vocab_size=50, sequence_length=4, seed=0, token_file=token_file(tmp_path, [1, 2, 3, 77, 5]))
+    with pytest.raises(ValueError, match="id 77 at 3 is not below vocab_size 50"):
+        tokens.sequence(step=0, index=0, global_batch_size=1)
+
+
+def test_a_token_file_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one sequence needs 5 ids"):
+        Tokens(vocab_size=50, sequence_length=4, seed=0, token_file=token_file(tmp_path, [1, 2]))
+
+
+def test_synthetic_tokens_depend_on_seed_step_and_place_alone() -> None:
+    def ids(seed: int, step: int, index: int, global_batch_size: int = 8) -> list[int]:
+        tokens = Tokens(vocab_size=1000, sequence_length=16, seed=seed)
+        return tokens.sequence(step=step, index=index, global_batch_size=global_batch_size).tolist()
+
+    assert ids(1, 2, 3) == ids(1, 2, 3, global_batch_size=64)
+    assert len({tuple(ids(*key)) for key in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4))}) == 4
+    assert all(0 <= i < 1000 for i in ids(1, 2, 3))
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Precision) -> None:
+    torch.set_num_threads(1)
+    peak = peak_flops(torch.device("cpu"), precision)
+    again = peak_flops(torch.device("cpu"), precision)
+    assert peak.source.startswith("measured: matmul")
+    assert peak.source.endswith("1 threads")
+    assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy with other things meanwhile
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("gradient_dtype", ["bf16", "fp32"])
+def test_a_trial_measures_its_layout_on_a_gpu(gradient_dtype: str, tmp_path: Path, server: ForkServerContext) -> None:
+    layout = Layout(micro_batch_size=2, grad_accum_steps=2, recompute=Recompute.parse("selective:2"))
+    trial = request(layout, device=Device.CUDA, gradient_dtype=gradient_dtype).model_copy(update={"model": PRESETS["llama-60m"]})
+    result = run_trial(trial, tmp_path, server)[0]
+    assert isinstance(result, RankResult), result
+    assert result.memory_bytes_by_part["parameters"] == 2 * trial.model.num_parameters
+    assert result.peak_memory_reserved_bytes >= result.peak_memory_allocated_bytes > 16 * trial.model.num_parameters
+    assert result.device_memory_bytes > result.peak_memory_reserved_bytes
+    assert result.allocator_retries == 0
+    known = from_driver_name(result.stack.device_name) is not None
+    assert result.peak_flops_source.startswith("table: " if known else "measured: ")
+    assert result.stack.cuda == torch.version.cuda
+    assert 0 < measure([result], model=trial.model, sequence_length=64, layout=layout, plan=PLAN).mfu < 1
