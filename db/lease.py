@@ -102,7 +102,11 @@ def holder_is_gone(holder: Holder) -> bool:
     """Say whether the holder was a process of this machine and namespace that no longer exists. False: nobody here can tell."""
     if holder.namespace != process_namespace() or holder.host != socket.gethostname():
         return False
-    return not Path("/proc", str(holder.pid)).exists()
+    try:
+        state = Path("/proc", str(holder.pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"  # dead, but not yet reaped by its parent
 
 
 def process_namespace() -> str:

@@ -1,0 +1,222 @@
+"""Anybody's SQL cannot change or create anything, on either database, as a superuser too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import readonly
+from db.schema import VIEWS
+from db.store import Store
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from tests.db.builders import Bench
+
+# {out} is a file that no attack may make.
+ATTACKS = (
+    "DELETE FROM trial",
+    "UPDATE trial SET state = 'measured'",
+    "INSERT INTO model (digest, name) VALUES ('x', 'y')",
+    "DROP TABLE measurement",
+    "DROP VIEW v_best",
+    "CREATE TABLE evil (a int)",
+    "CREATE TEMP TABLE evil (a int)",
+    "CREATE VIEW evil AS SELECT 1",
+    "CREATE INDEX evil ON trial (why)",
+    "ALTER TABLE trial ADD COLUMN evil int",
+    "TRUNCATE trial",
+    "WITH gone AS (DELETE FROM trial RETURNING id) SELECT * FROM gone",
+    "SELECT 1; DELETE FROM trial",
+    "SELECT 1; COMMIT; DELETE FROM trial",
+    "COMMIT; DELETE FROM trial",
+    "ROLLBACK; DELETE FROM trial; COMMIT",
+    "SET TRANSACTION READ WRITE; DELETE FROM trial",
+    "BEGIN; DELETE FROM trial; COMMIT",
+    "/* harmless */ DELETE FROM trial",
+    "-- harmless\nDELETE FROM trial",
+    "EXPLAIN ANALYZE DELETE FROM trial",
+    "SELECT * INTO evil FROM trial",
+    "REPLACE INTO model (digest) VALUES ('x')",
+    "VACUUM",
+    "VACUUM INTO '{out}'",
+    "ATTACH DATABASE '{out}' AS evil",
+    "ATTACH '{out}' AS evil; CREATE TABLE evil.t (a)",
+    "DETACH main",
+    "PRAGMA query_only = 0",
+    "PRAGMA query_only(0)",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA user_version = 7",
+    "PRAGMA writable_schema = 1",
+    "PRAGMA wal_checkpoint(TRUNCATE)",
+    "PRAGMA temp_store_directory = '/tmp'",
+    "SELECT load_extension('/tmp/evil.so')",
+    "SELECT writefile('{out}', 'x')",
+    "SELECT edit('x', 'touch {out}')",
+    "SELECT fts3_tokenizer('simple')",
+    "REINDEX",
+    "ANALYZE",
+    "SAVEPOINT evil",
+    "COPY trial TO '{out}'",
+    "COPY (SELECT 1) TO PROGRAM 'touch {out}'",
+    "COPY trial FROM PROGRAM 'touch {out}'",
+    "SELECT pg_read_file('/etc/passwd')",
+    "SELECT pg_catalog.pg_read_file('/etc/passwd')",
+    "SELECT \"pg_read_file\"('/etc/passwd')",
+    "SELECT pg_read_file/* hidden */('/etc/passwd')",
+    "SELECT U&\"\\0070g_read_file\"('/etc/passwd')",
+    "SELECT pg_ls_dir('/')",
+    "SELECT lo_export(lo_creat(-1), '{out}')",
+    "SELECT lo_from_bytea(0, 'x')",
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity",
+    "SELECT pg_reload_conf()",
+    "SELECT rolpassword FROM pg_authid",
+    "SELECT set_config('transaction_read_only', 'off', false)",
+    "SELECT set_config('role', 'none', false), query_to_xml('delete from trial', true, true, '')",
+    "SELECT query_to_xml('reset role; copy (select 1) to program ''touch {out}''', true, true, '')",
+    "SELECT 1 AS a, database_to_xml(true, true, '')",
+    "SELECT dblink('', 'delete from trial')",
+    "SELECT nextval('trial_id_seq')",
+    "SELECT setval('trial_id_seq', 1)",
+    "SELECT pg_advisory_lock(1)",
+    "SELECT ts_stat('delete from trial')",
+    "SELECT E'\\'', query_to_xml('x', true, true, '') --'",
+    "SELECT $a$'$a$, query_to_xml('delete from trial', true, true, '') --'",
+    "SELECT /* /* */ */ query_to_xml('delete from trial', true, true, '')",
+    "RESET ROLE",
+    "SET ROLE postgres",
+    "SET SESSION AUTHORIZATION postgres",
+    "SET default_transaction_read_only = off",
+    "CREATE ROLE evil SUPERUSER",
+    "ALTER ROLE postgres PASSWORD 'evil'",
+    "ALTER SYSTEM SET fsync = off",
+    "GRANT ALL ON trial TO public",
+    "DO $$ BEGIN EXECUTE 'delete from trial'; END $$",
+    "CALL evil()",
+    "PREPARE evil AS DELETE FROM trial",
+    "EXECUTE evil",
+    "DECLARE evil CURSOR WITH HOLD FOR SELECT 1",
+    "LOCK TABLE trial",
+    "SELECT * FROM trial FOR UPDATE",
+    "NOTIFY evil",
+    "LISTEN evil",
+    "LOAD '/tmp/evil.so'",
+    "CREATE EXTENSION dblink",
+    "CREATE FUNCTION evil() RETURNS int LANGUAGE sql AS 'delete from trial returning 1'",
+    "IMPORT FOREIGN SCHEMA public FROM SERVER x INTO public",
+    "SELECT 1 \0; DELETE FROM trial",
+    "",
+    ";",
+    "-- nothing",
+)
+
+
+def contents(url: str) -> str:
+    """All that an attack could change, as one digest: rows, tables and views; on a server also roles, databases and settings."""
+    if url.startswith("sqlite"):
+        import sqlite3
+
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            return _digest(list(connection.iterdump()))
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        tables = ("sweep", "model", "cell", "trial", "attempt", "measurement", "fingerprint", "event", "pg_roles", "trial_id_seq")
+        rows: list[Any] = [connection.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in tables]  # type: ignore[call-overload]
+        rows.append(connection.execute("SELECT relname, relkind, relacl FROM pg_class ORDER BY 1, 2").fetchall())
+        rows.append(connection.execute("SELECT name, setting FROM pg_file_settings ORDER BY 1").fetchall())
+        rows.append(connection.execute("SELECT count(*) FROM pg_largeobject_metadata").fetchall())
+        return _digest(rows)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
+
+
+def test_no_attack_changes_or_creates_anything(store_url: str, tmp_path: Path) -> None:
+    with Store.open(store_url) as store:
+        Bench.on(store).measure()
+    assert len(set(ATTACKS)) >= 60
+    out = Path("/tmp") / f"{tmp_path.name}-attack"  # a folder that a server's own user may write to
+    before, files = contents(store_url), sorted(tmp_path.rglob("*"))
+    refusals = []
+    for attack in ATTACKS:
+        try:
+            readonly.query(store_url, attack.replace("{out}", str(out)))
+        except UsageInvalid as exc:
+            refusals.append(str(exc))
+        assert not out.exists(), attack
+    assert not [text for text in refusals if "\n" in text]
+    assert contents(store_url) == before
+    assert [f for f in sorted(tmp_path.rglob("*")) if not f.name.endswith(("-wal", "-shm"))] == [
+        f for f in files if not f.name.endswith(("-wal", "-shm"))
+    ]
+    # Explaining a write, without doing it, is all that may be answered.
+    assert len(refusals) >= len(ATTACKS) - 1
+
+
+def test_a_lexer_that_is_fooled_is_not_the_only_guard(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(postgresql_url) as store:
+        Bench.on(store).measure()
+    monkeypatch.setattr(readonly, "refuse_beyond_reading", lambda sql: None)
+    before = contents(postgresql_url)
+    for attack in ATTACKS:
+        if "query_to_xml('reset role" not in attack and "ts_stat" not in attack:
+            try:
+                readonly.query(postgresql_url, attack.replace("{out}", "/tmp/must-not-appear"), timeout_seconds=2)
+            except UsageInvalid:
+                pass
+    assert contents(postgresql_url) == before
+    assert not Path("/tmp/must-not-appear").exists()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*), avg(num_attempts), coalesce(max(why), '-') FROM trial",
+        "select layout, round(tokens_per_second_per_gpu) as r from v_trial where state in ('measured') order by r desc limit 3;",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5) SELECT sum(i) FROM n",
+        "SELECT row_number() OVER (PARTITION BY cell ORDER BY trial_id) FROM v_trial",
+        "SELECT 'it''s; DELETE FROM trial -- (' AS text /* comment; with pg_read_file( */",
+        "SELECT CAST(num_gpus AS numeric(10, 2)) FROM v_best WHERE is_current AND (num_gpus > 1 OR (mfu > 0.1))",
+        "EXPLAIN SELECT 1",
+        "VALUES (1, 2), (3, 4)",
+    ],
+)
+def test_an_ordinary_question_is_answered(store_url: str, sql: str) -> None:
+    with Store.open(store_url) as store:
+        Bench.on(store).measure()
+    assert readonly.query(store_url, sql).rows
+
+
+def test_every_view_can_be_read_and_has_columns_even_when_empty(store: Store, store_url: str) -> None:
+    for view in VIEWS:
+        result = readonly.query(store_url, f"SELECT * FROM {view}")
+        assert result.rows == []
+        assert "sweep" in result.columns
+
+
+def test_the_columns_of_a_table_can_be_asked_for_on_sqlite(sqlite_url: str) -> None:
+    Store.open(sqlite_url).close()
+    assert len(readonly.query(sqlite_url, "PRAGMA table_info(trial)").rows) > 20
+
+
+def test_a_long_answer_is_cut_and_says_so(store: Store, store_url: str) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT i FROM n"
+    result = readonly.query(store_url, endless, max_rows=10)
+    assert (len(result.rows), result.truncated) == (10, True)
+    assert not readonly.query(store_url, "SELECT 1", max_rows=1).truncated
+
+
+def test_a_question_without_end_is_ended(store: Store, store_url: str) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 - 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(UsageInvalid, match="longer than"):
+        readonly.query(store_url, endless, timeout_seconds=0.3)
+
+
+def test_asking_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no store at"):
+        readonly.query(f"sqlite:///{tmp_path}/none.sqlite", "SELECT 1")
+    assert not list(tmp_path.iterdir())
