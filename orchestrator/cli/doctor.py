@@ -67,7 +67,10 @@ def doctor(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: packages, GPUs, Ray, database, disk, ports. Exit code 1 when something would keep a sweep from running."""
+    """Check this machine.
+
+    Packages, GPUs, Ray, database, disk, ports. Ends with exit code 1 when something would keep a sweep from running.
+    """
     checks = []
     for check in _all_checks(db, ray_address):
         checks.append(check)

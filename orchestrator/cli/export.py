@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.chosen import chosen_sweep, existing_store
 from orchestrator.cli.output import (
+    Cell,
     Column,
     DbOption,
     Format,
@@ -20,7 +21,9 @@ from orchestrator.cli.output import (
     csv_text,
     examples,
     json_text,
+    narrowest,
     note,
+    terminal,
     write,
     write_json,
     write_line,
@@ -75,7 +78,10 @@ def sql(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the store anything in SQL. It can only read: the database itself refuses the rest."""
+    """Ask the store anything in SQL.
+
+    It can only read: the database itself refuses the rest. Rows wider than the terminal are shown one column a line.
+    """
     from db import readonly  # needs SQLAlchemy
 
     chosen = chosen_format(format, as_json=as_json)
@@ -94,9 +100,22 @@ def sql(
     if chosen is Format.JSON:
         write_json("sql", {"columns": result.columns, "rows": [list(values) for values in result.rows], "truncated": result.truncated})
     elif chosen is Format.TABLE:
-        write_table(_sql_columns(result), [[_sql_text(value) for value in values] for values in result.rows])
+        _print_rows(result)
     else:
         write_records(chosen, rows, columns=result.columns)
+
+
+def _print_rows(result: Result) -> None:
+    """Rows as a table where it fits, else one column a line, as psql does."""
+    columns = _sql_columns(result)
+    rows = [[Cell(text=_sql_text(value)) for value in values] for values in result.rows]
+    if not rows or narrowest(columns, rows) <= terminal().width:
+        write_table(columns, rows)
+        return
+    for number, row in enumerate(rows, start=1):
+        write_line(f"row {number}", style="bold")
+        facts = [[Cell(text=f"  {name}"), cell] for name, cell in zip(result.columns, row, strict=True)]
+        write_table([Column(title=""), Column(title="", wrap=True)], facts, header=False)
 
 
 def _sql_columns(result: Result) -> list[Column]:
@@ -123,7 +142,7 @@ def _print_schema(db: str | None, format: Format) -> None:
     elif format is Format.TABLE:
         for view, names in columns.items():
             write_line(view, style="bold")
-            write_table([Column(title="", wrap=True), Column(title="", wrap=True)], [["  ", ", ".join(names)]])
+            write_table([Column(title=""), Column(title="", wrap=True)], [[" ", ", ".join(names)]], header=False)
         write_line(f"Beneath them are the tables {', '.join(schema.metadata.tables)}.")
     else:
         write_records(
@@ -141,7 +160,10 @@ def export(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write every trial with all its numbers (the columns of v_trial), or one Optuna study per cell."""
+    """Export trials as CSV, Parquet, JSON or Optuna.
+
+    Every trial with all its numbers (the columns of v_trial), or one Optuna study per cell.
+    """
     with existing_store(db) as store:
         if target is Target.OPTUNA:
             _export_optuna(store, sweep, output, as_json=as_json)

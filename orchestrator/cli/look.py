@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
     chosen_format,
     examples,
     note,
+    plain,
     write,
     write_json,
     write_line,
@@ -32,6 +33,7 @@ from orchestrator.cli.output import (
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.layout import parse_key
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import records
@@ -78,7 +80,10 @@ def status(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How far a sweep is: trials by state, the best so far, what runs now. Without a name, all sweeps of the store."""
+    """Show how far a sweep is.
+
+    Trials by state, the best so far, what runs now. Without a name, all sweeps of the store.
+    """
     if watch and as_json:
         raise UsageInvalid("--watch is for people; a program asks again: sweep status --json")
     with existing_store(db) as store:
@@ -144,31 +149,43 @@ def _status_record(row: SweepRow, cells: Sequence[CellStatus], running: Sequence
 def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]]) -> None:
     write_line(f"Sweep {row.name}: {_state_text(row)}", style="bold")
     held = sum(cell.gpu_seconds for cell in cells)
-    write_line(f"{sum(_totals(cells).values()):,} trials in {len(cells)} cell(s), {show.gpu_hours(held)} GPU-hours held")
+    write_line(f"{sum(_totals(cells).values()):,} trials in {_counted(len(cells), 'cell')}, {show.gpu_hours(held)} GPU-hours held")
+    if not cells:
+        return
     write()
-    columns = [Column(title="cell"), *(Column(title=title, right=True) for title in _COUNTED)]
-    columns += [
-        Column(title="GPU-h", right=True),
-        Column(title="best tokens/s/GPU", right=True),
+    shown = _shown_counts(cells)
+    columns = [
+        Column(title="cell", wrap=True),
+        *(Column(title=title, right=True) for title in shown),
+        Column(title="GPU-hours", right=True),
+    ]
+    write_table(columns, [[cell.cell.cell.key, *_count_cells(cell, shown), show.gpu_hours(cell.gpu_seconds)] for cell in cells])
+    write()
+    columns = [
+        Column(title="best so far", right=True),
         Column(title="MFU", right=True),
         Column(title="layout", wrap=True),
+        Column(title="cell", wrap=True),
     ]
-    write_table(columns, [_status_cells(cell) for cell in cells])
-    if running:
-        write()
-        write_table(
+    write_table(columns, [_best_so_far(cell) for cell in cells])
+    if not running:
+        return
+    write()
+    columns = [Column(title="running", right=True), Column(title="phase"), Column(title="for", right=True)]
+    columns += [Column(title="layout", wrap=True), Column(title="cell", wrap=True)]
+    write_table(
+        columns,
+        [
             [
-                Column(title="running", right=True),
-                Column(title="state"),
-                Column(title="for", right=True),
-                Column(title="layout"),
-                Column(title="cell"),
-            ],
-            [
-                [str(r["trial_id"]), _phase_text(str(r["state"])), show.duration(r["seconds"]), str(r["layout"]), str(r["cell"])]
-                for r in running
-            ],
-        )
+                str(r["trial_id"]),
+                _phase_text(str(r["state"]), is_held=row.holder is not None),
+                show.duration(r["seconds"]),
+                _short(str(r["layout"])),
+                str(r["cell"]),
+            ]
+            for r in running
+        ],
+    )
 
 
 _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
@@ -180,39 +197,50 @@ _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
     "in flight": (TrialState.LAUNCHING, TrialState.RUNNING),
     "waiting": (TrialState.QUEUED,),
 }
+_ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
 
-def _status_cells(status: CellStatus) -> list[str | Cell]:
-    counts = [sum(status.num_trials.get(state, 0) for state in states) for states in _COUNTED.values()]
-    shown: list[str | Cell] = [
-        Cell(text=f"{count:,}", style=STATE_STYLES.get(states[0], "")) if count else Cell(text="0", style="dim")
-        for count, states in zip(counts, _COUNTED.values(), strict=True)
-    ]
+def _shown_counts(cells: Sequence[CellStatus]) -> list[str]:
+    """The states worth a column: a sweep in which nothing was cancelled needs none for it."""
+    totals = _totals(cells)
+    return [title for title, states in _COUNTED.items() if title in _ALWAYS_SHOWN or any(totals[state] for state in states)]
+
+
+def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[Cell]:
+    counts = {title: sum(status.num_trials.get(state, 0) for state in _COUNTED[title]) for title in titles}
+    return [Cell(text=f"{n:,}", style=STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim") for title, n in counts.items()]
+
+
+def _best_so_far(status: CellStatus) -> list[str | Cell]:
     best = status.best
-    return [
-        status.cell.cell.key,
-        *shown,
-        show.gpu_hours(status.gpu_seconds),
-        show.tokens_rate(best.tokens_per_second_per_gpu) if best else show.UNKNOWN,
-        show.percent(best.mfu) if best else show.UNKNOWN,
-        best.layout.short if best else Cell(text=_why_no_best(status), style="yellow"),
-    ]
+    if best is None:
+        return [show.UNKNOWN, show.UNKNOWN, Cell(text=_why_no_best(status), style="yellow"), status.cell.cell.key]
+    speed = f"{show.tokens_rate(best.tokens_per_second_per_gpu)} tokens/s/GPU"
+    return [Cell(text=speed, style="green"), show.percent(best.mfu), _layout_text(best), status.cell.cell.key]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(key: str) -> str:
+    """A stored layout key in the form for tables."""
+    try:
+        return parse_key(key).short
+    except ValueError:  # written by a later version
+        return key
 
 
 def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus]]]) -> None:
-    columns = [
-        Column(title="sweep"),
-        Column(title="cells", right=True),
-        *(Column(title=title, right=True) for title in _COUNTED),
-        Column(title="GPU-h", right=True),
-        Column(title="state", wrap=True),
-    ]
-    shown = []
+    shown = _shown_counts([cell for _, cells in rows for cell in cells])
+    columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
+    columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
+    lines = []
     for row, cells in rows:
         totals = _totals(cells)
-        counts = [f"{sum(totals[state] for state in states):,}" for states in _COUNTED.values()]
-        shown.append([row.name, str(len(cells)), *counts, show.gpu_hours(sum(cell.gpu_seconds for cell in cells)), _state_text(row)])
-    write_table(columns, shown)
+        counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
+        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(sum(cell.gpu_seconds for cell in cells)), _state_text(row)])
+    write_table(columns, lines)
 
 
 def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
@@ -227,7 +255,9 @@ def _state_text(row: SweepRow) -> str:
     return f"running on host {row.holder.host}, pid {row.holder.pid}, since {show.at(row.holder.since)} UTC{asked}"
 
 
-def _phase_text(state: str) -> str:
+def _phase_text(state: str, *, is_held: bool) -> str:
+    if not is_held:
+        return "left in flight"  # the next `sweep run` gives it back first
     return "before its first step" if state == TrialState.LAUNCHING else "taking steps"
 
 
@@ -238,7 +268,10 @@ def best(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The fastest layouts of each cell, with how sure their numbers are. What was measured under other conditions stands apart."""
+    """Show the fastest layouts of each cell.
+
+    With how sure their numbers are. What was measured under other conditions (code, software, device) stands apart.
+    """
     chosen = chosen_format(format, as_json=as_json)
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
@@ -276,14 +309,15 @@ def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
 
 
 _SPEED_COLUMNS = (
+    Column(title="trial", right=True),
     Column(title="tokens/s/GPU", right=True),
     Column(title="±95%", right=True),
     Column(title="MFU", right=True),
     Column(title="step", right=True),
     Column(title="peak memory", right=True),
-    Column(title="trial", right=True),
     Column(title="layout", wrap=True),
 )
+_MAX_OTHERS = 5  # per cell: every commit of the measured code is a fingerprint
 
 
 def _print_best(
@@ -296,16 +330,17 @@ def _print_best(
             write()
         write_line(_cell_title(cell.cell), style="bold")
         found = fastest.get(cell.cell.id, ())
-        if not found:
+        if found:
+            write_table(_SPEED_COLUMNS, [[str(trial.id), *_speed_cells(trial), _layout_text(trial)] for trial in found])
+        else:
             write_line(f"  {_why_no_best(cell)}", style="yellow")
-            continue
-        write_table(_SPEED_COLUMNS, [[*_speed_cells(trial), str(trial.id), _layout_text(trial)] for trial in found])
-    if not others:
-        return
-    write()
-    write_line("Measured under other conditions (code, software or device), so not comparable with the above:", style="bold")
-    columns = [Column(title="conditions"), *_SPEED_COLUMNS, Column(title="cell")]
-    write_table(columns, [_other_cells(other) for other in others])
+        elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]
+        if elsewhere:
+            write_line("  Measured under other conditions (code, software or device), not comparable with the above:", style="dim")
+            columns = [*_SPEED_COLUMNS, Column(title="fingerprint")]
+            write_table(columns, [_other_cells(other) for other in elsewhere[:_MAX_OTHERS]])
+            if len(elsewhere) > _MAX_OTHERS:
+                write_line(f"  and {len(elsewhere) - _MAX_OTHERS} more: sweep sql 'select * from v_best'", style="dim")
 
 
 def _cell_title(row: CellRow) -> str:
@@ -332,15 +367,14 @@ def _layout_text(trial: TrialRow) -> str:
 
 def _other_cells(other: Mapping[str, Any]) -> list[str]:
     return [
-        show.short_digest(other["fingerprint_digest"]),
+        str(other["trial_id"]),
         show.tokens_rate(other["tokens_per_second_per_gpu"]),
         show.confidence(other["relative_confidence"]),
         show.percent(other["mfu"]),
         show.step_time(other["step_seconds_median"]),
         show.memory_of(other["peak_memory_allocated_bytes"], other["device_memory_bytes"]),
-        str(other["trial_id"]),
-        str(other["layout"]),
-        str(other["cell"]),
+        _short(str(other["layout"])),
+        show.short_digest(other["fingerprint_digest"]),
     ]
 
 
@@ -367,7 +401,7 @@ def trials(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The trials of a sweep, one row each."""
+    """List the trials of a sweep, one row each."""
     chosen = chosen_format(format, as_json=as_json)
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
@@ -397,40 +431,45 @@ def _matching_cells(store: Store, sweep: SweepRow, part: str | None) -> list[Cel
     return matching
 
 
-def _sort_key(sort: Sort) -> Any:
+def _sort_key(sort: Sort) -> Callable[[TrialRow], tuple[float, ...]]:
     match sort:
-        case Sort.SPEED:
-            return lambda trial: (-(trial.tokens_per_second_per_gpu or 0.0), trial.id)
+        case Sort.SPEED:  # what other conditions gave comes after what it cannot be compared with
+            return lambda trial: (trial.is_current_fingerprint is False, -(trial.tokens_per_second_per_gpu or 0.0), trial.id)
         case Sort.MEMORY:
             return lambda trial: (-(trial.peak_memory_allocated_bytes or 0), trial.id)
         case Sort.UPDATED:
             return lambda trial: (-trial.updated_at.timestamp(), -trial.id)
         case Sort.ID:
-            return lambda trial: trial.id
+            return lambda trial: (trial.id,)
 
 
 def _print_trials(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> None:
+    """A table per cell: their speeds are not to be compared."""
     if not found:
         write_line("No trial matches.")
-        return
-    several = len({trial.cell_id for trial in found}) > 1
-    columns = [Column(title="trial", right=True), Column(title="state"), *_SPEED_COLUMNS[:5], Column(title="layout", wrap=True)]
-    columns += [Column(title="cell")] if several else []
-    rows: list[list[str | Cell]] = []
-    for trial in found:
-        text = f"{trial.layout.short}" if trial.tokens_per_second_per_gpu is not None else f"{trial.layout.short}{_why_not(trial)}"
-        rows.append([str(trial.id), state_cell(trial.state), *_speed_cells(trial), text])
-        if several:
-            rows[-1].append(cells[trial.cell_id].cell.key)
-    if not several:
-        write_line(_cell_title(cells[found[0].cell_id]), style="bold")
-    write_table(columns, rows)
+    columns = [_SPEED_COLUMNS[0], Column(title="state"), *_SPEED_COLUMNS[1:]]
+    for number, cell_id in enumerate(dict.fromkeys(trial.cell_id for trial in found)):
+        if number:
+            write()
+        write_line(_cell_title(cells[cell_id]), style="bold")
+        own = [trial for trial in found if trial.cell_id == cell_id]
+        write_table(columns, [[str(trial.id), state_cell(trial.state), *_speed_cells(trial), _explained(trial)] for trial in own])
 
 
-def _why_not(trial: TrialRow) -> str:
-    if trial.state is TrialState.PRUNED and trial.condemned_by is not None:
-        return f"\n  needs at least the memory of trial {trial.condemned_by}"
-    return f"\n  {trial.failure_message[:200]}" if trial.failure_message else ""
+def _explained(trial: TrialRow) -> str:
+    """The layout, and beneath it why there is no number, or none to compare."""
+    if trial.tokens_per_second_per_gpu is not None:
+        other = trial.is_current_fingerprint is False
+        return (
+            f"{_layout_text(trial)}\nother conditions: fingerprint {show.short_digest(trial.fingerprint_digest)}"
+            if other
+            else _layout_text(trial)
+        )
+    if trial.state is TrialState.PRUNED:
+        reason = f"needs at least the memory of trial {trial.condemned_by}" if trial.condemned_by is not None else trial.why
+    else:
+        reason = plain(trial.failure_message) if trial.failure_message else None
+    return f"{trial.layout.short}\n{reason[:200]}" if reason else trial.layout.short
 
 
 def state_cell(state: TrialState) -> Cell:

@@ -38,7 +38,10 @@ def cancel(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the orchestrator of a sweep to stop, wherever it runs. What is measured stays; `sweep run` goes on later."""
+    """Ask a running sweep to stop.
+
+    Wherever its orchestrator runs. What is measured stays, and `sweep run` goes on later.
+    """
     from db.schema import StopRequest  # needs SQLAlchemy, which takes 0.3 s
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
@@ -70,7 +73,10 @@ def invalidate(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let trials that match a condition wait to be measured again. Their old numbers are kept, but no longer count."""
+    """Have trials that match a condition measured again.
+
+    Their old numbers are kept, but no longer count. Only measured, out-of-memory and failed trials are touched.
+    """
     with existing_store(db) as store:
         if sweep is not None:
             store.sweep_named(sweep)
@@ -108,7 +114,10 @@ def _confirm(total: int) -> None:
 
 
 def upgrade(db: DbOption = None, as_json: JsonOption = False) -> None:
-    """Bring the database to this program's schema, after a copy of a SQLite file. Stop all orchestrators first."""
+    """Bring the database to this program's schema.
+
+    A SQLite file is copied first. Stop all orchestrators before.
+    """
     from db import migrate  # needs SQLAlchemy
 
     before, after, copy = migrate.upgrade(db)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SCHEMA = 1  # of every JSON document: raised when a field changes its name or meaning, not when one is added
 
 
+MIN_WRAPPED_WIDTH = 24  # characters: most layouts fit on one line, or break once
+
+
 class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -102,25 +105,38 @@ class Cell:
 
 
 def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]], *, header: bool = True) -> None:
-    """A table as wide as the terminal, or as wide as it is where stdout is no terminal."""
+    """A table as wide as the terminal, or as wide as it is where stdout is no terminal. Only columns that wrap give way; none is cut."""
     # rich takes 0.1 s to import, and `sweep --help` shows no table.
     from rich.table import Table
     from rich.text import Text
 
+    cells = [
+        [Cell(text=plain(c.text, lines=True), style=c.style) if isinstance(c, Cell) else Cell(text=plain(c, lines=True)) for c in row]
+        for row in rows
+    ]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False, pad_edge=False, show_header=header)
     for column in columns:
         table.add_column(
-            Text(column.title),
-            justify="right" if column.right else "left",
-            no_wrap=not column.wrap,
-            overflow="fold" if column.wrap else "ellipsis",
-            style=column.style,
+            Text(column.title), justify="right" if column.right else "left", no_wrap=not column.wrap, overflow="fold", style=column.style
         )
-    for row in rows:
-        cells = [cell if isinstance(cell, Cell) else Cell(text=cell) for cell in row]
+    for row in cells:
         # Text, never a string: a string is read as markup, and `[/bold]` in somebody's data would raise MarkupError.
-        table.add_row(*(Text(plain(cell.text, lines=True), style=cell.style) for cell in cells))
-    terminal().print(table)
+        table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
+    console = terminal()
+    # Where even the narrowest form is wider than the terminal, rich would drop columns: let the terminal break the lines instead.
+    console.width = max(console.width, narrowest(columns, cells))
+    with console.capture() as capture:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> int:
+    """How wide a table is when its columns that wrap are as narrow as can still be read."""
+    widths = []
+    for i, column in enumerate(columns):
+        content = max((len(line) for row in rows for line in row[i].text.split("\n")), default=0)
+        widths.append(max(len(column.title), min(content, MIN_WRAPPED_WIDTH) if column.wrap else content))
+    return sum(widths) + 2 * len(columns)
 
 
 def write_line(text: str, *, style: str = "") -> None:
@@ -181,7 +197,7 @@ def plain(text: str, *, lines: bool = False) -> str:
     """Text that others wrote, without what would play tricks on a terminal. With `lines` it may have several."""
     clean = _CONTROL_CHARACTERS.sub("", _TERMINAL_CODES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     clean = clean.replace("\t", "    ")
-    return clean if lines else " ".join(clean.split("\n")).strip()
+    return clean if lines else " ".join(clean.rstrip("\n").split("\n"))
 
 
 def _jsonable(value: Any) -> Any:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 0.5
 LOG_LINES_SHOWN = 50
+EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
 
 TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="The trial's number (see `sweep trials`).", min=1)]
 
@@ -54,7 +55,10 @@ def register(app: typer.Typer) -> None:
 
 
 def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False) -> None:
-    """All that is known of a trial: why it was proposed, what was predicted and measured, its attempts, and how it failed."""
+    """Show all that is known of a trial.
+
+    Why it was proposed, what was predicted and measured, its attempts, where and on what they ran, and how they failed.
+    """
     with existing_store(db) as store:
         detail = store.trial(trial)
     if as_json:
@@ -102,7 +106,7 @@ def _compared(name: str, predicted: float | None, measured: float | None, text: 
 def _print_facts(facts: list[tuple[str, str | None]]) -> None:
     """Names and values, the unknown left out."""
     columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
-    write_table(columns, [[f"  {name}", value] for name, value in facts if value not in (None, "")], header=False)
+    write_table(columns, [[f"  {name:<17}", value] for name, value in facts if value not in (None, "")], header=False)
 
 
 def _print_attempt(attempt: AttemptRow) -> None:
@@ -231,8 +235,8 @@ def _print_events(detail: TrialDetail) -> None:
             show_as.at(event.at),
             event.event,
             str(event.attempt) if event.attempt is not None else "",
-            f"{event.from_state or ''} > {event.to_state}" if event.to_state else "",
-            json_text(event.detail) if event.detail else "",
+            " > ".join(state for state in (event.from_state, event.to_state) if state),
+            json_text(event.detail)[:EVENT_DETAIL_CHARACTERS] if event.detail else "",
         ]
         for event in detail.events
     ]
@@ -247,7 +251,10 @@ def logs(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a rank of a trial printed. Where its files are on another node, the last lines that the store keeps."""
+    """Print what a rank of a trial printed.
+
+    Where its files are on another node, the last lines that the store keeps.
+    """
     if follow and as_json:
         raise UsageInvalid("--follow has no end to put into one JSON document; leave one of them out")
     with existing_store(db) as store:
