@@ -7,6 +7,7 @@ projection that may be thrown away and rebuilt at any time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -31,7 +32,7 @@ WALK_WITHOUT_BUDGET = 64  # `auto` walks a space of this size from best predicti
 HEAD_SHARE = 0.1  # of the budget `auto` spends on the best predictions before it lets TPE propose
 HEAD_AT_LEAST = 5
 HEAD_AT_MOST = 64
-GP_AT_MOST = 200  # told layouts: the GP's cost is cubic, 0.3 s an ask at 60 and 1.8 s at 1,000
+GP_AT_MOST = 200  # told layouts: the GP's cost is cubic, and an ask holds up the loop; 0.25 s at 190
 SHOWN_BEST, SHOWN_SPREAD = 100, 300  # told layouts that a rebuilt study shows the sampler: TPE's cost is linear in them, 85 ms at 10,000
 REBUILD_AT = 1500  # trials in a study, spent ones included
 # Of the sampler per ask, before the nearest untried layout is taken. Measured on 1,056 layouts, 80 trials, 20 runs: with 1, 3, 8 proposals the
@@ -299,7 +300,8 @@ class _Sampler:
         kind, num_proposals = ("gp", GP_PROPOSALS) if self._uses_gp else ("tpe", TPE_PROPOSALS if len(self._outcomes) < REPEATS_FROM else 1)
         proposed: tuple[int, ...] = ()
         for _ in range(num_proposals):
-            trial = study.ask(self._distributions)
+            with _one_torch_thread() if self._uses_gp else nullcontext():
+                trial = study.ask(self._distributions)
             self._num_entries += 1
             proposed = tuple(int(trial.params[axis.name]) for axis in self._axes)
             # A proposal is not a trial: the layout that is launched for it gets a running trial of its own (`hold`).
@@ -442,6 +444,19 @@ def _shown_value(fact: Known, worst: float | None) -> float:
 def _readable(layout: Layout, axis: str) -> int | str:
     value = getattr(layout, axis)
     return value if isinstance(value, int) else str(value)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The GP's matrices are small: beside running trials, torch's threads wait for each other (measured on 2 busy cores: 6 s an ask against 0.25)."""
+    import torch  # only the gp extra has it
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _require_gp() -> None:
