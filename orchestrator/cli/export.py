@@ -25,14 +25,15 @@ from orchestrator.cli.output import (
     note,
     terminal,
     write,
+    write_csv,
     write_json,
     write_line,
-    write_records,
+    write_markdown,
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.lifecycle import TrialState
-from orchestrator.report.quantities import UNKNOWN
+from orchestrator.report.quantities import UNKNOWN, counted
 
 if TYPE_CHECKING:
     from db.readonly import Result
@@ -96,13 +97,12 @@ def sql(
     result = readonly.query(db, statement, max_rows=max_rows, timeout_seconds=timeout)
     if result.truncated:
         note(f"only the first {max_rows} rows are shown; --max-rows shows more")
-    rows = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
     if chosen is Format.JSON:
         write_json("sql", {"columns": result.columns, "rows": [list(values) for values in result.rows], "truncated": result.truncated})
     elif chosen is Format.TABLE:
         _print_rows(result)
     else:
-        write_records(chosen, rows, columns=result.columns)
+        (write_csv if chosen is Format.CSV else write_markdown)(result.columns, result.rows)
 
 
 def _print_rows(result: Result) -> None:
@@ -145,9 +145,8 @@ def _print_schema(db: str | None, format: Format) -> None:
             write_table([Column(title=""), Column(title="", wrap=True)], [[" ", ", ".join(names)]], header=False)
         write_line(f"Beneath them are the tables {', '.join(schema.metadata.tables)}.")
     else:
-        write_records(
-            format, [{"view": view, "column": name} for view, names in columns.items() for name in names], columns=("view", "column")
-        )
+        rows = [(view, name) for view, names in columns.items() for name in names]
+        (write_csv if format is Format.CSV else write_markdown)(("view", "column"), rows)
 
 
 def export(
@@ -182,7 +181,7 @@ def export(
     if output is not None and as_json:
         write_json("export", {"target": target, "output": output, "num_trials": len(result.rows)})
     elif output is not None:
-        note(f"{len(result.rows)} trials written to {output}")
+        note(f"{counted(len(result.rows), 'trial')} written to {output}")
 
 
 def _write_text(text: str, output: str | None) -> None:
@@ -246,7 +245,7 @@ def _export_optuna(store: Store, name: str | None, output: str | None, *, as_jso
         write_json("export", {"target": "optuna", "sweep": row.name, "studies": studies})
     else:
         note(
-            "\n".join(f"{count} trials written to study {study}" for study, count in studies.items())
+            "\n".join(f"{counted(count, 'trial')} written to study {study}" for study, count in studies.items())
             or f"sweep {row.name} has no cells yet"
         )
 

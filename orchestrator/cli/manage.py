@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
+from orchestrator.report.quantities import counted
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
     )(cancel)
     app.command(
         epilog=examples(
-            "sweep invalidate --where \"torch < '2.10'\" --sweep 8b",
+            "sweep invalidate --where 'not is_current_fingerprint' --sweep 8b",
             "sweep invalidate --where \"failure_kind = 'nccl'\" --yes",
             "sweep invalidate --where 'trial_id = 17'",
         )
@@ -64,9 +65,7 @@ def cancel(
 def invalidate(
     where: Annotated[
         str,
-        typer.Option(
-            "--where", metavar="CONDITION", help="A condition over v_trial's columns (see `sweep sql --schema`), or the fingerprint's."
-        ),
+        typer.Option("--where", metavar="CONDITION", help="A condition over v_trial's columns; `sweep sql --schema` shows them."),
     ],
     sweep: Annotated[str | None, typer.Option("--sweep", help="Only trials of this sweep.", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -83,14 +82,17 @@ def invalidate(
         counts = _matching(db, where, sweep)
         total = sum(counts.values())
         if total and not as_json:
-            note(f"{total} trials match: " + ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())))
+            note(
+                f"{counted(total, 'matching trial')}: "
+                + ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items()))
+            )
         if total and not yes:
             _confirm(total)
         invalidated = store.invalidate(where, sweep=sweep) if total else 0
     if as_json:
         write_json("invalidate", {"where": where, "sweep": sweep, "matched": counts, "num_invalidated": invalidated})
     elif invalidated:
-        write_line(f"{invalidated} trials wait to be measured again: `sweep run` on their file does so.")
+        write_line(f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file.")
     else:
         write_line("No measured, out-of-memory or failed trial matches: nothing was changed.")
 
@@ -108,7 +110,7 @@ def _matching(db: str | None, where: str, sweep: str | None) -> dict[str, int]:
 def _confirm(total: int) -> None:
     # Without a terminal nobody can answer; who runs this in a script has to say so.
     if not sys.stdin.isatty():
-        raise UsageInvalid(f"{total} trials would be measured again; nobody is here to ask: say --yes")
+        raise UsageInvalid(f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes")
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)
 

@@ -146,16 +146,8 @@ def write_line(text: str, *, style: str = "") -> None:
     terminal().print(Text(plain(text), style=style), soft_wrap=True)
 
 
-def write_records(format: Format, records: Sequence[Mapping[str, Any]], *, columns: Sequence[str] | None = None) -> None:
-    """Rows as CSV or Markdown. `columns` orders them, and names them where there are no rows."""
-    names = list(columns if columns is not None else records[0] if records else ())
-    if format is Format.CSV:
-        write_csv(names, ([record.get(name) for name in names] for record in records))
-    else:
-        write_markdown(names, ([record.get(name) for name in names] for record in records))
-
-
 def write_csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Rows as CSV to stdout."""
     sys.stdout.write(csv_text(names, rows))
 
 
@@ -169,6 +161,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def write_markdown(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Rows as a Markdown table to stdout."""
     write("| " + " | ".join(_markdown_cell(name) for name in names) + " |")
     write("|" + "|".join(" --- " for _ in names) + "|")
     for row in rows:

@@ -9,6 +9,11 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def tokens_rate(value: float | None) -> str:
     """Tokens per second, with as many digits as a measurement carries."""
     if value is None:

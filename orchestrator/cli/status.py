@@ -1,0 +1,209 @@
+"""The command that says how far sweeps are: status. It reads the store, now or again and again, and prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import look
+from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write, write_json, write_line, write_table
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.report import quantities as show
+from orchestrator.report import records
+
+if TYPE_CHECKING:
+    from db.rows import CellStatus, SweepRow
+    from db.store import Store
+
+WATCH_SECONDS = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command(epilog=examples("sweep status", "sweep status 8b --watch", "sweep status --json"))(status)
+
+
+def status(
+    sweep: SweepArgument = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until the sweep ends or Ctrl-C.")] = False,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far a sweep is.
+
+    Trials by state, the best so far, what runs now. Without a name, all sweeps of the store.
+    """
+    if watch and as_json:
+        raise UsageInvalid("--watch is for people; a program asks again: sweep status --json")
+    with existing_store(db) as store:
+        while True:
+            is_over = _show_status(store, sweep, db, as_json=as_json, clear=watch and sys.stdout.isatty())
+            if not watch or is_over:
+                return
+            try:
+                time.sleep(WATCH_SECONDS)
+            except KeyboardInterrupt:
+                return
+
+
+def _show_status(store: Store, name: str | None, db: str | None, *, as_json: bool, clear: bool) -> bool:
+    """Show one sweep, or all; return whether all of them have ended. One whose orchestrator died has not: it may be started again."""
+    sweeps = store.sweeps()
+    chosen = [chosen_sweep(store, name)] if name is not None or len(sweeps) == 1 else sweeps
+    if clear:
+        write("\x1b[H\x1b[2J")
+    cells = {row.id: store.status(row.id) for row in chosen}
+    running = {row.id: _running(db, row.id) for row in chosen}
+    if as_json:
+        write_json("status", {"sweeps": [_status_record(row, cells[row.id], running[row.id]) for row in chosen]})
+    elif not chosen:
+        write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
+    elif len(chosen) == 1:
+        _print_status(chosen[0], cells[chosen[0].id], running[chosen[0].id])
+    else:
+        _print_sweeps([(row, cells[row.id]) for row in chosen])
+    return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
+
+
+def _running(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+    """The trials in flight. By the index over states: reading every trial of a large sweep takes seconds."""
+    from db import readonly  # needs SQLAlchemy, which takes 0.3 s to import
+
+    found = readonly.query(
+        db,
+        "SELECT trial_id, cell, layout, state, num_attempts AS attempt, updated_at FROM v_trial"
+        f" WHERE sweep_id = {sweep_id} AND state IN ('launching', 'running') ORDER BY trial_id",
+    )
+    now = datetime.now(tz=UTC)
+    return [
+        {**row, "seconds": max(show.age_seconds(moment, now), 0.0)}
+        for row in (dict(zip(found.columns, values, strict=True)) for values in found.rows)
+        for moment in (_moment(row.pop("updated_at")),)
+    ]
+
+
+def _moment(value: Any) -> datetime:
+    """A time as the database's driver gives it: SQLite has only text."""
+    return value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+
+
+def _status_record(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]]) -> records.Record:
+    return {
+        **records.sweep_record(row),
+        "num_trials": _totals(cells),
+        "gpu_seconds": sum(cell.gpu_seconds for cell in cells),
+        "cells": [records.cell_status_record(cell, row.name) for cell in cells],
+        "running": running,
+    }
+
+
+def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]]) -> None:
+    write_line(f"Sweep {row.name}: {_state_text(row)}", style="bold")
+    held = sum(cell.gpu_seconds for cell in cells)
+    write_line(
+        f"{show.counted(sum(_totals(cells).values()), 'trial')} in {show.counted(len(cells), 'cell')}, {show.gpu_hours(held)} GPU-hours held"
+    )
+    if not cells:
+        return
+    write()
+    shown = _shown_counts(cells)
+    columns = [
+        Column(title="cell", wrap=True),
+        *(Column(title=title, right=True) for title in shown),
+        Column(title="GPU-hours", right=True),
+    ]
+    write_table(columns, [[cell.cell.cell.key, *_count_cells(cell, shown), show.gpu_hours(cell.gpu_seconds)] for cell in cells])
+    write()
+    columns = [
+        Column(title="best so far", right=True),
+        Column(title="MFU", right=True),
+        Column(title="layout", wrap=True),
+        Column(title="cell", wrap=True),
+    ]
+    write_table(columns, [_best_so_far(cell) for cell in cells])
+    if not running:
+        return
+    write()
+    columns = [Column(title="running", right=True), Column(title="phase"), Column(title="for", right=True)]
+    columns += [Column(title="layout", wrap=True), Column(title="cell", wrap=True)]
+    write_table(
+        columns,
+        [
+            [
+                str(r["trial_id"]),
+                _phase_text(str(r["state"]), is_held=row.holder is not None),
+                show.duration(r["seconds"]),
+                look.short(str(r["layout"])),
+                str(r["cell"]),
+            ]
+            for r in running
+        ],
+    )
+
+
+_COUNTED: Mapping[str, tuple[TrialState, ...]] = {
+    "measured": (TrialState.MEASURED,),
+    "OOM": (TrialState.OUT_OF_MEMORY,),
+    "failed": (TrialState.FAILED,),
+    "pruned": (TrialState.PRUNED,),
+    "cancelled": (TrialState.CANCELLED,),
+    "in flight": (TrialState.LAUNCHING, TrialState.RUNNING),
+    "waiting": (TrialState.QUEUED,),
+}
+_ALWAYS_SHOWN = ("measured", "OOM", "failed")
+
+
+def _shown_counts(cells: Sequence[CellStatus]) -> list[str]:
+    """The states worth a column: a sweep in which nothing was cancelled needs none for it."""
+    totals = _totals(cells)
+    return [title for title, states in _COUNTED.items() if title in _ALWAYS_SHOWN or any(totals[state] for state in states)]
+
+
+def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[Cell]:
+    counts = {title: sum(status.num_trials.get(state, 0) for state in _COUNTED[title]) for title in titles}
+    return [Cell(text=f"{n:,}", style=look.STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim") for title, n in counts.items()]
+
+
+def _best_so_far(status: CellStatus) -> list[str | Cell]:
+    best = status.best
+    if best is None:
+        return [show.UNKNOWN, show.UNKNOWN, Cell(text=look.why_no_best(status), style="yellow"), status.cell.cell.key]
+    speed = f"{show.tokens_rate(best.tokens_per_second_per_gpu)} tokens/s/GPU"
+    return [Cell(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
+
+
+def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus]]]) -> None:
+    shown = _shown_counts([cell for _, cells in rows for cell in cells])
+    columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
+    columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
+    lines = []
+    for row, cells in rows:
+        totals = _totals(cells)
+        counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
+        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(sum(cell.gpu_seconds for cell in cells)), _state_text(row)])
+    write_table(columns, lines)
+
+
+def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
+    return {state: sum(cell.num_trials.get(state, 0) for cell in cells) for state in TrialState}
+
+
+def _state_text(row: SweepRow) -> str:
+    if row.holder is None:
+        # Its last owner died without giving it back: the same command goes on.
+        return "nobody works on it now (its orchestrator is gone)" if row.state == "running" else str(row.state)
+    asked = f", asked to {row.stop_requested}" if row.stop_requested else ""
+    return f"running on host {row.holder.host}, pid {row.holder.pid}, since {show.at(row.holder.since)} UTC{asked}"
+
+
+def _phase_text(state: str, *, is_held: bool) -> str:
+    if not is_held:
+        return "left in flight"  # the next `sweep run` gives it back first
+    return "before its first step" if state == TrialState.LAUNCHING else "taking steps"
