@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from db import url as urls
 from orchestrator.core.errors import StoreUnavailable
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
 CONNECT_TIMEOUT_SECONDS = 10
 RETRY_SECONDS = 60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
-MAX_TRIES = 40
 # Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
 TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 
@@ -44,8 +43,14 @@ class Database:
         """Prepare an engine; nothing is connected yet. Raises StoreUnavailable for a missing driver or an unsafe file system."""
         self.url = url
         self.is_sqlite = url.drivername == "sqlite"
-        with self.clear_errors():
+        self._was_reached = False  # until then an error means a wrong address, and waiting does not mend that
+        try:
             self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
+        except ModuleNotFoundError as exc:
+            raise StoreUnavailable("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from exc
+        except OSError as exc:
+            place = "Choose a place that is yours to write with SWEEP_DB"
+            raise StoreUnavailable(f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}") from exc
 
     def close(self) -> None:
         self.engine.dispose()
@@ -55,9 +60,10 @@ class Database:
 
         def once() -> _T:
             with self.engine.connect() as connection:
+                self._was_reached = True
                 return work(connection)
 
-        with self.clear_errors():
+        with self._clear_errors():
             return self._retrying()(once)
 
     def write(self, work: Callable[[sa.Connection, Change], _T], *, durable: bool = False) -> _T:
@@ -74,14 +80,14 @@ class Database:
             with self.engine.execution_options(**options).begin() as connection:
                 return work(connection, Change(id=change_id, is_repeat=is_repeat))
 
-        with self.clear_errors():
+        with self._clear_errors():
             return retrying(once)
 
     def _retrying(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception(_is_transient),
-            stop=stop_after_delay(RETRY_SECONDS) | stop_after_attempt(MAX_TRIES),
-            wait=wait_random_exponential(multiplier=0.05, max=3),
+            retry=retry_if_exception(lambda exc: self._was_reached and _is_transient(exc)),
+            stop=stop_after_delay(RETRY_SECONDS),
+            wait=wait_random_exponential(multiplier=0.05, max=2),
             before_sleep=self._log_retry,
             reraise=True,
         )
@@ -91,16 +97,13 @@ class Database:
             logger.warning("The database %s does not answer; trying again", urls.display(self.url), extra={"action": "store_retry"})
 
     @contextmanager
-    def clear_errors(self) -> Iterator[None]:
+    def _clear_errors(self) -> Iterator[None]:
         """Turn what a driver raises into StoreUnavailable: one line that names the database, what is wrong and what to do."""
         try:
             yield
-        except ModuleNotFoundError as exc:
-            message = "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
-            raise StoreUnavailable(message) from exc
-        except (OSError, PoolTimeout, DBAPIError, InvalidRequestError, UnicodeError) as exc:
-            if isinstance(exc, sa.exc.IntegrityError | sa.exc.ProgrammingError | sa.exc.DataError) or not _is_outside(exc):
-                raise
+        except (PoolTimeout, DBAPIError) as exc:
+            if isinstance(exc, IntegrityError | ProgrammingError | DataError):
+                raise  # a mistake of ours
             # `from None`: the driver's own text may hold a password.
             raise StoreUnavailable(f"store {urls.display(self.url)}: {self._explain(exc)}") from None
 
@@ -141,11 +144,6 @@ _SQLITE_ADVICE = (
 )
 
 
-def _is_outside(exc: Exception) -> bool:
-    """Say whether the environment is to blame, not a statement of ours."""
-    return not isinstance(exc, SQLAlchemyError) or isinstance(exc, DBAPIError | PoolTimeout)
-
-
 def _is_transient(exc: BaseException) -> bool:
     if not isinstance(exc, DBAPIError) or exc.orig is None:
         return False
@@ -153,7 +151,7 @@ def _is_transient(exc: BaseException) -> bool:
         return True
     sqlstate = getattr(exc.orig, "sqlstate", None)
     # psycopg gives no sqlstate where the server could not even be reached.
-    lost = type(exc.orig).__module__.startswith("psycopg") and isinstance(exc, sa.exc.OperationalError) and sqlstate is None
+    lost = type(exc.orig).__module__.startswith("psycopg") and isinstance(exc, OperationalError) and sqlstate is None
     return sqlstate in TRANSIENT_SQLSTATES or lost
 
 

@@ -1,0 +1,328 @@
+"""When the database cannot be reached, read or written: one clear line, no secret, nothing lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from db import readonly
+from db import url as urls
+from db.engine import Change, Database
+from db.store import Store
+from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.lifecycle import TrialState
+from tests.db.builders import CONDITIONS, Bench, layout
+
+SECRET = "s3cr3t%zz"
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(StoreUnavailable) as caught:
+        Store.open(url)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nonsense", "cannot be read. It should look like sqlite:///"),
+        ("mysql://u@h/d", "'mysql' is not supported. Use sqlite:///"),
+        ("sqlite://", "a SQLite store is a plain file"),
+        ("sqlite:///:memory:", "a SQLite store is a plain file"),
+        ("sqlite:////tmp/x.sqlite?mode=ro", "option 'mode' is unknown"),
+        ("postgresql://u@127.0.0.1:1/d", "refused"),
+        ("postgresql://u@no-such-host.invalid/d", "no-such-host.invalid"),
+    ],
+)
+def test_a_url_that_leads_nowhere_gets_one_line(url: str, says: str) -> None:
+    assert says in refusal(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://user:{SECRET}@127.0.0.1:1/d",
+        f"postgres://user:{SECRET}@no-such-host.invalid/d",
+        f"postgresql://127.0.0.1:1/d?user=u&password={SECRET}",
+        f"postgresql://user:{SECRET}@127.0.0.1:notaport/d",
+        f"mysql://user:{SECRET}@h/d",
+        f"user:{SECRET}@h/d",
+        f"sqlite://user:{SECRET}@h/d",
+    ],
+)
+def test_no_password_is_ever_shown(url: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    for ask in (Store.open, lambda u: readonly.query(u, "SELECT 1")):
+        with pytest.raises(Exception) as caught:  # whichever it is, it must keep the secret
+            ask(url)
+        shown = f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+        assert "s3cr3t" not in shown
+    assert "s3cr3t" not in caplog.text
+    assert "s3cr3t" not in "".join(capfd.readouterr())
+
+
+def test_a_driver_that_echoes_a_malformed_password_is_not_repeated() -> None:
+    url = urls.resolve("postgresql://u:s3cr3t%25@h/d?sslpassword=t0ps3cret")
+    assert urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url) == 'invalid percent-encoded token: "***" ***'
+
+
+def test_a_wrong_password_or_database_is_said_without_it(postgresql_server: str) -> None:
+    message = refusal(postgresql_server.replace("/postgres?", "/no_such_database?"))
+    assert "no_such_database" in message
+
+
+def test_a_missing_driver_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert "pip install 'layout-sweep[postgres]'" in refusal("postgresql://u@127.0.0.1:1/d")
+
+
+def test_postgres_urls_of_every_spelling_are_understood() -> None:
+    for text in ("postgres://u@h/d", "postgresql://u@h/d", "postgresql+psycopg://u@h/d"):
+        assert urls.resolve(text).drivername == "postgresql+psycopg"
+
+
+def test_without_a_url_the_environment_decides_and_then_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SWEEP_DB", raising=False)
+    with Store.open(None) as store:
+        assert store.path == tmp_path / ".sweep" / "sweep.sqlite"
+    monkeypatch.setenv("SWEEP_DB", "sqlite:///other/place.sqlite")
+    with Store.open(None) as store:
+        assert store.path == tmp_path / "other" / "place.sqlite"
+        assert store.url == f"sqlite:///{tmp_path}/other/place.sqlite"
+
+
+def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
+    file = tmp_path / "notes.sqlite"
+    file.write_text("these are my notes, not a database\n" * 100)
+    assert "is not a SQLite database" in refusal(f"sqlite:///{file}")
+    assert file.read_text().startswith("these are my notes")
+
+
+def test_a_damaged_file_is_said_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.sqlite"
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for size in range(1, 60):
+            bench.measure(size)
+    content = bytearray((tmp_path / "s.sqlite").read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    (tmp_path / "s.sqlite").write_bytes(content)
+    with pytest.raises(StoreUnavailable, match=r"is damaged|not a SQLite database"), Store.open(url) as store:
+        store.trials(1)
+
+
+@pytest.mark.parametrize("magic", urls.NETWORK_FILE_SYSTEMS)
+def test_sqlite_on_a_file_system_that_hosts_share_is_refused_unless_asked_for(
+    magic: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urls, "file_system_magic", lambda folder: magic)
+    message = refusal(f"sqlite:///{tmp_path}/new/s.sqlite")
+    assert f"lies on {urls.NETWORK_FILE_SYSTEMS[magic]}" in message
+    assert "use PostgreSQL" in message
+    assert not (tmp_path / "new").exists()
+    with Store.open(f"sqlite:///{tmp_path}/new/s.sqlite?unsafe=1") as store:
+        Bench.on(store).measure()
+    assert not list((tmp_path / "new").glob("*-wal"))
+
+
+def test_the_kernel_tells_what_file_system_a_folder_is_on() -> None:
+    assert urls.file_system_magic(Path("/proc")) == 0x9FA0  # PROC_SUPER_MAGIC
+
+
+def _in_child(work: Callable[..., None], *arguments: object) -> str:
+    """What a forked child sends: its limits and user are its own."""
+    inbox, outbox = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(*arguments, outbox), daemon=True)
+    process.start()
+    outbox.close()
+    try:
+        return str(inbox.recv())
+    finally:
+        process.join(20)
+        assert process.exitcode == 0
+
+
+def _open_as_nobody(url: str, outbox: Connection) -> None:
+    if os.geteuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        Store.open(url).ensure_sweep("a", "{}", {})
+        outbox.send("written")
+    except StoreUnavailable as exc:
+        outbox.send(str(exc))
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sweep-read-only-"))  # not below tmp_path, which other users cannot enter
+    try:
+        Store.open(f"sqlite:///{folder}/s.sqlite").close()
+        folder.chmod(0o555)
+        (folder / "s.sqlite").chmod(0o444)
+        for url in (f"sqlite:///{folder}/s.sqlite", f"sqlite:///{folder}/new.sqlite", f"sqlite:///{folder}/new/s.sqlite"):
+            message = _in_child(_open_as_nobody, url)
+            assert "SWEEP_DB" in message, message
+            assert "\n" not in message
+    finally:
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+def _fill_the_disk(url: str, outbox: Connection) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    acked = []
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        size = Path(store.path or "").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 200_000, size + 200_000))
+        try:
+            for number in range(1, 100_000):
+                acked.append(bench.measure(number))
+        except StoreUnavailable as exc:
+            outbox.send((acked, str(exc)))
+
+
+def test_a_full_disk_is_said_in_one_line_and_loses_nothing(sqlite_url: str) -> None:
+    Store.open(sqlite_url).close()
+    inbox, outbox = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_fill_the_disk, args=(sqlite_url, outbox), daemon=True)
+    process.start()
+    assert inbox.poll(30)
+    acked, message = inbox.recv()
+    process.join(10)
+    assert "Make room, then run the same command: nothing acknowledged is lost" in message
+    assert "\n" not in message
+    with Store.open(sqlite_url) as store:
+        measured = {row.id for row in store.trials(store.sweep_named("tiny").id) if row.state is TrialState.MEASURED}
+        assert acked
+        assert set(acked) <= measured
+        assert Bench.on(store).measure(200_000)
+
+
+def test_a_reader_with_an_old_snapshot_does_not_hold_up_writers(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        bench = Bench.on(store)
+        reader = sqlite3.connect(store.path or "", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM trial").fetchall()
+        for size in range(1, 20):
+            bench.measure(size)
+        assert reader.execute("SELECT count(*) FROM trial").fetchone() == (0,)
+        reader.close()
+        assert len(store.trials(bench.sweep_id)) == 19
+
+
+def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgresql_url: str) -> None:
+    import psycopg
+
+    with Store.open(postgresql_url) as store, psycopg.connect(postgresql_url, autocommit=True) as killer:
+        bench = Bench.on(store)
+        over = threading.Event()
+        num_ended = 0
+
+        def end_connections() -> None:
+            nonlocal num_ended
+            while not over.wait(random.uniform(0.05, 0.15)):
+                num_ended += killer.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'layout-sweep' AND datname = current_database()"
+                ).rowcount
+
+        thread = threading.Thread(target=end_connections)
+        thread.start()
+        ids = [bench.measure(size) for size in range(1, 61)]
+        over.set()
+        thread.join()
+        assert num_ended >= 5
+        rows = store.trials(bench.sweep_id)
+        assert [row.id for row in rows] == ids
+        assert all(row.state is TrialState.MEASURED and row.num_attempts == 1 for row in rows)
+        assert len(store.events(bench.sweep_id)) == 4 * len(ids)
+
+
+def test_a_commit_whose_answer_is_lost_is_not_done_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's error comes after the commit: the write is tried again, and finds itself done."""
+    bench = Bench.on(store)
+    monkeypatch.setattr(Database, "write", _losing_answers(Database.write))
+    assert store.acquire(bench.sweep_id, host="again", pid=1) == bench.epoch + 2  # our own lease, found again
+    again = Bench(store, bench.sweep_id, bench.cell_id, bench.epoch + 2)
+    trial_id = again.measure()
+    store.add_pruned(bench.cell_id, [(layout(7), "too big")], condemned_by=trial_id, epoch=again.epoch)
+    assert [e.event for e in store.events(bench.sweep_id)] == ["added", "gang_placed", "first_step", "measured", "added", "pruned"]
+    assert store.ensure_sweep("tiny", "{}", CONDITIONS) == bench.sweep_id
+
+
+def _losing_answers(write: Callable[..., object]) -> Callable[..., object]:
+    def lossy(self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False) -> object:
+        changes: list[Change] = []
+
+        def remember(connection: sa.Connection, change: Change) -> object:
+            changes.append(change)
+            return work(connection, change)
+
+        write(self, remember, durable=durable)
+        repeat = Change(id=changes[-1].id, is_repeat=True)
+        return write(self, lambda connection, change: work(connection, repeat), durable=durable)
+
+    return lossy
+
+
+def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: str) -> None:
+    class Deadlock(Exception):
+        sqlstate = "40P01"
+
+    with Store.open(postgresql_url) as store:
+        tries = []
+
+        def work(connection: sa.Connection, change: Change) -> str:
+            tries.append(change)
+            if len(tries) < 4:
+                raise OperationalError("UPDATE", {}, Deadlock())
+            return "done"
+
+        assert store._database.write(work) == "done"
+        assert [c.is_repeat for c in tries] == [False, True, True, True]
+        assert len({c.id for c in tries}) == 1
+
+
+def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> None:
+    seen: list[int] = []
+    with Store.open(sqlite_url) as store:
+
+        def ask(connection: sa.Connection, change: Change) -> None:
+            seen.append(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+
+        for durable in (True, False):
+            store._database.write(ask, durable=durable)
+    assert seen == [2, 1]  # FULL, NORMAL
+
+
+def test_writers_wait_for_each_other(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        bench = Bench.on(store)
+        other = sqlite3.connect(store.path or "", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.3, lambda: other.execute("ROLLBACK")).start()
+        before = time.monotonic()
+        bench.add()
+        assert time.monotonic() - before >= 0.2
+        other.close()

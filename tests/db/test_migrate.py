@@ -1,0 +1,120 @@
+"""An empty database gets its tables by itself; any other is changed only when asked, after a copy."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from db import migrate, readonly, schema, url
+from db.engine import Database
+from db.store import Store
+from orchestrator.core.errors import StoreUnavailable
+from tests.db.builders import Bench
+
+MIGRATIONS = Path(migrate.__file__).parent / "migrations"
+
+
+def run(store_url: str, statement: str) -> None:
+    database = Database(url.resolve(store_url))
+    database.write(lambda connection, change: connection.execute(sa.text(statement)))
+    database.close()
+
+
+def test_the_newest_migration_is_the_version_that_the_code_asks_for() -> None:
+    assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [schema.SCHEMA_VERSION]
+
+
+def test_the_migrations_make_the_tables_that_the_code_knows(store: Store) -> None:
+    def differences(connection: sa.Connection) -> list[object]:
+        views = set(sa.inspect(connection).get_view_names())
+        assert views == set(schema.VIEWS)
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": False})
+        return list(compare_metadata(context, schema.metadata))
+
+    assert store._database.read(differences) == []
+
+
+def test_a_store_goes_down_and_up_again(store_url: str) -> None:
+    Store.open(store_url).close()
+    before, after, _ = migrate.downgrade(store_url, "base")
+    assert (before, after) == (schema.SCHEMA_VERSION, "base")
+    database = Database(url.resolve(store_url))
+    assert database.read(lambda connection: sa.inspect(connection).get_table_names()) == ["alembic_version"]
+    database.close()
+    assert migrate.upgrade(store_url)[1] == schema.SCHEMA_VERSION
+    with Store.open(store_url) as store:
+        Bench.on(store).measure()
+
+
+def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        trial_id = Bench.on(store).measure()
+    before, after, copy = migrate.upgrade(sqlite_url)
+    assert before == after == schema.SCHEMA_VERSION
+    assert copy is not None
+    for place in (sqlite_url, f"sqlite:///{copy}"):
+        assert readonly.query(place, "SELECT trial_id, state FROM v_trial").rows == [(trial_id, "measured")]
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("9999", "newer than this program's 0001: upgrade the program"), ("0000", "this program needs 0001: run `sweep db upgrade`")],
+)
+def test_a_database_of_another_version_is_refused_with_what_to_do(store_url: str, version: str, says: str) -> None:
+    Store.open(store_url).close()
+    run(store_url, f"UPDATE alembic_version SET version_num = '{version}'")
+    with pytest.raises(StoreUnavailable, match=says):
+        Store.open(store_url)
+
+
+def test_a_newer_database_is_not_upgraded_backwards(store_url: str) -> None:
+    Store.open(store_url).close()
+    run(store_url, "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreUnavailable, match="newer than this program"):
+        migrate.upgrade(store_url)
+
+
+def test_somebody_elses_database_is_left_alone(store_url: str) -> None:
+    run(store_url, "CREATE TABLE trial (id int)")
+    with pytest.raises(StoreUnavailable, match=r"has tables of other origin \(trial\)"):
+        Store.open(store_url)
+    database = Database(url.resolve(store_url))
+    assert database.read(lambda connection: sa.inspect(connection).get_table_names()) == ["trial"]
+    database.close()
+
+
+def test_several_processes_that_meet_an_empty_database_create_it_once(store_url: str) -> None:
+    errors: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            Store.open(store_url).close()
+        except BaseException as exc:  # noqa: BLE001  shown below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=create) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    with Store.open(store_url) as store:
+        Bench.on(store).measure()
+
+
+def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(store_url) as store:
+        trial_id = Bench.on(store).measure()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist"))  # fails when all tables and views are dropped and made
+        with pytest.raises(FileNotFoundError, match="v_that_does_not_exist"):
+            migrate.downgrade(store_url, schema.SCHEMA_VERSION)
+    with Store.open(store_url) as store:
+        assert store.trial(trial_id).trial.tokens_per_second_per_gpu == 1000.0
+    assert readonly.query(store_url, "SELECT count(*) FROM v_best").rows == [(1,)]
