@@ -1,0 +1,78 @@
+"""The sweep files that ship with the project: each is valid, says how to run it, and means layouts that are legal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.layout import Layout
+from orchestrator.core.space import CellSpace, enumerate_cell
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.spec_yaml import load
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "sweeps").glob("*.yaml"))
+
+
+def read(name: str, *overrides: str) -> SweepSpec:
+    path = next(path for path in FILES if path.stem == name)
+    return load(path.read_text(encoding="utf-8"), source=path.name, overrides=overrides)
+
+
+def spaces(spec: SweepSpec) -> list[CellSpace]:
+    gpus_per_node = 8 if spec.gpus_per_node == "auto" else spec.gpus_per_node
+    return [enumerate_cell(spec, cell, gpus_per_node=gpus_per_node) for cell in spec.cells()]
+
+
+def test_the_promised_files_are_there() -> None:
+    assert {"quickstart", "8b", "playbook", "faults"} <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_says_what_it_is_for_and_every_cell_has_legal_layouts(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert f"#   sweep run sweeps/{path.name}" in text
+    spec = load(text, source=path.name)
+    assert spec.name == path.stem
+    for found in spaces(spec):
+        assert len(found.legal) > 0, found.cell.key
+        assert len(found.legal) + sum(found.rejected.values()) == found.lattice_size
+
+
+def test_the_quickstart_measures_more_than_twenty_layouts_on_one_and_on_two_ranks() -> None:
+    one, two = spaces(read("quickstart"))
+    assert (one.cell.num_gpus, two.cell.num_gpus) == (1, 2)
+    assert len(one.legal) + len(two.legal) >= 24
+    assert set(two.legal.data_parallel_size.tolist()) == {2}
+
+
+def test_the_playbook_is_four_models_on_one_to_sixty_four_nodes() -> None:
+    spec = read("playbook")
+    assert {(cell.model.name, cell.num_gpus // 8) for cell in spec.cells()} == {
+        (model, nodes) for model in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b") for nodes in (1, 2, 4, 8, 16, 32, 64)
+    }
+    assert {cell.tokens_per_step for cell in spec.cells()} == {1 << 20}
+
+
+def test_the_8b_file_can_be_cut_to_one_gpu_as_its_comment_says() -> None:
+    text = next(path for path in FILES if path.stem == "8b").read_text(encoding="utf-8")
+    command = next(line for line in text.splitlines() if "gpus=1" in line).split("8b.yaml ")[1].split("    ")[0].split()
+    (found,) = spaces(read("8b", *command))
+    assert (found.cell.model.num_layers, found.cell.num_gpus) == (4, 1)
+    assert len(found.legal) >= 20
+
+
+def test_every_fault_of_the_faults_file_strikes_a_layout_that_will_run() -> None:
+    spec = read("faults")
+    (found,) = spaces(spec)
+    layouts: list[Layout] = [found.legal.layout(row) for row in range(len(found.legal))]
+    faults = spec.workload.options["faults"]
+    assert len({fault["fault"] for fault in faults}) >= 8
+    struck = 0
+    for fault in faults:
+        only_if = fault.get("only_if", {})
+        hit = [layout for layout in layouts if all(str(getattr(layout, name)) == str(value) for name, value in only_if.items())]
+        assert hit, fault
+        struck += len(hit) if only_if else 0
+    assert struck < len(layouts)  # some run well
