@@ -148,7 +148,7 @@ def run(
         look.best(spec.name, db=db, as_json=True)
     else:
         _say_how_it_ended(spec, result, where)
-        look.best(spec.name, db=db)
+        look.best(spec.name, db=db, top=3)
     raise typer.Exit(_exit_code(result, signals, strict=strict))
 
 

@@ -1,0 +1,136 @@
+"""The `sweep` command as a process, as a person starts it; and the processes it leaves, found by recorded ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.processes import descendants, start_time
+
+SWEEP = Path(sys.executable).parent / "sweep"
+START_SECONDS = 60.0
+
+
+@dataclass
+class Command:
+    """Runs `sweep` in a folder with a store of its own."""
+
+    folder: Path
+    store_url: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *arguments: str | Path, timeout: float = 100.0, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [SWEEP, *map(str, arguments)],
+            cwd=self.folder,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
+
+    def ok(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        done = self.run(*arguments, **options)
+        assert done.returncode == 0, f"sweep {' '.join(map(str, arguments))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *arguments: str | Path) -> Any:
+        return json.loads(self.ok(*arguments, "--json").stdout)
+
+    def sql(self, statement: str) -> list[list[Any]]:
+        answer = self.json("sql", statement)
+        rows: list[list[Any]] = answer["rows"]
+        return [list(row.values()) if isinstance(row, dict) else row for row in rows]
+
+    def start(self, *arguments: str | Path) -> Running:
+        process = subprocess.Popen(
+            [SWEEP, *map(str, arguments)],
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return Running(process)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k not in ("SWEEP_HOME", "RAY_ADDRESS")}
+        return kept | {"SWEEP_DB": self.store_url, "NO_COLOR": "1"} | self.environment
+
+
+@dataclass
+class Running:
+    """A `sweep` under way."""
+
+    process: subprocess.Popen[str]
+    seen: dict[int, int] = field(default_factory=dict)  # every process ever seen below it: id -> start time
+
+    def until(self, condition: Callable[[], bool], *, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.look()
+            assert self.process.poll() is None, f"ended early with {self.process.returncode}: {self.process.communicate()}"
+            assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
+            time.sleep(0.05)
+
+    def look(self) -> None:
+        """Record what runs below it now."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            started = start_time(pid)
+            if started is not None:
+                self.seen.setdefault(pid, started)
+
+    def kill(self) -> None:
+        self.look()
+        self.process.kill()
+        self.process.communicate()
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Signal it alone."""
+        self.look()
+        self.process.send_signal(number)
+
+    def end(self, *, timeout: float = 60.0) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, err
+
+    def survivors(self, *, seconds: float) -> list[int]:
+        """Which of the processes seen below it are alive after so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while True:
+            alive = [pid for pid, started in self.seen.items() if start_time(pid) == started]
+            if not alive or time.monotonic() > deadline:
+                return alive
+            time.sleep(0.1)
+
+
+def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **values: Any) -> Path:
+    """A small synthetic sweep of 2-GPU gangs on CPU cores: 16 layouts, and 24 with one more micro-batch."""
+    content = {
+        "name": name,
+        "model": "llama-tiny",
+        "gpus": 2,
+        "device": "cpu",
+        "sequence_length": 64,
+        "global_batch_size": 64,
+        "precision": "bf16",
+        "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+        "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 6, "precision": 0.5},
+        "workload": {"name": "synthetic", "options": {}},
+    } | values
+    path = folder / f"{name}.yaml"
+    path.write_text("\n".join([json.dumps(content), *lines]))  # JSON is YAML
+    return path

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command import Command
+
+
+@pytest.fixture
+def command(tmp_path: Path, sqlite_url: str) -> Command:
+    return Command(tmp_path, sqlite_url)
+
+
+@pytest.fixture
+def command_on(tmp_path: Path, store_url: str) -> Command:
+    """The command on each of the two databases."""
+    return Command(tmp_path, store_url)

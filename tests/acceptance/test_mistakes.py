@@ -1,0 +1,92 @@
+"""What a person gets wrong, and what the command says: one clear line, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command import Command, write_sweep
+
+pytestmark = pytest.mark.acceptance
+
+
+def said(command: Command, *arguments: str | Path, code: int, **options: object) -> str:
+    done = command.run(*arguments, **options)
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_typo_is_named_with_its_line_and_what_was_meant(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("name: s\nmodel: lama-tiny\ngpus: 2\nsequence_lenght: 64\nglobal_batch_size: 8\n")
+    text = said(command, "run", file, code=2)
+    assert "s.yaml:2:8" in text
+    assert "llama-tiny" in text
+    assert "s.yaml:4:1" in text
+    assert "sequence_length" in text
+
+
+def test_a_file_that_is_not_there(command: Command) -> None:
+    assert "no sweep file nothing.yaml" in said(command, "run", "nothing.yaml", code=2)
+
+
+def test_an_override_that_names_no_key(command: Command, tmp_path: Path) -> None:
+    assert "search.max_trails" in said(command, "run", write_sweep(tmp_path), "search.max_trails=3", code=2)
+
+
+def test_a_gpu_sweep_on_a_machine_without_gpus(command: Command, tmp_path: Path) -> None:
+    text = said(command, "run", write_sweep(tmp_path, device="h100-sxm"), code=2)
+    assert "device: cpu" in text
+    assert "--ray-address" in text
+
+
+def test_more_gpus_than_the_machine_has(command: Command, tmp_path: Path) -> None:
+    text = said(command, "run", write_sweep(tmp_path, gpus=64), code=2)
+    assert "gpus: 64" in text
+
+
+def test_a_database_that_does_not_answer_keeps_its_password(command: Command, tmp_path: Path) -> None:
+    command.store_url = "postgresql://me:s3cr3t@127.0.0.1:9/nothing"
+    text = said(command, "run", write_sweep(tmp_path), code=75)
+    assert "s3cr3t" not in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_a_database_url_that_is_none(command: Command, tmp_path: Path) -> None:
+    command.store_url = "sqlite//oops"
+    text = said(command, "run", write_sweep(tmp_path), code=75)
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
+    command.store_url = "sqlite:////proc/sweep/sweep.sqlite"
+    assert "/proc/sweep" in said(command, "run", write_sweep(tmp_path), code=75)
+
+
+def test_a_cluster_that_is_not_there(command: Command, tmp_path: Path) -> None:
+    text = said(command, "run", write_sweep(tmp_path), "--ray-address", "127.0.0.1:9", code=75, timeout=100)
+    assert "127.0.0.1:9" in text
+
+
+def test_a_changed_condition_is_refused_with_the_difference(command: Command, tmp_path: Path) -> None:
+    command.ok("run", write_sweep(tmp_path), "search.max_trials=1")
+    text = said(command, "run", write_sweep(tmp_path), "measurement.warmup_steps=7", code=2)
+    assert "warmup_steps" in text
+
+
+def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_path: Path) -> None:
+    file = write_sweep(tmp_path)
+    command.ok("run", file, "search.max_trials=2")
+    size = max(p.stat().st_size for p in (tmp_path / "store").iterdir())
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    text = said(command, "run", file, code=75, preexec_fn=limited)
+    assert "error:" in text
+    assert command.sql("select count(*) from v_trial where state = 'measured'")[0][0] >= 2
+    command.ok("run", file)
+    assert command.sql("select count(*) from v_trial where state = 'measured'") == [[16]]

@@ -1,0 +1,70 @@
+"""Who may run a sweep, and how it is stopped."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.lifecycle import IN_FLIGHT, TrialState
+from tests.acceptance.command import Command, Running, write_sweep
+from tests.acceptance.test_killed_midway import measured
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 500.0}}  # about 1 s a trial
+
+
+@pytest.fixture
+def slow_sweep(tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, workload=SLOW)
+
+
+def started(command: Command, file: Path, store: Store) -> Running:
+    running = command.start("run", file)
+    running.until(lambda: len(measured(store, "t")) >= 1)
+    return running
+
+
+def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(command: Command, slow_sweep: Path) -> None:
+    with Store.open(command.store_url) as store:
+        running = started(command, slow_sweep, store)
+        second = command.run("run", slow_sweep)
+        assert second.returncode == 5
+        assert str(running.process.pid) in second.stderr
+        assert len(second.stderr.strip().splitlines()) == 1
+        running.interrupt()
+        code, _, err = running.end()
+        assert code == 130
+        assert "Ctrl-C again" in err
+        assert "The same command goes on" in err
+        states = {t.state for t in store.trials(store.sweep_named("t").id)}
+        assert states == {TrialState.MEASURED}, "draining lets what runs finish"
+        assert running.survivors(seconds=10) == []
+
+
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)])
+def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
+    command: Command, slow_sweep: Path, signals: list[signal.Signals], code: int
+) -> None:
+    with Store.open(command.store_url) as store:
+        running = started(command, slow_sweep, store)
+        for number in signals:
+            running.interrupt(number)
+        ended, _, err = running.end(timeout=15)
+        assert ended == code
+        assert "Traceback" not in err
+        states = [t.state for t in store.trials(store.sweep_named("t").id)]
+        assert not set(states) & IN_FLIGHT
+        assert running.survivors(seconds=10) == []
+
+
+def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Path) -> None:
+    with Store.open(command.store_url) as store:
+        running = started(command, slow_sweep, store)
+        command.ok("cancel", "t")
+        code, _, _ = running.end(timeout=30)
+        assert code == 130
+        assert store.sweep_named("t").holder is None
