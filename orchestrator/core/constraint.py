@@ -101,6 +101,11 @@ class Constraint:
         return self.because or f"constraint: {' '.join(self.require.split())}"
 
     @property
+    def divides(self) -> bool:
+        """Whether a row can be undefined at all."""
+        return any(isinstance(node, (ast.FloorDiv, ast.Mod)) for node in ast.walk(_parse(self.require)))
+
+    @property
     def undefined_reason(self) -> str:
         return f"constraint divides by zero: {' '.join(self.require.split())}"
 

@@ -360,10 +360,8 @@ def _of_constraint(constraint: Constraint, cell: Cell, gpus_per_node: int) -> li
     def check(table: LayoutTable) -> tuple[Mask, Mask]:
         return constraint.check(facts_of(table, cell=cell, gpus_per_node=gpus_per_node), len(table))
 
-    return [
-        _Rule(reason=constraint.undefined_reason, broken=lambda t: check(t)[1]),
-        _Rule(reason=constraint.reason, broken=lambda t: ~check(t)[0]),
-    ]
+    broken = _Rule(reason=constraint.reason, broken=lambda t: ~check(t)[0])
+    return [_Rule(reason=constraint.undefined_reason, broken=lambda t: check(t)[1]), broken] if constraint.divides else [broken]
 
 
 def _too_large(cell: Cell, values: AxisValues, found: str) -> SpaceTooLarge:
