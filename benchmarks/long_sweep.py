@@ -1,0 +1,235 @@
+"""Whether a sweep of thousands of trials stays as fast and as small as it began: milliseconds of the control plane, and resident memory.
+
+python -m benchmarks.long_sweep --trials 10000 --scripted --out FILE.json      the control plane alone: nothing is launched
+python -m benchmarks.long_sweep --trials 5000 --out FILE.json                  through Ray and the launcher, two ranks a trial
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_result
+from db.store import Store
+from orchestrator.core.fingerprint import Stack
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.spec import SweepSpec
+from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Shape, Slots
+from orchestrator.provenance import code_fingerprint
+from orchestrator.scheduler import RayScheduler
+from orchestrator.sweep import Snapshot, run_sweep
+
+WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
+AT = (100, 1_000, 5_000, 10_000)
+GROWTH_FROM, GROWTH_OVER = 100, 5_000  # what the first trials load stays, and is no growth
+TARGET_MS_PER_TRIAL = 100.0
+TARGET_GROWTH_BYTES = 50e6
+
+# 10 micro-batch sizes x 385 recomputations x 4 ZeRO stages = 15,400 layouts.
+SWEEP: Mapping[str, Any] = {
+    "name": "long",
+    "model": {"preset": "llama-tiny", "num_layers": 384, "name": "tiny-384"},
+    "gpus": 2,
+    "device": "cpu",
+    "sequence_length": 64,
+    "global_batch_size": 1024,
+    "axes": {"data_parallel_size": [2], "recompute": ["none", *(f"full:{k}" for k in range(1, 385))], "zero_stage": [0, 1, 2, 3]},
+    "measurement": {"warmup_steps": 2, "min_steps": 6, "max_steps": 6},
+    "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50}},
+}
+
+
+class ScriptedScheduler:
+    """Runs nothing: each attempt has ended by the next poll, with numbers that a layout always gives again."""
+
+    def __init__(self) -> None:
+        self._running: TrialRequest | None = None
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(device=Device.CPU, device_name=None, slots_by_node=[2])
+
+    def can_start(self, shape: Shape) -> bool:
+        return self._running is None
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        self._running = request
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        request, self._running = self._running, None
+        if request is None:
+            return []
+        layout = request.layout
+        seconds = 0.1 + 0.01 * layout.grad_accum_steps + 1e-4 * layout.recompute.layers_of(384) + 1e-3 * layout.zero_stage
+        ranks = [
+            RankOutcome(
+                rank=rank,
+                exit_code=0,
+                result=RankResult(
+                    step_seconds=[seconds * (1 + 0.001 * i) for i in range(6)],
+                    warmup_seconds=[seconds] * 2,
+                    phase_seconds=dict.fromkeys(Phase, seconds),
+                    peak_memory_allocated_bytes=1 << 30,
+                    stack=Stack(python="3.11"),
+                ),
+            )
+            for rank in range(layout.world_size)
+        ]
+        return [
+            Placed(trial_id=request.trial_id, nodes=["here"]),
+            Finished(trial_id=request.trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=seconds),
+        ]
+
+    def cancel(self, trial_id: int) -> None:
+        """Nothing runs between polls."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TimedScheduler:
+    """Passes everything on, and adds up the seconds that the loop spends in it: what is left is ask, tell and store."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self._inner = inner
+        self.seconds = 0.0
+
+    @property
+    def slots(self) -> Slots:
+        return self._inner.slots
+
+    def can_start(self, shape: Shape) -> bool:
+        return self._inner.can_start(shape)
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        began = time.perf_counter()
+        self._inner.start(request, shape)
+        self.seconds += time.perf_counter() - began
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        began = time.perf_counter()
+        events = self._inner.poll(timeout_seconds)
+        self.seconds += time.perf_counter() - began
+        return events
+
+    def cancel(self, trial_id: int) -> None:
+        self._inner.cancel(trial_id)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Recorder:
+    """Notes, after each finished trial, the time, the share of it that the scheduler took, and every hundred trials the memory."""
+
+    def __init__(self) -> None:
+        self.scheduler: TimedScheduler | None = None
+        self.trials: list[tuple[float, float]] = []  # (seconds, of these in the scheduler) since the start of the process
+        self.resident: list[tuple[int, int]] = []  # (trials, bytes)
+
+    def note(self, snapshot: Snapshot) -> None:
+        assert self.scheduler is not None
+        if snapshot.launched_now == len(self.trials):
+            return
+        self.trials.append((time.perf_counter(), self.scheduler.seconds))
+        if len(self.trials) % WINDOW_TRIALS == 0:
+            self.resident.append((len(self.trials), resident_bytes()))
+
+    def ms_per_trial(self, at: int) -> tuple[float, float]:
+        """Mean over the trials before `at`: of ask, tell and store together, and of a trial as a whole."""
+        first, last = max(0, at - WINDOW_TRIALS), at - 1
+        whole = self.trials[last][0] - self.trials[first][0]
+        scheduler = self.trials[last][1] - self.trials[first][1]
+        return 1e3 * (whole - scheduler) / (last - first), 1e3 * whole / (last - first)
+
+    def growth_bytes(self) -> int | None:
+        found = dict(self.resident)
+        last = GROWTH_FROM + GROWTH_OVER if GROWTH_FROM + GROWTH_OVER in found else GROWTH_OVER
+        return found[last] - found[GROWTH_FROM] if last in found else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--strategy", default="tpe", choices=["tpe", "random", "exhaustive", "auto"])
+    parser.add_argument("--scripted", action="store_true", help="without Ray, launcher and processes")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    result = measure_sweep(arguments.trials, arguments.strategy, scripted=arguments.scripted)
+    print(json.dumps({key: value for key, value in result.items() if key != "resident_bytes_by_trials"}, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="long_sweep", machine=machine, result=result)
+
+
+def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str, Any]:
+    """Run the sweep, then open it once more, as the same command does after a stop."""
+    spec = SweepSpec.model_validate({**SWEEP, "search": {"strategy": strategy, "max_trials": num_trials}})
+    recorder = Recorder()
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def open_scheduler() -> TimedScheduler:
+            inner = ScriptedScheduler() if scripted else RayScheduler(address=None, device=Device.CPU, root=Path(folder) / "runs")
+            recorder.scheduler = TimedScheduler(inner)
+            return recorder.scheduler
+
+        database = Path(folder) / "sweep.sqlite"
+        code = code_fingerprint(PROJECT)
+        with Store.open(f"sqlite:///{database}") as store:
+
+            def run() -> float:
+                began = time.perf_counter()
+                ended = run_sweep(
+                    spec,
+                    store=store,
+                    open_scheduler=open_scheduler,
+                    code=code,
+                    hardware=lambda _: None,
+                    clock=time.monotonic,
+                    observe=recorder.note,
+                )
+                if ended.counts.get(TrialState.MEASURED, 0) != num_trials:
+                    raise SystemExit(f"not all of {num_trials} trials were measured: {dict(ended.counts)}")
+                return time.perf_counter() - began
+
+            seconds = run()
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            result = _figures(recorder, num_trials, seconds)
+            result["driver_cpu_ms_per_trial"] = 1e3 * (usage.ru_utime + usage.ru_stime) / num_trials
+            result["database_bytes"] = sum(file.stat().st_size for file in Path(folder).glob("sweep.sqlite*"))
+            result["run_folder_entries"] = sum(len(folders) + len(files) for _, folders, files in os.walk(Path(folder) / "runs"))
+            if scripted:
+                recorder.trials.clear()
+                result["reopen_seconds"] = run()  # replay of all trials; its budget is spent, so nothing is launched
+    return {"strategy": strategy, "scripted": scripted, **result}
+
+
+def _figures(recorder: Recorder, num_trials: int, seconds: float) -> dict[str, Any]:
+    at = [n for n in AT if n <= num_trials]
+    control = {n: recorder.ms_per_trial(n)[0] for n in at}
+    growth = recorder.growth_bytes()
+    return {
+        "num_trials": num_trials,
+        "seconds": seconds,
+        "trials_per_second": num_trials / seconds,
+        "ask_tell_store_ms_per_trial_at": control,
+        "trial_ms_at": {n: recorder.ms_per_trial(n)[1] for n in at},
+        "last_over_first": control[at[-1]] / control[at[0]] if len(at) > 1 else None,
+        "under_100_ms": all(ms < TARGET_MS_PER_TRIAL for ms in control.values()),
+        "resident_growth_bytes_over_5000_trials": growth,
+        "growth_under_50_mb": None if growth is None else growth < TARGET_GROWTH_BYTES,
+        "resident_bytes_by_trials": recorder.resident,
+    }
+
+
+if __name__ == "__main__":
+    main()
