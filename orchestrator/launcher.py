@@ -46,10 +46,10 @@ class NodeLauncher:
     """Runs one attempt at a time on this node. `root` is the folder of all run directories; `close` ends every process it has started."""
 
     def __init__(self, root: Path, *, node: str) -> None:
-        self._root = root.absolute()
+        self.root = root.absolute()
         self._node = node
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._identity = launcher_identity(self._root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._identity = launcher_identity(self.root)
         self._server: RankServer | None = None
         self._rendezvous: socket.socket | None = None
         self._running = threading.Lock()
@@ -99,7 +99,7 @@ class NodeLauncher:
         """Start importing what a program needs, without waiting for it."""
         if self._server is None or self._server.program != program or self._server.num_gangs >= MAX_GANGS_PER_SERVER:
             self._stop_server()
-            self._server = RankServer(program=program, identity=self._identity, log_path=self._root / f"rank-server-{self._node}.txt")
+            self._server = RankServer(program=program, identity=self._identity, log_path=self.root / f"rank-server-{self._node}.txt")
 
     def close(self) -> None:
         """Cancel what runs, and end every process. The launcher refuses to run anything afterwards."""
@@ -114,7 +114,7 @@ class NodeLauncher:
     def _run(self, order: LaunchOrder) -> NodeReport:
         started = time.monotonic()
         request = order.request
-        run_dir = run_directory(self._root, request, order.node_rank)
+        run_dir = run_directory(self.root, request, order.node_rank)
         try:
             unusable = _make_run_directory(run_dir, request) or wait_until_clean(order.devices, patience_seconds=DEVICES_CLEAN_SECONDS)
         except OSError as exc:
@@ -216,7 +216,7 @@ class NodeLauncher:
 
     def _sweep_leftovers(self) -> None:
         """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
-        left = orphaned(self._root)
+        left = orphaned(self.root)
         if left:
             logger.warning("Ending %d processes whose launcher is dead: %s", len(left), left, extra={"action": "swept"})
         stuck = kill_all(left, patience_seconds=LEFTOVER_PATIENCE_SECONDS)

@@ -30,7 +30,10 @@ def evidence(rank: int = 0, **known: object) -> Evidence:
 CORPUS: list[tuple[FailureKind, str]] = [
     (K.OOM_GPU, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
     (K.OOM_GPU, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB total capacity)"),
-    (K.OOM_GPU, "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total capacity; 14.2 GiB already allocated)"),
+    (
+        K.OOM_GPU,
+        "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total capacity; 14.2 GiB already allocated)",
+    ),
     (K.OOM_GPU, "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"),
     (K.OOM_GPU, "torch.AcceleratorError: CUDA error: out of memory"),
     (K.OOM_GPU, "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 191.98 GiB"),
@@ -44,8 +47,14 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.OOM_GPU, "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough memory"),
     (K.OOM_GPU, "pycuda._driver.MemoryError: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY"),
     (K.OOM_GPU, "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."),
-    (K.OOM_HOST, "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"),
-    (K.OOM_HOST, "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough memory: you tried to allocate 41943040 bytes."),
+    (
+        K.OOM_HOST,
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
+    ),
+    (
+        K.OOM_HOST,
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough memory: you tried to allocate 41943040 bytes.",
+    ),
     (K.OOM_HOST, "MemoryError"),
     (K.OOM_HOST, "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)"),
     (K.OOM_HOST, "OSError: [Errno 12] Cannot allocate memory"),
@@ -53,16 +62,28 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.OOM_HOST, "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot allocate memory (12)"),
     (K.OOM_HOST, "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
     (K.OOM_HOST, "[88213.4] Memory cgroup out of memory: Killed process 4121 (python) total-vm:98304kB"),
-    (K.PORT_CLASH, "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),  # noqa: E501
+    (
+        K.PORT_CLASH,
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+    ),
     (K.PORT_CLASH, "OSError: [Errno 98] Address already in use"),
-    (K.NCCL, "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error"),
+    (
+        K.NCCL,
+        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error",
+    ),
     (K.NCCL, "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed possibly due to a network error"),
     (K.NCCL, "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)"),
     (K.NCCL, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41236"),
     (K.NCCL, "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"),
-    (K.NCCL, "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+    (
+        K.NCCL,
+        "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+    ),
     (K.NCCL, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
-    (K.NCCL, "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node0, 29500)."),
+    (
+        K.NCCL,
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node0, 29500).",
+    ),
     (K.NCCL, "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."),
     (K.NCCL, "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 opcode=0 len=0 vendor err 129"),
     (K.NCCL, "node7:811:911 [5] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"),

@@ -43,6 +43,7 @@ class FaultKind(StrEnum):
     RUBBISH_RESULT = "rubbish_result"
     NO_RESULT = "no_result"
     LEAK_CHILDREN = "leak_children"
+    LEAK_UNMARKED_CHILD = "leak_unmarked_child"  # in a session of its own, with an empty environment
     LOG_FLOOD = "log_flood"
 
 
@@ -158,19 +159,22 @@ def _no_result(rank: Rank) -> None:
 
 
 def _leak_children(rank: Rank) -> None:
-    """A child, a grandchild, a child in its own session, a daemon that was forked twice, one without environment, a worker pool's worker."""
+    """A child, a grandchild, a child in its own session, a daemon that was forked twice, two workers as a data loader's."""
     idle = ["sleep", "600"]
     subprocess.Popen(idle)
     subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
     subprocess.Popen(idle, start_new_session=True)
-    subprocess.Popen(idle, start_new_session=True, env={})
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.execvp("sleep", idle)
         os._exit(0)
-    for _ in range(2):  # as a DataLoader's: forked, waiting on a queue, not daemonic enough to die by themselves
+    for _ in range(2):  # as a DataLoader's: forked, and waiting for work that never comes
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+def _leak_unmarked_child(rank: Rank) -> None:
+    subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
 
 
 def _log_flood(rank: Rank) -> None:
@@ -199,5 +203,6 @@ _ACTIONS: Mapping[FaultKind, Callable[[Rank], None]] = {
     FaultKind.RUBBISH_RESULT: _rubbish_result,
     FaultKind.NO_RESULT: _no_result,
     FaultKind.LEAK_CHILDREN: _leak_children,
+    FaultKind.LEAK_UNMARKED_CHILD: _leak_unmarked_child,
     FaultKind.LOG_FLOOD: _log_flood,
 }

@@ -1,0 +1,122 @@
+"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank server, its warden, the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.launcher import NodeLauncher
+from orchestrator.processes import descendants, start_time
+from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
+
+NUM_RANDOM_KILLS = 200
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> None:
+    """Each attempt leaves children of every sort; one process of its tree, whichever, is killed after some milliseconds."""
+    chance = random.Random(20)
+    launcher = NodeLauncher(tmp_path, node="node-a")
+    launcher.run(order(trial_id=1))  # the server is up
+    seen: dict[int, int | None] = {}
+    num_kills = num_servers_killed = 0
+    started = time.monotonic()
+
+    def strike(tag: str, delay_seconds: float) -> None:
+        nonlocal num_kills, num_servers_killed
+        deadline = time.monotonic() + 5
+        while len(below := tree_of(tmp_path)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)  # until the server has forked
+        time.sleep(delay_seconds)
+        seen.update(with_start_times(tree_of(tmp_path)))
+        below = tree_of(tmp_path)  # warden, server, then ranks and what they started
+        if below:
+            # The server or its warden in one of ten: a new one costs a quarter of a second.
+            choice = chance.choice(below[:2]) if chance.random() < 1 / 10 or len(below) <= 2 else chance.choice(below[2:])
+            num_servers_killed += choice in below[:2]
+            num_kills += 1
+            _kill(choice)
+        time.sleep(0.01)
+        launcher.kill(tag)  # what was hit may not have mattered
+
+    options = {"faults": [*faulty("leak_children", at="init")["faults"], *faulty("hang", at="step_3")["faults"]]}
+    for number in range(NUM_RANDOM_KILLS):
+        attempt = order(trial_id=2 + number, options=options)
+        striker = threading.Thread(target=strike, args=[attempt.request.tag, chance.uniform(0.0, 0.03)])
+        striker.start()
+        report = launcher.run(attempt)
+        striker.join()
+        assert report.failure is not None
+    launcher.close()
+    print(f"{num_kills} kills, {num_servers_killed} of servers or wardens, {len(seen)} processes, {time.monotonic() - started:.1f} s")
+    assert num_kills >= 0.9 * NUM_RANDOM_KILLS
+    assert survivors(seen.items(), root=tmp_path) == []
+
+
+def _host(root: Path) -> subprocess.Popen[str]:
+    """A launcher in a process of its own, in the middle of an attempt."""
+    host = subprocess.Popen([sys.executable, "-m", "tests.orchestrator.launcher_host", str(root)], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    host.stdout.readline()  # one attempt is over
+    host.stdout.close()
+    return host
+
+
+@pytest.mark.parametrize("also_its_server", [False, True])
+def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_server: bool) -> None:
+    chance = random.Random(also_its_server)
+    for number in range(3):
+        root = tmp_path / str(number)
+        host = _host(root)
+        time.sleep(chance.uniform(0.0, 0.3))
+        host.send_signal(signal.SIGSTOP)  # so that it cannot react to the other's death before its own
+        below = descendants(host.pid)
+        seen = [(pid, start_time(pid)) for pid in below]
+        if also_its_server:
+            _kill(below[1])
+        host.kill()
+        host.wait()
+        assert len(below) >= 2
+        assert survivors(seen, root=root) == []
+
+
+def test_the_next_launcher_ends_what_was_left_when_launcher_and_warden_were_killed_together(tmp_path: Path) -> None:
+    host = _host(tmp_path)
+    while len(descendants(host.pid)) < 10:
+        time.sleep(0.001)
+    host.send_signal(signal.SIGSTOP)
+    below = descendants(host.pid)
+    seen = [(pid, start_time(pid)) for pid in below]
+    _kill(below[0])
+    host.kill()
+    host.wait()
+    NodeLauncher(tmp_path, node="host").close()
+    assert survivors(seen, root=tmp_path, patience_seconds=1.0) == []
+
+
+def test_a_launcher_leaves_the_processes_of_living_launchers_alone(tmp_path: Path) -> None:
+    launcher = NodeLauncher(tmp_path, node="node-a")
+    hanging = order(options=faulty("hang"))
+    thread = threading.Thread(target=launcher.run, args=[hanging])
+    thread.start()
+    while len(tree_of(tmp_path)) < 4:
+        time.sleep(0.01)
+    before = tree_of(tmp_path)
+    NodeLauncher(tmp_path, node="node-b").close()
+    assert tree_of(tmp_path) == before
+    launcher.close()
+    thread.join()
+    assert tree_of(tmp_path) == []
