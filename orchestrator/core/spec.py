@@ -21,12 +21,14 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
     PlainSerializer,
     Tag,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.cell import Cell
@@ -137,8 +139,18 @@ RecomputeChoice = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}),
 ]
+
+
+class _OneWithoutItsList:
+    """Says in the JSON schema what `_as_list` does."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        many = handler(schema)
+        return {"anyOf": [many["items"], many]}
+
+
 _T = TypeVar("_T")
-Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct)]
+Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct), _OneWithoutItsList()]
 # The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
 OrAuto = Annotated[Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)]
 
@@ -324,7 +336,7 @@ class SweepSpec(_Section):
     """One sweep file. Model, GPUs, sequence length and global batch may be lists: each combination is a cell with a best of its own."""
 
     name: Name
-    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), BeforeValidator(_few), Field(min_length=1)]
+    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), BeforeValidator(_few), Field(min_length=1), _OneWithoutItsList()]
     sequence_length: Some[Length]
     global_batch_size: Some[Count] | None = None  # in sequences
     global_batch_tokens: Some[Tokens] | None = None
@@ -335,7 +347,7 @@ class SweepSpec(_Section):
     device_memory_gib: Annotated[float, Field(strict=True, gt=0, le=4096)] | None = None  # None: the device's own
     axes: Axes = Axes()
     tensor_parallel_across_nodes: Annotated[bool, Field(strict=True)] = False
-    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), BeforeValidator(_few)] = ()
+    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), BeforeValidator(_few), _OneWithoutItsList()] = ()
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from orchestrator.core.layout import Layout
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
-from orchestrator.core.spec_yaml import load
+from orchestrator.core.spec_yaml import load, to_json_schema
+from orchestrator.core.yaml_document import read as read_yaml
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "sweeps").glob("*.yaml"))
 
@@ -38,6 +40,15 @@ def test_every_file_says_what_it_is_for_and_every_cell_has_legal_layouts(path: P
     for found in spaces(spec):
         assert len(found.legal) > 0, found.cell.key
         assert len(found.legal) + sum(found.rejected.values()) == found.lattice_size
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_editor_that_checks_by_the_schema_finds_nothing_wrong(path: Path) -> None:
+    validator = Draft202012Validator(to_json_schema())
+    value = read_yaml(path.read_text(encoding="utf-8")).value
+    assert [error.message for error in validator.iter_errors(value)] == []
+    assert not validator.is_valid({**value, "gpus": "many"})
+    assert not validator.is_valid({**value, "gpu": 8})
 
 
 def test_the_quickstart_measures_more_than_twenty_layouts_on_one_and_on_two_ranks() -> None:

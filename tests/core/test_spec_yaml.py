@@ -509,4 +509,4 @@ def test_the_json_schema_names_every_key_and_is_json() -> None:
     assert set(schema["properties"]) == set(SweepSpec.model_fields)
     assert schema["additionalProperties"] is False
     assert "auto" in json.dumps(schema["$defs"]["Axes"]["properties"]["micro_batch_size"])
-    assert sorted(PRESETS) == sorted(schema["properties"]["model"]["items"]["anyOf"][0]["enum"])
+    assert sorted(PRESETS) == sorted(schema["properties"]["model"]["anyOf"][0]["anyOf"][0]["enum"])
