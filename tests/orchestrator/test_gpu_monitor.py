@@ -1,0 +1,109 @@
+"""The GPU monitor against an NVML of our own: the interface is NVIDIA's, and its functions are few."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, clean, wait_until_clean
+
+GIB = 1 << 30
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(*, used_gib: list[int] | None = None, processes: dict[int, list[Any]] | None = None, power: bool = True) -> Any:
+    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W."""
+    used = used_gib or [10, 20]
+
+    def by_index(index: int) -> int:
+        if index >= 2:
+            raise NvmlError("no such device")
+        return index
+
+    def power_usage(handle: int) -> int:
+        if not power:
+            raise NvmlError("not supported")
+        return [300_000, 500_000][handle]
+
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlDeviceGetHandleByIndex=by_index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a": 0, "GPU-b": 1}[uuid],
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=[60, 80][handle]),
+        nvmlDeviceGetPowerUsage=power_usage,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle] * GIB, total=80 * GIB),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: (processes or {}).get(handle, []),
+    )
+
+
+def test_only_samples_of_timed_steps_count_as_usage() -> None:
+    monitor = GpuMonitor(["0", "1"], nvml=nvml())
+    monitor.sample()
+    assert monitor.usage().num_samples == 0
+    monitor.count(True)
+    monitor.sample()
+    monitor.sample()
+    monitor.count(False)
+    monitor.sample()
+    usage = monitor.usage()
+    assert usage.num_samples == 2
+    assert usage.utilisation == pytest.approx(0.7)
+    assert usage.power_watts == pytest.approx(400.0)
+
+
+def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> None:
+    used = [10, 20]
+    monitor = GpuMonitor(["GPU-a", "GPU-b"], nvml=nvml(used_gib=used))
+    monitor.sample()
+    used[1] = 75
+    monitor.sample()
+    used[1] = 1
+    monitor.sample()
+    assert monitor.fullest() == DeviceMemory(used_bytes=75 * GIB, total_bytes=80 * GIB)
+
+
+def test_samples_are_taken_in_a_thread_while_ranks_run() -> None:
+    with GpuMonitor(["0"], nvml=nvml()) as monitor:
+        monitor.count(True)
+        deadline = time.monotonic() + 10
+        while monitor.usage().num_samples < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert monitor.usage().num_samples >= 2
+
+
+def test_what_nvml_does_not_say_is_unknown() -> None:
+    monitor = GpuMonitor(["0"], nvml=nvml(power=False))
+    monitor.count(True)
+    monitor.sample()
+    assert monitor.usage().power_watts is None
+    assert monitor.usage().utilisation == pytest.approx(0.6)
+    assert GpuMonitor(["5"], nvml=nvml()).fullest() is None
+
+
+def test_without_devices_nothing_is_asked() -> None:
+    with GpuMonitor([]) as monitor:
+        monitor.count(True)
+    assert monitor.usage().num_samples == 0
+    assert monitor.usage().utilisation is None
+    assert clean([]) is None
+
+
+def test_a_device_that_another_process_holds_is_not_clean() -> None:
+    held = nvml(processes={1: [SimpleNamespace(pid=4711, usedGpuMemory=3 << 30)]})
+    assert clean(["0"], nvml=held) is None
+    assert clean(["0", "1"], nvml=held) == "GPU 1 is held by process 4711 with 3072 MiB"
+
+
+def test_the_driver_is_given_time_to_take_memory_back() -> None:
+    processes = {0: [SimpleNamespace(pid=4711, usedGpuMemory=None)]}
+    assert wait_until_clean(["0"], patience_seconds=0.1, nvml=nvml(processes=processes)) == "GPU 0 is held by process 4711"
+    asked = nvml(processes=processes)
+    answers = iter([processes[0], []])
+    asked.nvmlDeviceGetComputeRunningProcesses = lambda _: next(answers)
+    assert wait_until_clean(["0"], patience_seconds=5.0, nvml=asked) is None
