@@ -19,6 +19,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.core.dominance import needs_at_least
 from orchestrator.core.errors import UsageInvalid
@@ -108,8 +109,10 @@ class Searcher:
         self._shuffled = np.random.default_rng(seed).permutation(len(candidates)).astype(np.int64)
         self._strategy = search.strategy
         self._num_first = _num_walked_first(search, len(candidates))
-        sampler = _Sampler(candidates, num_layers, objective, seed=int(seed.generate_state(1)[0]), gp=search.strategy is Strategy.GP)
-        self._sampler = sampler if self._num_first < len(candidates) and search.strategy is not Strategy.RANDOM else None
+        self._sampler: _Sampler | None = None
+        if self._num_first < len(candidates) and search.strategy is not Strategy.RANDOM:
+            gp = search.strategy is Strategy.GP
+            self._sampler = _Sampler(candidates, num_layers, objective, seed=int(seed.generate_state(1)[0]), gp=gp)
 
     def knows(self, layout: Layout) -> bool:
         """Whether the layout is one of the candidates."""
@@ -270,6 +273,10 @@ def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, 
         study = optuna.create_study(storage=url, study_name=name, direction=direction)
     except optuna.exceptions.DuplicatedStudyError as exc:
         raise UsageInvalid(f"a study {name!r} is in that storage already: export under another name, or delete it there") from exc
+    except (SQLAlchemyError, ImportError) as exc:
+        # The cause, without the URL: it may hold a password.
+        cause = str(getattr(exc, "orig", None) or exc).splitlines()[0]
+        raise UsageInvalid(f"no Optuna study can be written there: {cause}. Expected a URL such as sqlite:///optuna.db") from exc
     study.add_trials(trials)
     return len(trials)
 

@@ -380,3 +380,18 @@ def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
     assert study.best_trial.params["recompute"] in {"none", "selective_ops", "full", "full:8", "full:24"}
     with pytest.raises(UsageInvalid, match="another name"):
         export_study(url, "cell", known, objective=TOKENS)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://u:secret@host/db", "sqlite:////no/such/folder/optuna.db"])
+def test_an_export_to_nowhere_is_one_clear_line_without_the_password(url: str) -> None:
+    with pytest.raises(UsageInvalid, match=r"Expected a URL such as sqlite:///optuna\.db") as refused:
+        export_study(url, "cell", [], objective=TOKENS)
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_candidate_is_not_known() -> None:
+    cell = planted(zero_stages=(0,))
+    search = searcher(cell, Strategy.EXHAUSTIVE)
+    assert all(search.knows(layout) for layout in cell.value)
+    assert not search.knows(Layout(data_parallel_size=3))

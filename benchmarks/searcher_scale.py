@@ -1,0 +1,151 @@
+"""What ask + tell costs when a sweep has grown: milliseconds and memory at 100 to 10,000 told layouts, per strategy, and the replay at start.
+
+python -m benchmarks.searcher_scale --out benchmarks/results/searcher-scale_cpu-2core_2026-11-20.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.layout import Layout, Recompute
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import Trainer
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.planner import Candidates, rank_candidates
+from orchestrator.core.spec import Objective, Search, Strategy
+from orchestrator.searcher import Known, Measured, Outcome, OutOfMemory, Searcher
+
+NUM_LAYERS = 32
+GPUS, BATCH = 64, 2048
+LIMIT_BYTES = 79.0 * 2**30
+TOLD = (100, 1_000, 5_000, 10_000)
+ASKS = {Strategy.GP: 8}  # seconds each
+ASKS_OTHERWISE = 200
+GROWTH_OVER = 5_000
+
+
+def candidates() -> Candidates:
+    """The layouts of Llama 3.1 8B on 64 GPUs with recomputation of any number of layers: about 15,000."""
+    recomputes = [
+        Recompute.parse("none"),
+        *(Recompute.parse(f"{mode}:{k}") for mode in ("full", "selective_ops") for k in range(1, NUM_LAYERS + 1)),
+    ]
+    layouts = [
+        Layout(
+            data_parallel_size=GPUS // (tp * pp),
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            micro_batch_size=mbs,
+            grad_accum_steps=BATCH * tp * pp // (GPUS * mbs),
+            recompute=recompute,
+            zero_stage=zero,
+        )
+        for tp in (1, 2, 4, 8)
+        for pp in (1, 2, 4)
+        for mbs in (1, 2, 4, 8, 16, 32)
+        for recompute in recomputes
+        for zero in ((0, 1, 2, 3) if pp == 1 else (0, 1))
+        if BATCH * tp * pp % (GPUS * mbs) == 0
+    ]
+    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH)
+    return rank_candidates(
+        LayoutTable.of(layouts), cell, hardware=DEVICES["h100-sxm"], memory_limit_bytes=LIMIT_BYTES, gpus_per_node=8, trainer=Trainer()
+    )
+
+
+def outcome(cell: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
+    excess = cell.memory_bytes[row] / LIMIT_BYTES - 1
+    if excess > 0 and not any_fits:
+        return OutOfMemory(excess=float(excess))
+    return Measured(value=float(cell.tokens_per_second_per_gpu[row]))
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
+    """Replay `told` outcomes, then ask and tell on top of them."""
+    rows = {cell.table.layout(row): row for row in range(len(cell))}
+    order = np.random.default_rng(0).permutation(len(cell))[:told]
+    known: list[tuple[Layout, Known]] = [(cell.table.layout(int(row)), outcome(cell, int(row), any_fits=True)) for row in order]
+    searcher = Searcher(cell, search=Search(strategy=strategy), objective=Objective.TOKENS_PER_SECOND_PER_GPU, num_layers=NUM_LAYERS)
+    began = time.perf_counter()
+    searcher.replay(known)
+    replay_seconds = time.perf_counter() - began
+    milliseconds, cpu_began = [], time.process_time()
+    for _ in range(ASKS.get(strategy, ASKS_OTHERWISE)):
+        began = time.perf_counter()
+        proposal = searcher.ask()
+        assert proposal is not None
+        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout], any_fits=True))
+        milliseconds.append((time.perf_counter() - began) * 1e3)
+    cpu_milliseconds = (time.process_time() - cpu_began) * 1e3 / len(milliseconds)
+    return {
+        "strategy": str(strategy),
+        "told": told,
+        "replay_seconds": round(replay_seconds, 3),
+        "ask_and_tell_ms_median": round(float(np.median(milliseconds)), 3),
+        "ask_and_tell_ms_mean": round(float(np.mean(milliseconds)), 3),
+        "ask_and_tell_cpu_ms_mean": round(cpu_milliseconds, 3),
+        "ask_and_tell_ms_p99": round(float(np.quantile(milliseconds, 0.99)), 3),
+    }
+
+
+def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
+    """Resident memory gained while layouts are asked and told one by one, out-of-memories included."""
+    rows = {cell.table.layout(row): row for row in range(len(cell))}
+    searcher = Searcher(cell, search=Search(strategy=strategy), objective=Objective.TOKENS_PER_SECOND_PER_GPU, num_layers=NUM_LAYERS)
+    for _ in range(100):  # imports and caches of the first asks are no growth
+        proposal = searcher.ask()
+        assert proposal is not None
+        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
+    before, began, asked = rss_bytes(), time.perf_counter(), 0
+    while asked < GROWTH_OVER and (proposal := searcher.ask()) is not None:
+        searcher.tell(proposal.layout, outcome(cell, rows[proposal.layout]))
+        asked += 1
+    return {
+        "strategy": str(strategy),
+        "asked": asked,
+        "told": searcher.told,
+        "condemned": searcher.condemned,
+        "seconds": round(time.perf_counter() - began, 1),
+        "growth_mib": round((rss_bytes() - before) / 2**20, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="write the results here, as JSON")
+    out = parser.parse_args().out
+    cell = candidates()
+    runs = [(strategy, told) for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE) for told in TOLD]
+    results = {
+        "what": "ask + tell of orchestrator.searcher, in memory",
+        "python": platform.python_version(),
+        "optuna": version("optuna"),
+        "cpus": os.cpu_count(),
+        "load_at_start": round(os.getloadavg()[0], 1),
+        "candidates": len(cell),
+        "memory": [growth(cell, strategy) for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE)],
+        "times": [at_scale(cell, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]],
+    }
+    text = json.dumps(results, indent=1)
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
