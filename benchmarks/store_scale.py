@@ -1,0 +1,219 @@
+"""How the store scales: `status`, `best` and the views over many trials, and the whole write path of a trial in a large sweep.
+
+python benchmarks/store_scale.py --out benchmarks/results/store-scale_cpu-2core_2026-11-20.json
+python benchmarks/store_scale.py --url postgresql://...    # on an empty database
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from db import changes, readonly, records, schema
+from db.store import Store
+from orchestrator.core.cell import Cell
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.measurement import Measurement, StepTime
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.protocol import GpuUsage
+
+NUM_CELLS = 12
+OOM_EVERY, PRUNED_EVERY = 5, 3  # of the trials; the others are measured
+FINGERPRINTS = [Fingerprint(orchestrator_version=version) for version in ("0.1.0", "0.1.1")]
+
+
+def measurement(tokens_per_second_per_gpu: float) -> Measurement:
+    samples = tuple(0.5 + 0.001 * i for i in range(20))
+    return Measurement(
+        tokens_per_second=8 * tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
+        step_time=StepTime(median=0.51, iqr=0.01, num_steps=len(samples), relative_confidence=0.01),
+        step_seconds=samples,
+        confident=True,
+        mfu=0.4,
+        hfu=0.5,
+        mfu_formula="6*N_matmul+12*L*d_attn*s",
+        peak_flops=989e12,
+        peak_flops_source="table: h100-sxm bf16",
+        peak_memory_allocated_bytes=60 << 30,
+        peak_memory_reserved_bytes=70 << 30,
+        device_memory_bytes=80 << 30,
+        allocator_retries=0,
+        thrashing=False,
+        loss_first=10.0,
+        loss_last=9.0,
+    )
+
+
+def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> None:
+    """Insert trials in bulk, as a finished sweep would hold them: a third pruned, a fifth out of memory, the others measured."""
+    engine = store._database.engine
+    first = 1
+    with engine.begin() as connection:
+        first = 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
+        for fingerprint in FINGERPRINTS:
+            columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": schema.now()}
+            changes.insert_absent(connection, schema.fingerprint, columns)
+    for start in range(0, num_trials, 5000):
+        trials, attempts, measurements = [], [], []
+        for i in range(start, min(start + 5000, num_trials)):
+            layout = Layout(data_parallel_size=8, micro_batch_size=1 + i, zero_stage=i % 4)
+            state = "pruned" if i % PRUNED_EVERY == 0 else "out_of_memory" if i % OOM_EVERY == 0 else "measured"
+            trials.append(
+                {
+                    "id": first + i,
+                    "sweep_id": sweep_id,
+                    "cell_id": cell_ids[i % len(cell_ids)],
+                    "state": state,
+                    "num_attempts": int(state != "pruned"),
+                    "why": "best predicted of those left",
+                    **records.layout_columns(layout),
+                }
+            )
+            if state == "pruned":
+                continue
+            is_measured = state == "measured"
+            failure = Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000)
+            failed = (
+                records.failure_columns(failure) if not is_measured else {f"failure_{name}": None for name in Failure.__dataclass_fields__}
+            )
+            digest = FINGERPRINTS[i % 10 > 0].digest
+            attempts.append(
+                {
+                    "id": first + i,
+                    "trial_id": first + i,
+                    "number": 1,
+                    "epoch": 1,
+                    "state": state,
+                    "nodes": ["node-a"],
+                    "gpu_seconds": 80.0,
+                    "fingerprint_digest": digest,
+                    **failed,
+                }
+            )
+            if is_measured:
+                numbers = records.measurement_columns(measurement(1000.0 + (i * 7919) % 9973), GpuUsage(), {"weights": 1 << 30})
+                measurements.append({"attempt_id": first + i, **numbers})
+        with engine.begin() as connection:
+            connection.execute(sa.insert(schema.trial).values(created_at=schema.now(), updated_at=schema.now()), trials)
+            connection.execute(sa.insert(schema.attempt).values(started_at=schema.now(), ended_at=schema.now()), attempts)
+            connection.execute(sa.insert(schema.measurement), measurements)
+    with engine.begin() as connection:
+        connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
+        if connection.dialect.name == "postgresql":
+            # Rows were numbered here, not by the sequences.
+            for table in ("trial", "attempt"):
+                connection.execute(sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"))
+
+
+def seconds(work: Callable[[], object], repeat: int = 3) -> float:
+    """The median, and so a figure for a warm cache."""
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return round(statistics.median(times), 4)
+
+
+def write_path(store: Store, sweep_id: int, cell_id: int, epoch: int, num_trials: int) -> dict[str, float]:
+    """Whole trials through the public methods: added, started, first step, measured (every fifth: out of memory)."""
+    times = []
+    for i in range(num_trials):
+        layout = Layout(data_parallel_size=8, micro_batch_size=1_000_000 + i)
+        begin = time.perf_counter()
+        trial = store.add_trial(cell_id, layout, epoch=epoch, why="benchmark")
+        number = store.start_attempt(trial.id, epoch, ["node-a"])
+        store.transition(trial.id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=number)
+        if i % 5 == 0:
+            failure = Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000)
+            store.record_failure(trial.id, number, epoch=epoch, failure=failure, event=TrialEvent.OUT_OF_MEMORY)
+        else:
+            store.record_measurement(trial.id, number, epoch=epoch, measurement=measurement(1000.0 + i), fingerprint=FINGERPRINTS[1])
+        times.append(time.perf_counter() - begin)
+    times.sort()
+    # Rows of a trial: itself, its attempt, its measurement, four events.
+    return {
+        "trials_per_second": round(num_trials / sum(times), 1),
+        "rows_per_second": round(7 * num_trials / sum(times), 1),
+        "milliseconds_median": round(1000 * statistics.median(times), 2),
+        "milliseconds_p99": round(1000 * times[int(0.99 * len(times))], 2),
+    }
+
+
+def measure(url: str, num_trials: int, num_writes: int) -> dict[str, Any]:
+    with Store.open(url) as store:
+        sweep_id = store.ensure_sweep("scale", "{}", {})
+        epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
+        cells = [
+            Cell(model=PRESETS["llama-3.1-8b"], num_gpus=8 * 2**i, sequence_length=4096, global_batch_size=1024) for i in range(NUM_CELLS)
+        ]
+        cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells]
+        small = store.ensure_sweep("ten-thousand", "{}", {})
+        small_epoch = store.acquire(small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
+        small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells]
+        fill(store, small, small_cells[:1], 10_000)
+        result: dict[str, Any] = {
+            "trials_of_a_cell_10000_seconds": seconds(lambda: store.trials(small, small_cells[0])),
+            "write_path_at_10000_trials": write_path(store, small, small_cells[0], small_epoch, num_writes),
+        }
+        return result | _large(store, url, sweep_id, cell_ids, num_trials)
+
+
+def _large(store: Store, url: str, sweep_id: int, cell_ids: list[int], num_trials: int) -> dict[str, Any]:
+    fill(store, sweep_id, cell_ids, num_trials)
+    views = {view: seconds(lambda view=view: readonly.query(url, f"SELECT count(*) FROM {view}"), 1) for view in schema.VIEWS}
+    return {
+        "num_trials": num_trials,
+        "num_cells": len(cell_ids),
+        "status_seconds": seconds(lambda: store.status(sweep_id)),
+        "best_seconds": seconds(lambda: store.best(sweep_id, top=10)),
+        "trial_seconds": seconds(lambda: store.trial(5)),
+        "v_best_seconds": seconds(lambda: readonly.query(url, "SELECT * FROM v_best WHERE is_current")),
+        "count_of_view_seconds": views,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", help="an empty database; without it a SQLite file in a temporary folder")
+    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--writes", type=int, default=1_000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        url = arguments.url or f"sqlite:///{folder}/scale.sqlite"
+        result = {
+            "benchmark": "store_scale",
+            "database": url.split(":")[0],
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
+            **measure(url, arguments.trials, arguments.writes),
+            "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The views say what their names say, on both databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db import readonly
+from db.store import Store
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.lifecycle import TrialEvent
+from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    return Bench.on(store)
+
+
+def ask(url: str, sql: str) -> list[dict[str, Any]]:
+    result = readonly.query(url, sql)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+def test_v_trial_has_one_row_per_trial_however_many_attempts(bench: Bench, store_url: str) -> None:
+    trial_id, number = bench.start()
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    second = bench.store.start_attempt(trial_id, bench.epoch, ["node-b"])
+    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=measurement(9999.0))
+    bench.store.record_measurement(trial_id, second, epoch=bench.epoch, measurement=measurement(50.0), fingerprint=fingerprint())
+    bench.add(2)
+    measured, queued = ask(store_url, "SELECT * FROM v_trial ORDER BY trial_id")
+    assert (measured["attempt"], measured["num_attempts"], measured["tokens_per_second_per_gpu"]) == (2, 2, 50.0)
+    assert (measured["model"], measured["layout"], measured["is_current_fingerprint"]) == ("llama-tiny", layout().key, True)
+    assert (queued["state"], queued["tokens_per_second"], queued["is_current_fingerprint"]) == ("queued", None, None)
+
+
+def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_url: str) -> None:
+    old = bench.measure(1, 5000.0, torch="2.12.0")
+    bench.measure(2, 700.0)
+    new = bench.measure(3, 800.0)
+    rows = ask(store_url, "SELECT trial_id, is_current, tokens_per_second_per_gpu FROM v_best ORDER BY is_current")
+    assert [(row["trial_id"], bool(row["is_current"]), row["tokens_per_second_per_gpu"]) for row in rows] == [
+        (old, False, 5000.0),
+        (new, True, 800.0),
+    ]
+
+
+def test_v_oom_shows_what_ran_out_and_what_it_condemned(bench: Bench, store_url: str) -> None:
+    proof, number = bench.start(4)
+    bench.store.record_failure(
+        proof, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY, peak_memory_bytes=90, device_memory_bytes=80
+    )
+    bench.store.add_pruned(bench.cell_id, [(layout(8), "larger micro-batch")], condemned_by=proof, epoch=bench.epoch)
+    bench.measure(1)
+    ran_out, pruned = ask(store_url, "SELECT * FROM v_oom ORDER BY trial_id")
+    assert (ran_out["failure_peak_memory_bytes"], ran_out["failure_kind"]) == (90, "oom_gpu")
+    assert (pruned["condemned_by"], pruned["condemned_by_layout"], pruned["why"]) == (proof, layout(4).key, "larger micro-batch")
+
+
+def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, store_url: str) -> None:
+    store, epoch = bench.store, bench.epoch
+    bench.measure(1, 1000.0)
+    for num_gpus, per_gpu in ((4, 900.0), (8, 750.0)):
+        cell_id = store.ensure_cell(bench.sweep_id, cell(num_gpus=num_gpus), epoch)
+        trial = store.add_trial(cell_id, layout(), epoch=epoch)
+        number = store.start_attempt(trial.id, epoch, ["n"])
+        numbers = measurement(per_gpu, tokens_per_second=per_gpu * num_gpus)
+        store.record_measurement(trial.id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
+    rows = ask(store_url, "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus")
+    assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
+    assert [row["speed_up"] for row in rows] == pytest.approx([1.0, 1.8, 3.0])  # 2000, 3600 and 6000 tokens/s over 2000
+    assert [row["efficiency"] for row in rows] == pytest.approx([1.0, 0.9, 0.75])
+    assert all(row["is_comparable"] for row in rows)
+
+
+def test_v_failure_names_the_node_rank_and_evidence(bench: Bench, store_url: str) -> None:
+    trial_id, number = bench.start()
+    crash = failure(FailureKind.SEGFAULT, signal=11, log_path="/runs/1/log-1.txt")
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=crash, event=TrialEvent.FAILED, processes_killed=2)
+    (row,) = ask(store_url, "SELECT * FROM v_failure")
+    names = ("failure_kind", "failure_node", "failure_rank", "failure_signal", "failure_log_path", "processes_killed")
+    assert [row[name] for name in names] == ["segfault", "node-a", 1, 11, "/runs/1/log-1.txt", 2]
+
+
+def test_v_event_is_the_log_with_names(bench: Bench, store_url: str) -> None:
+    bench.measure()
+    rows = ask(store_url, "SELECT sweep, cell, event, from_state, to_state FROM v_event ORDER BY event_id")
+    assert [row["event"] for row in rows] == ["added", "gang_placed", "first_step", "measured"]
+    assert rows[0]["cell"] == "llama-tiny_2gpu_s128_gb64"
