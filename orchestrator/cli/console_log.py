@@ -19,6 +19,9 @@ _QUERY_PASSWORD = re.compile(r"(?P<before>[?&;\s]\w*pass\w*=)(?P<password>[^&;\s
 _SHORTEST_SECRET = 4  # a shorter one would blot out ordinary words wherever it occurs; the patterns above still catch it in its URL
 
 
+PROJECT_LOGGERS = ("orchestrator", "db")
+
+
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -45,14 +48,24 @@ class Redactor:
 
 def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor) -> None:
     """Send the project's log to stderr: errors (-1 and less), warnings (0), what changed (1), how (2 and more)."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(_JsonLines(redact) if log_format is LogFormat.JSON else _PlainLines(redact))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR)
-    for name in ("orchestrator", "db"):  # other packages' chatter is not ours to show
-        logging.getLogger(name).setLevel(level)
+    for name in PROJECT_LOGGERS:  # other packages' chatter is not ours to show
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever sys.stderr is by then: a progress display may have put itself in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # stderr is gone; nobody can be told
+            self.handleError(record)
 
 
 class _PlainLines(logging.Formatter):

@@ -1,0 +1,355 @@
+"""The commands that look: what they say of a real store with a trial in every state, and of one that is not there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.store import Store
+from orchestrator import cli
+from orchestrator.cli import console_log
+from orchestrator.core.lifecycle import TrialState
+from tests.db.builders import Bench
+from tests.orchestrator.cli_store import FORMULA, Filled, fill, layout
+
+Sweep = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Filled]:
+    folder = tmp_path_factory.mktemp("look")
+    url = f"sqlite:///{folder}/sweep.sqlite"
+    with Store.open(url) as store:
+        return url, fill(store, folder)
+
+
+@pytest.fixture
+def ids(database: tuple[str, Filled]) -> Filled:
+    return database[1]
+
+
+@pytest.fixture
+def sweep(
+    database: tuple[str, Filled], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Sweep]:
+    """Runs a command line on the store and gives its stdout; nothing that it writes may make a terminal do anything."""
+    monkeypatch.setenv("SWEEP_DB", database[0])
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    loggers = [logging.getLogger(name) for name in console_log.PROJECT_LOGGERS]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+
+    def run(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.main(arguments) == code
+        out, err = capsys.readouterr()
+        assert not set(out + err) & set("\x1b\x9b\x07\u202e")
+        assert "Traceback" not in err
+        return out if code == 0 else err
+
+    yield run
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def document(text: str) -> Any:
+    found = json.loads(text)
+    assert found["schema"] == 1
+    return found
+
+
+def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, ids: Filled) -> None:
+    text = sweep("status")
+    assert f"running on host {socket.gethostname()}, pid {os.getpid()}" in text
+    assert "11 trials in 2 cells" in text
+    assert "taking steps" in text
+    assert "before its first step" in text
+    assert "1,234 tokens/s/GPU" in text
+    assert "nothing fits: 1 out of memory, 0 pruned" in text
+    found = document(sweep("status", "tiny", "--json"))["sweeps"][0]
+    assert found["num_trials"] == {
+        "queued": 1,
+        "launching": 1,
+        "running": 1,
+        "measured": 3,
+        "out_of_memory": 2,
+        "failed": 1,
+        "pruned": 1,
+        "cancelled": 1,
+    }
+    assert [(r["trial_id"], r["state"]) for r in found["running"]] == [(ids.running, "running"), (ids.launching, "launching")]
+    assert all(0 <= r["seconds"] < 600 for r in found["running"])
+    assert found["held_by"]["pid"] == os.getpid()
+    assert found["gpu_seconds"] == pytest.approx(3 * 94 + 3 * 20)
+    assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [ids.measured, None]
+
+
+def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> None:
+    found = document(sweep("best", "--top", "5", "--json"))
+    assert [(b["trial_id"], b["place"], b["is_current"]) for b in found["best"]] == [(ids.measured, 1, True), (ids.slower, 2, True)]
+    assert [o["trial_id"] for o in found["other_fingerprints"]] == [ids.old_conditions]
+    assert [c["reason"] for c in found["cells_without"]] == ["nothing fits: 1 out of memory, 0 pruned with them"]
+    text = sweep("best", "--top", "5")
+    assert text.index("1,234") < text.index("900") < text.index("not comparable") < text.index("2,000") < text.index("nothing fits")
+    assert "70.0 of 80.0 GiB" in text
+    assert "±1.5%" in text
+
+
+def test_best_and_trials_come_as_csv_and_markdown(sweep: Sweep, ids: Filled) -> None:
+    rows = list(csv.DictReader(io.StringIO(sweep("best", "--format", "csv"))))
+    assert [(row["trial_id"], row["tokens_per_second_per_gpu"]) for row in rows] == [(str(ids.measured), "1234.5")]
+    assert "| 41.0% |" in sweep("best", "--format", "md")
+    rows = list(csv.DictReader(io.StringIO(sweep("trials", "--format", "csv"))))
+    assert len(rows) == 11
+    assert next(row["why"] for row in rows if row["trial_id"] == str(ids.queued)) == f"'{FORMULA}"
+    assert next(row["model"] for row in rows if row["trial_id"] == "11") == f"'{FORMULA}"
+    assert sweep("trials", "--format", "md").count("\n") == 13
+
+
+def test_trials_are_filtered_sorted_and_limited(sweep: Sweep, ids: Filled) -> None:
+    def listed(*arguments: str) -> list[int]:
+        return [trial["trial_id"] for trial in document(sweep("trials", *arguments, "--json"))["trials"]]
+
+    assert listed("--state", "failed", "--state", "pruned") == [ids.pruned, ids.failed]
+    assert listed("--cell", "llama-tiny_2gpu", "--limit", "2") == [ids.measured, ids.slower]
+    assert listed("--sort", "id", "--limit", "1") == [ids.old_conditions]
+    assert listed("--sort", "memory", "--limit", "1") == [ids.out_of_memory]
+    assert listed("--sort", "updated", "--limit", "1") == [11]
+    assert document(sweep("trials", "--limit", "1", "--json"))["num_matching"] == 11
+    text = sweep("trials")
+    assert f"needs at least the memory of trial {ids.out_of_memory}" in text
+    assert "other conditions: fingerprint" in text
+    assert "[/bold] [link=x]y" in text
+    assert "there are llama-tiny_2gpu" in sweep("trials", "--cell", "nope", code=2)
+
+
+def test_every_trial_can_be_shown(sweep: Sweep) -> None:
+    for trial in range(1, 12):
+        assert sweep("show", str(trial)).startswith(f"Trial {trial}: ")
+        assert document(sweep("show", str(trial), "--json"))["trial"]["trial_id"] == trial
+
+
+def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(sweep: Sweep, ids: Filled) -> None:
+    text = sweep("show", str(ids.measured))
+    for part in (
+        "best prediction not yet tried",
+        "0.89",
+        "NVIDIA H100",
+        "torch 2.13.0",
+        "989 TFLOP/s",
+        "IQR 10.0 ms",
+        "first step 14 s",
+        "612 W",
+    ):
+        assert part in text
+    attempt = document(sweep("show", str(ids.measured), "--json"))["attempts"][0]
+    assert attempt["measurement"]["step_seconds"] == [0.49, 0.5, 0.51]
+    assert attempt["fingerprint"]["stack"]["torch"] == "2.13.0"
+    assert attempt["phase_seconds"]["first_step"] == 14.0
+
+
+def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(sweep: Sweep, ids: Filled) -> None:
+    text = sweep("show", str(ids.failed))
+    for part in (
+        "user_error",
+        "rank 1, node node-a, phase first_step, step 0",
+        str(ids.log),
+        "first line",
+        "last line",
+        "OutOfMemoryError",
+    ):
+        assert part in text
+    assert document(sweep("show", str(ids.failed), "--json"))["attempts"][0]["failure"]["kind"] == "user_error"
+
+
+def test_logs_come_from_the_failure_s_file(sweep: Sweep, ids: Filled) -> None:
+    text = sweep("logs", str(ids.failed))
+    assert text.startswith("first line\n[/bold] [link=x]y red")
+    assert text.endswith("last line\n")
+    assert document(sweep("logs", str(ids.failed), "--json"))["from_store"] is False
+
+
+def test_logs_come_from_the_run_folder_of_this_machine(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "runs" / "tiny" / f"trial-{ids.measured}" / "attempt-1" / "node-1"
+    folder.mkdir(parents=True)
+    (folder / "log-3.txt").write_text("rank three\n")
+    assert sweep("logs", str(ids.measured), "--rank", "3") == "rank three\n"
+    assert "no log of rank 0" in sweep("logs", str(ids.measured), code=2)
+
+
+def test_logs_fall_back_to_what_the_store_keeps(sweep: Sweep, ids: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = ids.log.with_name("moved.txt")
+    ids.log.rename(hidden)
+    try:
+        assert "last line" in sweep("logs", str(ids.failed))
+        assert document(sweep("logs", str(ids.failed), "--json"))["from_store"] is True
+        assert "no log of rank 0" in sweep("logs", str(ids.failed), "--rank", "0", code=2)
+    finally:
+        hidden.rename(ids.log)
+
+
+def test_logs_of_what_never_ran_say_so(sweep: Sweep, ids: Filled) -> None:
+    assert "never launched" in sweep("logs", str(ids.queued), code=2)
+    assert "has no attempt 4; it has 1" in sweep("logs", str(ids.failed), "--attempt", "4", code=2)
+
+
+def test_logs_follow_a_running_attempt_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/sweep.sqlite")
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    monkeypatch.setattr("orchestrator.cli.trial.FOLLOW_SECONDS", 0.05)
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        trial_id, _ = bench.start()
+        log = tmp_path / "runs" / "tiny" / f"trial-{trial_id}" / "attempt-1" / "node-0" / "log-0.txt"
+        log.parent.mkdir(parents=True)
+        log.write_text("one\n")
+
+        def go_on() -> None:
+            time.sleep(0.2)
+            with log.open("a") as file:
+                file.write("two\nhalf")
+            store.reap(bench.sweep_id, store.acquire(bench.sweep_id, host="b", pid=1, takeover=True))
+
+        other = threading.Thread(target=go_on)
+        other.start()
+        assert cli.main(["logs", str(trial_id), "-f"]) == 0
+        other.join()
+    assert capsys.readouterr().out == "one\ntwo\nhalf\n"
+
+
+def test_sql_answers_in_every_format_and_only_reads(sweep: Sweep, ids: Filled) -> None:
+    question = "select trial_id, mfu, why from v_trial where trial_id in (2, 9) order by 1"
+    assert FORMULA in sweep("sql", question)
+    assert sweep("sql", question, "--format", "csv").splitlines() == [
+        "trial_id,mfu,why",
+        "2,0.41,best prediction not yet tried",
+        f"9,,'{FORMULA}",
+    ]
+    found = document(sweep("sql", question, "--json"))
+    assert (found["columns"], found["rows"][0]) == (["trial_id", "mfu", "why"], [2, 0.41, "best prediction not yet tried"])
+    assert sweep("sql", question, "--format", "md").count("|\n") == 4
+    assert "refused" in sweep("sql", "delete from trial", code=2)
+    assert document(sweep("sql", "select 1 from trial", "--max-rows", "3", "--json"))["truncated"] is True
+    assert "failure_message" in sweep("sql", "select failure_message from v_trial")
+
+
+def test_rows_wider_than_the_terminal_are_shown_one_column_a_line(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = sweep("sql", "select * from v_best where is_current")
+    assert text.startswith("row 1\n  sweep_id ")
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
+    assert "tokens_per_second_per_gpu" in document(sweep("sql", "--schema", "--json"))["views"]["v_best"]
+    assert "v_scaling" in sweep("sql", "--schema")
+    assert "v_trial,trial_id" in sweep("sql", "--schema", "--format", "csv").splitlines()
+
+
+def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    rows = list(csv.DictReader(io.StringIO(sweep("export", "csv"))))
+    assert len(rows) == 11
+    assert {row["state"] for row in rows} == {state.value for state in TrialState}
+    assert not any(cell.startswith(("=", "@")) for row in rows for cell in row.values())
+    assert len(document(sweep("export", "json"))["trials"]) == 11
+    target = tmp_path / "trials.parquet"
+    assert document(sweep("export", "parquet", "--sweep", "tiny", "-o", str(target), "--json"))["num_trials"] == 11
+    table = parquet.read_table(target)
+    assert table.column("tokens_per_second_per_gpu").to_pylist()[1] == 1234.5
+    assert "say where to" in sweep("export", "parquet", code=2)
+    assert "cannot write" in sweep("export", "csv", "-o", str(tmp_path / "no" / "folder.csv"), code=2)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) -> None:
+    import optuna
+
+    storage = f"sqlite:///{tmp_path}/optuna.sqlite"
+    studies = document(sweep("export", "optuna", "-o", storage, "--json"))["studies"]
+    assert list(studies.values()) == [6, 1]  # three measured, one out of memory, one pruned, one failed by its code; one out of memory
+    study = optuna.load_study(study_name=next(iter(studies)), storage=storage)
+    assert study.best_value == 2000.0
+    assert "already" in sweep("export", "optuna", "-o", storage, code=2)
+
+
+def test_a_sweep_need_not_be_named_where_there_is_one_and_must_be_where_there_are_two(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/two.sqlite")
+    with Store.open(url) as store:
+        assert "holds no sweep yet" in sweep("best", code=2)
+        assert "holds no sweep yet" in sweep("status")
+        Bench.on(store, "first").measure()
+        Bench.on(store, "second")
+        assert "say which: second, first" in sweep("best", code=2)
+        assert "did you mean 'first'" in sweep("best", "frist", code=2)
+        text = sweep("status")
+        assert text.index("second") < text.index("first")
+        assert [found["sweep"] for found in document(sweep("status", "--json"))["sweeps"]] == ["second", "first"]
+        assert "1,000" in sweep("best", "first")
+
+
+def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
+    missing = f"sqlite:///{tmp_path}/none/sweep.sqlite"
+    for command in (["status"], ["best"], ["trials"], ["show", "1"], ["logs", "1"], ["sql", "select 1"], ["export", "csv"], ["cancel"]):
+        assert "there is no store at" in sweep(*command, "--db", missing, code=2)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("nonsense", 75),
+        ("mysql://me:c4nary@host/db", 75),
+        ("sqlite://", 75),
+        ("postgresql://me:c4nary%zz@127.0.0.1:1/db?connect_timeout=1", 75),
+    ],
+)
+def test_a_bad_url_is_one_line_without_its_password(sweep: Sweep, url: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.engine.RETRY_SECONDS", 0.2)
+    said = sweep("status", "--db", url, code=code)
+    assert "c4nary" not in said
+    assert said.splitlines()[-1].startswith("error: ")
+
+
+def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "text.sqlite").write_text("this is no database at all, but a longer text than its header needs to be\n" * 20)
+    assert "not a SQLite database" in sweep("status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75)
+
+
+def test_what_does_not_exist_is_named(sweep: Sweep) -> None:
+    assert "no trial with id 99" in sweep("show", "99", code=2)
+    assert "no trial with id 99" in sweep("logs", "99", code=2)
+    assert "did you mean 'tiny'" in sweep("status", "tinny", code=2)
+
+
+def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.db.builders import fingerprint, measurement
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/edge.sqlite")
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        trial = store.add_trial(bench.cell_id, layout(4), epoch=bench.epoch)
+        attempt = store.start_attempt(trial.id, bench.epoch, ["a"])
+        edge = measurement(500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None)
+        store.record_measurement(trial.id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
+    text = sweep("best")
+    assert "thrashing" in text
+    assert "±1.5%?" in text
+    assert "7: thrashing at the memory edge" in sweep("show", str(trial.id))
