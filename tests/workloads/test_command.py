@@ -1,0 +1,149 @@
+"""Any program as a workload: what it is told, how its numbers come back, and how its end is judged."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.protocol import NodeReport
+from orchestrator.launcher import NodeLauncher
+from tests.orchestrator.launching import order
+from workloads.command import fill
+from workloads.rank import ConfigRejected
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
+    launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
+    yield launcher
+    launcher.close()
+
+
+_trial_ids = count(1)
+
+
+def run(launcher: NodeLauncher, program: str, *arguments: str, env: dict[str, str] | None = None, **known: Any) -> NodeReport:
+    source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
+    options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}}
+    return launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, **known))
+
+
+def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os
+        if os.environ["RANK"] == "0":
+            json.dump({"step_seconds": [0.5, 0.6], "loss_last": 2.5}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+    )
+    assert report.failure is None, report.failure
+    first, second = report.ranks
+    assert first.result is not None and (first.result.step_seconds, first.result.loss_last) == ([0.5, 0.6], 2.5)
+    assert second.result is None and second.exit_code == 0
+
+
+def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os, time
+        if os.environ["RANK"] == "0":
+            with open(os.environ["SWEEP_METRICS_FILE"], "w", buffering=1) as file:
+                for step in range(4):
+                    print("a line that is no metric", file=file)
+                    print(json.dumps({"step_seconds": 0.5 + step, "loss": 2.0}), file=file)
+                    time.sleep(0.02)
+                print('{"step_seconds": 9.5}', end="", file=file)
+        """,
+        world_size=2,
+    )
+    assert report.failure is None, report.failure
+    result = report.ranks[0].result
+    assert result is not None
+    assert (result.warmup_seconds, result.step_seconds) == ([0.5], [1.5, 2.5, 3.5, 9.5])  # the order's plan has one step of warm-up
+    assert report.ranks[0].step == 5
+
+
+def test_the_layout_comes_as_arguments_and_as_environment(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os, sys
+        print(sys.argv[1:], os.environ["SWEEP_MICRO_BATCH_SIZE"], os.environ["SWEEP_RECOMPUTE"], os.environ["MINE"], os.getcwd())
+        print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
+        json.dump({"step_seconds": [1]}, open(sys.argv[3], "w"))
+        """,
+        "--mbs={micro_batch_size}",
+        "{{literally}}",
+        "{result_file}",
+        "{world_size}/{sequence_length}/{global_batch_size}",
+        env={"MINE": "dp{data_parallel_size}"},
+        world_size=1,
+    )
+    assert report.failure is None, report.failure
+    log = report.ranks[0].log_tail
+    assert "'--mbs=1', '{literally}'" in log and "'1/128/1'" in log
+    assert "1 none dp1 " in log and "node-0" in log
+    assert "0 0 1 1 127.0.0.1" in log
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{seed.__class__}", "{0}", "{}", "{micro_batch_size!r}", "{micro_batch_size:>9999999}", "{run_dir[0]}", "{", "}", "{nobody}"],
+)
+def test_only_plain_known_names_are_filled_in(template: str) -> None:
+    with pytest.raises(ConfigRejected, match="not a name"):
+        fill(template, {"seed": "1", "micro_batch_size": "2", "run_dir": "/r"})
+
+
+def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLauncher) -> None:
+    report = run(launcher, "", "{micro_batch}")
+    assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+    assert "micro_batch_size" in report.failure.evidence
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "signal"),
+    [
+        ("raise SystemExit(3)", FailureKind.USER_ERROR, None),
+        ("raise ValueError('no')", FailureKind.USER_ERROR, None),
+        ("import os; os.kill(os.getpid(), 11)", FailureKind.SEGFAULT, 11),
+        ("import os; os.kill(os.getpid(), 9)", FailureKind.KILLED, 9),
+        ("import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')", FailureKind.OOM_GPU, None),
+        ("import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')", FailureKind.BAD_RESULT, None),
+        ("pass", FailureKind.BAD_RESULT, None),
+        ("import time; time.sleep(100)", FailureKind.HUNG, None),
+    ],
+)
+def test_it_is_judged_as_the_program_ended(launcher: NodeLauncher, program: str, kind: FailureKind, signal: int | None) -> None:
+    report = run(launcher, program, world_size=1, limits={"first_step": 1.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
+
+
+def test_each_line_is_progress_and_silence_after_it_a_hang(launcher: NodeLauncher) -> None:
+    program = """
+        import os, time
+        for step in range(8):
+            if os.environ["RANK"] == "0":
+                open(os.environ["SWEEP_METRICS_FILE"], "a").write('{"step_seconds": 0.2}\\n')
+            time.sleep(0.2 if step < 7 else 100)
+    """
+    report = run(launcher, program, limits={"steady": 1.0, "first_step": 3.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.phase, report.failure.step) == (FailureKind.HUNG, "steady", 8)
+
+
+def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path: Path) -> None:
+    options = {"argv": [str(tmp_path / "no-such-program")]}
+    report = launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1))
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert "no-such-program" in report.failure.log_tail
