@@ -1,0 +1,163 @@
+"""The scheduler on a real local Ray, with real launchers and synthetic ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.errors import ResourcesInsufficient
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.layout import Layout
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.gang import Finished, Placed, SchedulerEvent, Shape
+from orchestrator.processes import descendants, start_time
+from orchestrator.scheduler import RayScheduler
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+PAIR, SINGLE = Shape(num_nodes=1, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayScheduler]:
+    opened = RayScheduler(address=None, device=Device.CPU, root=tmp_path_factory.mktemp("runs"))
+    if opened.slots.total < 2:
+        opened.close()
+        pytest.skip(f"needs 2 cores, has {opened.slots.total}")
+    yield opened
+    opened.close()
+
+
+_numbers = iter(range(1, 10_000))
+
+
+def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[str, Any]] = (), total: float = 60.0) -> TrialRequest:
+    return TrialRequest(
+        sweep="t",
+        trial_id=next(_numbers),
+        attempt=1,
+        workload="synthetic",
+        options={"sleep": sleep, "time_scale": 3000.0 if sleep else 1.0, "faults": list(faults)},
+        model=PRESETS["llama-tiny"],
+        sequence_length=64,
+        layout=Layout(data_parallel_size=world_size, micro_batch_size=2),
+        device=Device.CPU,
+        measurement=MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=6, relative_confidence=0.5),
+        limits=PhaseLimits(start=30, rendezvous=30, first_step=30, steady=30, teardown=5, total=total),
+        seed=0,
+    )
+
+
+def until_finished(scheduler: RayScheduler, count: int = 1, *, seconds: float = 60.0) -> list[SchedulerEvent]:
+    events: list[SchedulerEvent] = []
+    deadline = time.monotonic() + seconds
+    while sum(isinstance(e, Finished) for e in events) < count:
+        assert time.monotonic() < deadline, events
+        events += scheduler.poll(0.5)
+    return events
+
+
+def finished(events: Sequence[SchedulerEvent]) -> list[Finished]:
+    return [e for e in events if isinstance(e, Finished)]
+
+
+def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) -> None:
+    asked = request()
+    scheduler.start(asked, PAIR)
+    events = until_finished(scheduler)
+    assert isinstance(events[0], Placed)
+    (end,) = finished(events)
+    assert end.failure is None
+    assert [outcome.rank for report in end.reports for outcome in report.ranks] == [0, 1]
+    assert all(outcome.result is not None for report in end.reports for outcome in report.ranks)
+    assert end.gpu_seconds > 0
+
+
+def test_a_gang_is_kept_while_the_next_attempt_has_its_shape(scheduler: RayScheduler) -> None:
+    scheduler.start(request(), PAIR)
+    until_finished(scheduler)
+    agents = {id(gang) for gang in scheduler._gangs}
+    scheduler.start(request(), PAIR)
+    until_finished(scheduler)
+    assert {id(gang) for gang in scheduler._gangs} == agents
+
+
+def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None:
+    scheduler.start(request(), PAIR)
+    until_finished(scheduler)
+    scheduler.start(request(1), SINGLE)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is None
+
+
+def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: RayScheduler) -> None:
+    slots = scheduler.slots.total
+    for _ in range(slots):
+        assert scheduler.can_start(SINGLE)
+        scheduler.start(request(1, sleep=True), SINGLE)
+    assert not scheduler.can_start(SINGLE)
+    assert all(end.failure is None for end in finished(until_finished(scheduler, slots)))
+    assert scheduler.can_start(PAIR)
+
+
+def test_a_shape_that_no_cluster_holds_is_refused(scheduler: RayScheduler) -> None:
+    with pytest.raises(ResourcesInsufficient, match="4096"):
+        scheduler.start(request(4096), Shape(num_nodes=1, slots_per_node=4096))
+
+
+def test_the_first_bad_rank_is_named_and_the_gang_serves_the_next_attempt(scheduler: RayScheduler) -> None:
+    scheduler.start(request(faults=[{"fault": "segfault", "at": "step_2", "rank": 1}]), PAIR)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is not None
+    assert (end.failure.kind, end.failure.rank) == (FailureKind.SEGFAULT, 1)
+    scheduler.start(request(), PAIR)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is None
+
+
+def test_a_cancelled_attempt_ends_and_leaves_no_process(scheduler: RayScheduler) -> None:
+    asked = request(sleep=True)
+    scheduler.start(asked, PAIR)
+    while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
+        pass
+    time.sleep(0.5)
+    scheduler.cancel(asked.trial_id)
+    (end,) = finished(until_finished(scheduler, seconds=10))
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.CANCELLED
+
+
+def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler: RayScheduler) -> None:
+    asked = request(sleep=True)
+    scheduler.start(asked, PAIR)
+    while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
+        pass
+    time.sleep(0.7)
+    agent = next(pid for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid))
+    below = {pid: start_time(pid) for pid in descendants(agent)}
+    assert len(below) >= 3, "a server and two ranks"
+    os.kill(agent, signal.SIGKILL)
+    (end,) = finished(until_finished(scheduler, seconds=30))
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.NODE_LOST
+    deadline = time.monotonic() + 5
+    while alive := [pid for pid, started in below.items() if start_time(pid) == started]:
+        assert time.monotonic() < deadline, f"alive 5 s after the agent's death: {[_command(pid) for pid in alive]}"
+        time.sleep(0.05)
+    scheduler.start(request(), PAIR)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is None, "a new gang takes its place"
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
