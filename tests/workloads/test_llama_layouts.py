@@ -38,6 +38,11 @@ WEIGHT_TOLERANCE = {Precision.FP32: 2e-7, Precision.BF16: 1e-3}  # 3.9e-8, 2.4e-
 LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4}  # 8.6e-8, 2.1e-5
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     losses: list[float]
@@ -121,8 +126,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")  # this process has run torch operations: a fork would inherit dead threads
-    ranks = [spawn.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
+    server = multiprocessing.get_context("forkserver")  # this process has run torch operations: a fork of it would inherit dead threads
+    server.set_forkserver_preload(["workloads.llama"])
+    ranks = [server.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -134,7 +140,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 @pytest.fixture(scope="module")
 def references() -> dict:
     """Trained in one piece: one replica, one micro-batch, nothing recomputed."""
-    torch.set_num_threads(1)
     return {case: train(Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=case[0]), case[1]) for case in CASES}
 
 

@@ -31,6 +31,11 @@ BATCH, LENGTH = 2, 32
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+
+
 def build(
     shape: ModelShape = SHAPE, *, attention: AttentionKind = AttentionKind.SDPA, recompute: str = "none", dtype: torch.dtype = torch.float32
 ) -> Llama:
