@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Measures on NVIDIA GPUs through the whole program (Ray, SQL, search): the demo in bf16 and fp32, and a cut of sweeps/8b.yaml for one GPU.
+#
+#   bash benchmarks/gpu/run.sh OUT_DIR            needs a GPU and an installed environment; no network, no pip
+#   bash benchmarks/gpu/run.sh OUT_DIR --dry-run  says what would be run, and plans it; needs no GPU
+#
+# PYTHON      the interpreter to use, 3.11 or newer (default: .venv/bin/python if it is there, else python3)
+# PYTHONPATH  where unpacked wheels lie; the repository itself is put before it
+# SECONDS_DEMO, SECONDS_CUT  after so long a sweep starts no further trial (default 60 and 200; about 8 minutes in all)
+#
+# OUT_DIR gets eight small files: facts.txt, run.log, best.jsonl, failures.csv, quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv,
+# sweep.sqlite. Ends with 0 when all three sweeps measured something, 2 when there is no GPU or something is missing, else 1.
+set -uo pipefail
+
+out=${1:?usage: run.sh OUT_DIR [--dry-run]}
+dry=${2:-}
+[[ -z $dry || $dry == --dry-run ]] || { echo "run.sh: unknown option $dry; usage: run.sh OUT_DIR [--dry-run]" >&2; exit 2; }
+
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
+if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=python3
+    [[ ! -x .venv/bin/python ]] || PYTHON=.venv/bin/python
+fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
+
+sweep() { "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' "$@"; }
+
+# The environment, before anything is started: every package that is missing, at once.
+"$PYTHON" - <<'PY' || exit 2
+import importlib.util, sys
+if sys.version_info < (3, 11):
+    sys.exit(f"run.sh: Python {sys.version.split()[0]} is too old: 3.11 or newer is needed. Set PYTHON")
+needed = "alembic numpy optuna pydantic yaml ray rich sqlalchemy tenacity typer torch".split()
+missing = [name for name in needed if importlib.util.find_spec(name) is None]
+if missing:
+    sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}: pip install '.[train,gpu]', or put unpacked wheels on PYTHONPATH")
+if importlib.util.find_spec("pynvml") is None:
+    print("run.sh: no pynvml (nvidia-ml-py): utilisation and power stay unknown", file=sys.stderr)
+PY
+
+if command -v nvidia-smi >/dev/null; then
+    mapfile -t memory_mib < <(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -E '^[0-9]+$')
+else
+    memory_mib=()
+fi
+num_gpus=${#memory_mib[@]}
+if ((num_gpus == 0)) && [[ $dry != --dry-run ]]; then
+    echo "run.sh: no NVIDIA GPU here (nvidia-smi names none). --dry-run shows what would be measured" >&2
+    exit 2
+fi
+if ((num_gpus > 0)) && ! "$PYTHON" -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then
+    echo "run.sh: nvidia-smi names $num_gpus GPU(s), but torch sees none: is it a CPU build, or is CUDA_VISIBLE_DEVICES empty?" >&2
+    exit 2
+fi
+
+# Weights, gradients and AdamW states take 16 bytes a parameter: 120 GiB for 8B, 48 for 3B, 18 for 1B; activations and logits come on top.
+smallest_mib=$(printf '%s\n' "${memory_mib[@]:-143771}" | sort -n | head -n 1) # a dry run plans for an H200
+if ((smallest_mib >= 133000)); then
+    cut=(name=one-gpu model=llama-3.1-8b global_batch_tokens=32K)
+elif ((smallest_mib >= 62000)); then
+    cut=(name=one-gpu model=llama-3.2-3b global_batch_tokens=64K)
+elif ((smallest_mib >= 30000)); then
+    cut=(name=one-gpu model=llama-3.2-1b global_batch_tokens=64K)
+else
+    cut=(name=one-gpu model=llama-60m global_batch_tokens=64K)
+fi
+device=auto
+((num_gpus > 0)) || device=h200
+cut+=("gpus=1" "gpus_per_node=1" "device=$device" 'axes.micro_batch_size=[1, 2, 4, 8]' 'axes.recompute=[none, selective_ops, full, "full:16", "full:24"]'
+    measurement.warmup_steps=2 measurement.max_steps=10
+    'measurement.limits={rendezvous: 1min, first_step: 2min, steady: 1min, total: 3min}'
+    search.max_trials=12 "search.max_wall_time=${SECONDS_CUT:-200}s")
+# Two GPUs at most: the demo's second cell is data parallelism over two.
+demo_gpus='[1]'
+((num_gpus < 2)) || demo_gpus='[1, 2]'
+demo=("gpus=$demo_gpus" "device=$device" "search.max_wall_time=${SECONDS_DEMO:-60}s")
+
+if [[ $dry == --dry-run ]]; then
+    echo "dry run: $num_gpus GPU(s) here; planned for $device with $smallest_mib MiB"
+    for precision in bf16 fp32; do
+        echo "+ sweep run sweeps/quickstart.yaml name=quickstart-$precision precision=$precision ${demo[*]}"
+        sweep plan sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" "${demo[@]}" --top 3 || exit 1
+    done
+    echo "+ sweep run sweeps/8b.yaml ${cut[*]}"
+    sweep plan sweeps/8b.yaml "${cut[@]}" --top 5 || exit 1
+    exit 0
+fi
+
+SWEEP_HOME=$(mktemp -d) || exit 2
+export SWEEP_HOME
+trap 'rm -rf "$SWEEP_HOME"' EXIT
+
+facts() {
+    date -u +%Y-%m-%dT%H:%M:%SZ
+    git rev-parse HEAD 2>/dev/null
+    nvidia-smi --query-gpu=index,name,driver_version,memory.total,power.limit,clocks.max.sm,compute_cap --format=csv
+    nvidia-smi topo -m 2>/dev/null
+    nvidia-smi --query-compute-apps=pid,used_memory --format=csv # whoever else is on the GPUs
+    lscpu | grep -E '^(Model name|CPU\(s\))'
+    "$PYTHON" - <<'PY'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+import torch
+print("python", sys.version.split()[0], "cuda", torch.version.cuda, "nccl", ".".join(map(str, torch.cuda.nccl.version())))
+for name in ("torch", "ray", "optuna", "sqlalchemy", "numpy", "nvidia-ml-py"):
+    try:
+        print(name, version(name))
+    except PackageNotFoundError:
+        print(name, "unknown")
+PY
+}
+
+bad=0
+measure() { # NAME LIMIT_SECONDS FILE OVERRIDE...: one sweep, then its best layouts and all its trials
+    local name=$1 limit=$2 file=$3
+    shift 3
+    echo "+ sweep run $file $*"
+    # By then it has long stopped starting trials; SIGTERM ends what runs, and everything measured is in the store.
+    timeout --signal=TERM --kill-after=30 "$limit" "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' run "$file" "$@"
+    echo "sweep run $name ended with $? after $SECONDS s in all"
+    sweep best "$name" --top 3 --json >>"$out/best.jsonl" && sweep export csv --sweep "$name" -o "$out/$name.csv" || bad=1
+    sweep best "$name" --top 5
+    [[ $(sweep sql "select count(*) from v_trial where sweep = '$name' and state = 'measured'" --format csv | tail -n 1 | tr -d '\r') -gt 0 ]] || bad=1
+}
+
+: >"$out/best.jsonl"
+facts >"$out/facts.txt" 2>&1
+{
+    for precision in bf16 fp32; do
+        measure "quickstart-$precision" $((${SECONDS_DEMO:-60} + 60)) sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" "${demo[@]}"
+    done
+    measure one-gpu $((${SECONDS_CUT:-200} + 100)) sweeps/8b.yaml "${cut[@]}"
+    sweep sql 'select * from v_failure' --format csv >"$out/failures.csv"
+} > >(tee "$out/run.log") 2>&1
+"$PYTHON" -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute("vacuum into ?", (sys.argv[2],))' "$SWEEP_HOME/sweep.sqlite" "$SWEEP_HOME/copy.sqlite" &&
+    mv -f "$SWEEP_HOME/copy.sqlite" "$out/sweep.sqlite"
+exit "$bad"
