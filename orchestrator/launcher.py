@@ -134,7 +134,7 @@ class NodeLauncher:
             self._gang = gang
             server_lost = self._run_gang(gang, order, run_dir)
         failure, failed_at = None, None
-        if server_lost is not None or not all(watch.measured for watch in gang.watches):
+        if not gang.watches or not all(watch.measured for watch in gang.watches):
             memory = monitor.fullest()
             failure, failed_at = self._judge(gang, server_lost, oom_kills=num_oom_kills() - oom_kills_before, memory=memory)
         return self._report(order, started, gang=gang, gpu=monitor.usage(), failure=failure, failed_at=failed_at)

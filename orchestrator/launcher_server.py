@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.processes import LAUNCHER_VARIABLE, kill_all, tagged
-from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES
+from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
 
 # What ranks have no business to know, and what Ray sets for its actors rather than for programs that train.
 _WITHHELD_VARIABLES = frozenset({"SWEEP_DB", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"})
@@ -118,6 +118,7 @@ def _environment(identity: str) -> dict[str, str]:
         **environment,
         "OMP_NUM_THREADS": "1",  # of the server; each rank sets its own
         "CUDA_VISIBLE_DEVICES": "",  # of the server, which has to keep off them; each rank sets its own
-        "PYTHONPATH": path,
+        "PYTHONPATH": path,  # of the server, so that it imports what its launcher would; foreign programs get the one of before
+        ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
     }

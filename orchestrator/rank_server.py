@@ -28,6 +28,7 @@ from orchestrator.processes import adopt_orphans, die_with, kill_subtree
 KILL_PATIENCE_SECONDS = 30.0  # a process in the kernel's hands (driver, network file system) may take its time to die
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors one message may carry (SCM_MAX_FD)
+ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
 _PARENT_CHECK_SECONDS = 1.0
 
 
@@ -35,6 +36,7 @@ def main() -> int:
     """Arguments: the descriptor of the control socket, that of the life-line socket, then the modules to preload."""
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
     preload = sys.argv[3:]
+    os.environ["PYTHONPATH"] = os.environ.pop(ORIGINAL_PATH_VARIABLE, "")
     launcher = os.getppid()
     adopt_orphans()
     warden = os.getpid()

@@ -278,16 +278,26 @@ def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLa
     assert launcher.run(order(trial_id=2)).failure is None
 
 
+def test_a_server_is_replaced_before_it_grows_old(launcher: NodeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.launcher.MAX_GANGS_PER_SERVER", 2)
+    servers = []
+    for trial_id in range(4):
+        assert launcher.run(order(trial_id=trial_id)).failure is None
+        servers.append(tree_of(tmp_path))
+    assert servers[0] == servers[1] != servers[2] == servers[3]
+
+
 def test_a_program_that_cannot_be_imported_says_so_in_its_log(launcher: NodeLauncher) -> None:
     report = launcher.run(order("workloads.of_another_project"))
     assert report.failure is not None and report.failure.kind is K.USER_ERROR
     assert "No module named 'workloads.of_another_project'" in report.failure.message + report.failure.log_tail
 
 
-def test_ranks_see_no_database_url(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_see_neither_database_urls_nor_our_python_path(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWEEP_DB", "postgresql://me:secret@host/db")
     report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     assert "MASTER_PORT=" in report.ranks[0].log_tail
+    assert f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n" in report.ranks[0].log_tail  # a foreign Python must not see our packages
     assert "secret" not in report.ranks[0].log_tail
 
 
