@@ -14,5 +14,10 @@ def sweep_home() -> Path:
 
 
 def run_root(sweep: str) -> Path:
-    """The folder of a sweep's run folders: each node's launcher makes TRIAL/ATTEMPT in it, on that node."""
+    """The folder of a sweep's run folders: each node's launcher makes its own in it, on that node."""
     return sweep_home() / "runs" / sweep
+
+
+def attempt_folders(sweep: str, trial_id: int, attempt: int) -> list[Path]:
+    """The run folders of an attempt that lie on this machine, one per node of its gang (see `launcher.run_directory`)."""
+    return sorted((run_root(sweep) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*"))

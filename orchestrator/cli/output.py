@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -175,7 +175,8 @@ def terminal() -> Console:
     is_terminal = sys.stdout.isatty()
     # Into a pipe or a file nothing is cut or broken, unless COLUMNS says how wide the reader's page is.
     width = shutil.get_terminal_size().columns if is_terminal or os.environ.get("COLUMNS", "").isdigit() else 10_000
-    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich alone would still send bold
+    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False, color_system=colors)
 
 
 # Escape sequences with their arguments (CSI, OSC, DCS and the like, also with 8-bit introducers), then whatever control character

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli import look
 from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.lifecycle import TrialState
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from db.store import Store
 
 WATCH_SECONDS = 2.0
+MAX_HEARTBEAT_BYTES = 4096
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +62,7 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
     if clear:
         write("\x1b[H\x1b[2J")
     cells = {row.id: store.status(row.id) for row in chosen}
-    running = {row.id: _running(db, row.id) for row in chosen}
+    running = {row.id: _running(db, row) for row in chosen}
     if as_json:
         write_json("status", {"sweeps": [_status_record(row, cells[row.id], running[row.id]) for row in chosen]})
     elif not chosen:
@@ -72,21 +74,41 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
 
 
-def _running(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
+def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     """The trials in flight. By the index over states: reading every trial of a large sweep takes seconds."""
     from db import readonly  # needs SQLAlchemy, which takes 0.3 s to import
 
     found = readonly.query(
         db,
         "SELECT trial_id, cell, layout, state, num_attempts AS attempt, updated_at FROM v_trial"
-        f" WHERE sweep_id = {sweep_id} AND state IN ('launching', 'running') ORDER BY trial_id",
+        f" WHERE sweep_id = {sweep.id} AND state IN ('launching', 'running') ORDER BY trial_id",
     )
     now = datetime.now(tz=UTC)
-    return [
-        {**row, "seconds": max(show.age_seconds(moment, now), 0.0)}
-        for row in (dict(zip(found.columns, values, strict=True)) for values in found.rows)
-        for moment in (_moment(row.pop("updated_at")),)
-    ]
+    rows = []
+    for values in found.rows:
+        row = dict(zip(found.columns, values, strict=True))
+        seconds = max(show.age_seconds(_moment(row.pop("updated_at")), now), 0.0)
+        phase, step = _progress(sweep.name, row["trial_id"], row["attempt"]) if sweep.holder is not None else (None, None)
+        rows.append({**row, "phase": phase, "step": step, "seconds": seconds})
+    return rows
+
+
+def _progress(sweep: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
+    """How far its least advanced rank on this machine is, by the ranks' heartbeats. Unknown where its nodes are others."""
+    from orchestrator.core.protocol import BadResult, Phase, decode_heartbeat
+
+    beats = []
+    for path in (path for folder in attempt_folders(sweep, trial_id, attempt) for path in folder.glob("heartbeat-*.json")):
+        try:
+            with path.open("rb") as file:
+                beats.append(decode_heartbeat(file.read(MAX_HEARTBEAT_BYTES)))
+        except (OSError, BadResult):
+            continue
+    if not beats:
+        return None, None
+    order = list(Phase)
+    least = min(beats, key=lambda beat: (order.index(beat.phase), beat.step))
+    return least.phase, least.step
 
 
 def _moment(value: Any) -> datetime:
@@ -138,7 +160,7 @@ def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[
         [
             [
                 str(r["trial_id"]),
-                _phase_text(str(r["state"]), is_held=row.holder is not None),
+                _phase_text(r, is_held=row.holder is not None),
                 show.duration(r["seconds"]),
                 look.short(str(r["layout"])),
                 str(r["cell"]),
@@ -203,7 +225,10 @@ def _state_text(row: SweepRow) -> str:
     return f"running on host {row.holder.host}, pid {row.holder.pid}, since {show.at(row.holder.since)} UTC{asked}"
 
 
-def _phase_text(state: str, *, is_held: bool) -> str:
+def _phase_text(row: Mapping[str, Any], *, is_held: bool) -> str:
     if not is_held:
         return "left in flight"  # the next `sweep run` gives it back first
-    return "before its first step" if state == TrialState.LAUNCHING else "taking steps"
+    if row["phase"] is not None:
+        step = f", step {row['step']}" if row["step"] else ""
+        return f"{str(row['phase']).replace('_', ' ')}{step}"
+    return "before its first step" if row["state"] == TrialState.LAUNCHING else "taking steps"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.chosen import existing_store
-from orchestrator.cli.home import run_root
+from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.look import state_cell
 from orchestrator.cli.output import (
     Cell,
@@ -295,7 +295,7 @@ def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | Non
     """The rank's log file where it lies on this machine: as its failure says, or where this machine's launcher puts it."""
     from orchestrator.core.protocol import log_file  # pydantic, 0.05 s
 
-    folders = sorted((run_root(detail.sweep_name) / f"trial-{detail.trial.id}" / f"attempt-{attempt.number}").glob("node-*"))
+    folders = attempt_folders(detail.sweep_name, detail.trial.id, attempt.number)
     failure = attempt.failure
     if failure is not None and failure.log_path and Path(failure.log_path).name == log_file(failure.rank or 0):
         folders.insert(0, Path(failure.log_path).parent)

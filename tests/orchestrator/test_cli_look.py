@@ -96,6 +96,17 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
     assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [ids.measured, None]
 
 
+def test_status_tells_the_phase_of_the_least_advanced_rank(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "runs" / "tiny" / f"trial-{ids.running}" / "attempt-1" / "node-0"
+    folder.mkdir(parents=True)
+    (folder / "heartbeat-0.json").write_text('{"phase": "steady", "step": 12}')
+    (folder / "heartbeat-1.json").write_text('{"phase": "steady", "step": 9}')
+    (folder / "heartbeat-2.json").write_text("rubbish")
+    running = document(sweep("status", "--json"))["sweeps"][0]["running"]
+    assert [(r["phase"], r["step"]) for r in running] == [("steady", 9), (None, None)]
+    assert "steady, step 9" in sweep("status")
+
+
 def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> None:
     found = document(sweep("best", "--top", "5", "--json"))
     assert [(b["trial_id"], b["place"], b["is_current"]) for b in found["best"]] == [(ids.measured, 1, True), (ids.slower, 2, True)]
