@@ -139,6 +139,17 @@ def test_the_peak_is_the_closed_form(recompute_text: str, attention: AttentionKi
         assert parts["activations"] + parts["temporaries"] == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute: str) -> None:
+    def above_states(tied: bool) -> int:
+        shape = dataclasses.replace(SHAPE, vocab_size=64, tied_embeddings=tied)
+        of = trainer(Layout(recompute=Recompute.parse(recompute), precision=Precision.FP32), shape=shape, length=256)
+        parts = report(of).bytes_by_part
+        return parts["activations"] + parts["temporaries"]
+
+    assert above_states(True) - above_states(False) == 4 * 64 * SHAPE.hidden_size
+
+
 @pytest.mark.parametrize(
     ("precision", "gradient_dtype", "bytes_per_parameter"),
     [(Precision.FP32, "bf16", 16), (Precision.BF16, "bf16", 16), (Precision.BF16, "fp32", 20)],
