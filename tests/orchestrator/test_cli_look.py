@@ -316,6 +316,29 @@ def test_a_sweep_need_not_be_named_where_there_is_one_and_must_be_where_there_ar
         assert "1,000" in sweep("best", "first")
 
 
+def test_postgresql_is_looked_at_in_the_same_way(
+    sweep: Sweep, postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as parquet
+
+    monkeypatch.setenv("SWEEP_DB", postgresql_url)
+    with Store.open(postgresql_url) as store:
+        ids = fill(store, tmp_path)
+        found = document(sweep("status", "--json"))["sweeps"][0]
+        assert [r["trial_id"] for r in found["running"]] == [ids.running, ids.launching]
+        assert all(0 <= r["seconds"] < 600 for r in found["running"])
+        assert [o["trial_id"] for o in document(sweep("best", "--json"))["other_fingerprints"]] == [ids.old_conditions]
+        assert sweep("show", str(ids.failed)).startswith(f"Trial {ids.failed}: failed")
+        assert document(sweep("sql", "select mfu, confident, created_at from v_trial where trial_id = 2", "--json"))["rows"][0][:2] == [
+            0.41,
+            True,
+        ]
+        assert len(sweep("export", "csv").splitlines()) >= 12
+        sweep("export", "parquet", "-o", str(tmp_path / "x.parquet"))
+        assert parquet.read_table(tmp_path / "x.parquet").num_rows == 11
+        assert "only reading is possible" in sweep("sql", "delete from trial", code=2)
+
+
 def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
     missing = f"sqlite:///{tmp_path}/none/sweep.sqlite"
     for command in (["status"], ["best"], ["trials"], ["show", "1"], ["logs", "1"], ["sql", "select 1"], ["export", "csv"], ["cancel"]):
