@@ -10,28 +10,29 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from db.changes import AttemptFacts
 from db.rows import TrialRow
 from db.schema import StopRequest, SweepState
 from db.store import Store
+from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ResourcesInsufficient, SweepError
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
-from orchestrator.core.lifecycle import TERMINAL, TrialEvent, TrialState
+from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement, measure
 from orchestrator.core.planner import plan_cell
-from orchestrator.core.protocol import Device, GpuUsage, NodeReport, Phase, RankResult, TrialRequest
+from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.spec import Objective, SweepSpec
+from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots
+from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.provenance import with_stack
-from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
+from orchestrator.searcher import Failed, Measured, OutOfMemory, Searcher
 
 logger = logging.getLogger(__name__)
 
@@ -41,85 +42,9 @@ POLL_SECONDS = 0.5
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
 
 
-class Stop(IntEnum):
-    """What somebody outside asks of the loop."""
-
-    GO_ON = 0
-    DRAIN = 1  # start nothing new, let what runs finish
-    CANCEL = 2  # end what runs, now
-
-
-class StopReason(StrEnum):
-    EXHAUSTED = "every layout is known"
-    TRIALS = "max_trials reached"
-    GPU_HOURS = "max_gpu_hours reached"
-    WALL_TIME = "max_wall_time reached"
-    PLATEAU = "plateau: no more gain"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """One attempt under way, for whoever watches."""
-
-    trial_id: int
-    cell: Cell
-    layout: Layout
-    phase: Phase | None
-    step: int
-    since: float  # by the loop's clock
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """How far a sweep is: what a progress display needs, and nothing else."""
-
-    sweep: str
-    counts: Mapping[TrialState, int]  # of this sweep in the store, all orchestrators
-    untried: int
-    launched_now: int  # trials finished by this call
-    running: Sequence[Running]
-    best: Mapping[Cell, tuple[Layout, float]]  # objective value
-    gpu_seconds: float
-    seconds: float  # since this call began
-    last: str  # one line: what happened last
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    """How a call of `run_sweep` ended."""
-
-    sweep_id: int
-    counts: Mapping[TrialState, int]
-    stopped: Mapping[Cell, StopReason]
-    interrupted: bool
-    nothing_feasible: Sequence[Cell]  # cells of which trials ended, and none was measured
-    num_fingerprints: int  # distinct ones among what was measured
-
-    @property
-    def finished(self) -> bool:
-        """Nothing is left to do without a wider axis or budget."""
-        return not self.interrupted and StopReason.WALL_TIME not in self.stopped.values()
-
-
-@dataclass(eq=False)
-class _CellRun:
-    """What the loop knows of one cell."""
-
-    id: int
-    cell: Cell
-    shape: Shape
-    searcher: Searcher
-    waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched (again)
-    launched: int = 0
-    finished_values: list[float] = field(default_factory=list)  # objective of finished trials, in order; worst for infeasible
-    stopped: StopReason | None = None
-    best: tuple[Layout, float] | None = None
-
-
 @dataclass(eq=False)
 class _Flight:
-    run: _CellRun
+    run: CellRun
     trial_id: int
     layout: Layout
     attempt: int
@@ -204,13 +129,13 @@ class _Loop:
         parallel = spec.search.max_parallel_trials
         # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
         self._parallel = parallel if isinstance(parallel, int) else 1 if slots.device is Device.CPU else slots.total
-        self._runs: list[_CellRun] = []
+        self._runs: list[CellRun] = []
         self._flights: dict[int, _Flight] = {}
         self._counts: Counter[TrialState] = Counter()
         self._fingerprints: set[str] = set()
         self._gpu_seconds = 0.0
         self._finished_now = 0
-        self._began = clock()
+        self._began = self._renewed = clock()
         self._last = ""
         self._cancelling = False
         self._requested = Stop.GO_ON
@@ -250,53 +175,23 @@ class _Loop:
             shapes[cell] = shape
         return shapes
 
-    def _open_cell(self, cell: Cell, shape: Shape) -> _CellRun:
+    def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
         candidates = plan_cell(self._spec, cell, hardware=self._hardware, gpus_per_node=self._gpus_per_node).candidates
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
-        searcher = Searcher(
-            candidates,
-            search=self._spec.search,
-            objective=self._spec.objective,
-            num_layers=cell.model.num_layers,
-            sequence=cell_id,
-        )
+        objective = self._spec.objective
+        searcher = Searcher(candidates, search=self._spec.search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
+        run = CellRun(id=cell_id, cell=cell, shape=shape, objective=objective, searcher=searcher)
         trials = self._store.trials(self._sweep_id, cell_id=cell_id)
-        run = _CellRun(id=cell_id, cell=cell, shape=shape, searcher=searcher)
-        # A waiting trial whose layout the file no longer names keeps waiting: its axis may come back.
-        run.waiting = [t for t in trials if t.state is TrialState.QUEUED and searcher.knows(t.layout)]
-        condemned = searcher.replay((t.layout, self._known(t)) for t in trials)
-        for trial in trials:
-            self._counts[trial.state] += 1
-            run.launched += trial.num_attempts > 0
-            if trial.state in TERMINAL and trial.num_attempts:
-                self._note_value(run, trial.layout, self._objective_of(trial))
-            if trial.fingerprint_digest is not None:
-                self._fingerprints.add(trial.fingerprint_digest)
-        proofs = {t.layout: t.id for t in trials if t.state is TrialState.OUT_OF_MEMORY}
-        for layout, proof in condemned.items():  # axes were widened since, into what is proven not to fit
-            self._prune(run, [layout], proofs[proof], proof)
+        self._counts.update(trial.state for trial in trials)
+        self._fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
+        for layout, (proof, proof_id) in run.take_up(trials).items():
+            self._prune(run, [layout], proof_id, proof)
+        self._keep_lease()  # a space of many cells takes a while to list
         return run
-
-    def _known(self, trial: TrialRow) -> Known:
-        """What the search is told of a stored trial. One that waits is in flight: it will be launched without being asked for."""
-        match trial.state:
-            case TrialState.MEASURED:
-                value = self._objective_of(trial)
-                assert value is not None, f"trial {trial.id} is measured and has no number"
-                return Measured(value=value)
-            case TrialState.OUT_OF_MEMORY:
-                return OutOfMemory(excess=_relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes))
-            case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
-                return Failed()
-            case TrialState.FAILED | TrialState.CANCELLED | TrialState.PRUNED:
-                return Condemned()  # not asked for again, and nothing is said of it
-            case _:
-                return InFlight()
 
     # -- working -------------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        renewed = self._clock()
         while True:
             asked = self._asked()
             if asked is Stop.CANCEL and not self._cancelling:
@@ -317,12 +212,16 @@ class _Loop:
                         self._progressed(event)
                     case Finished():
                         self._finished(event)
-            if self._clock() - renewed > RENEW_SECONDS:
-                request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS)
-                if request is not None:  # `sweep cancel`, from another terminal
-                    self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
-                renewed = self._clock()
+            self._keep_lease()
         self._show()
+
+    def _keep_lease(self) -> None:
+        if self._clock() - self._renewed <= RENEW_SECONDS:
+            return
+        request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS)
+        self._renewed = self._clock()
+        if request is not None:  # `sweep cancel`, from another terminal
+            self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
 
     def _asked(self) -> Stop:
         return max(self._stop(), self._requested)
@@ -344,24 +243,20 @@ class _Loop:
                 run.stopped = StopReason.EXHAUSTED
         return False
 
-    def _budget_spent(self, run: _CellRun) -> StopReason | None:
+    def _budget_spent(self, run: CellRun) -> StopReason | None:
         search = self._spec.search
-        if search.max_trials is not None and run.launched >= search.max_trials and not run.waiting:
-            return StopReason.TRIALS
         if search.max_gpu_hours is not None and self._held_gpu_seconds() >= search.max_gpu_hours * 3600:
             return StopReason.GPU_HOURS
         if search.max_wall_time is not None and self._clock() - self._began >= search.max_wall_time:
             return StopReason.WALL_TIME
-        if search.plateau is not None and _plateaued(run.finished_values, search.plateau.trials, search.plateau.gain):
-            return StopReason.PLATEAU
-        return None
+        return run.had_enough(search)
 
     def _held_gpu_seconds(self) -> float:
         """What is spent, with what runs now: a budget counts what is held, not what succeeded."""
         now = self._clock()
         return self._gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
-    def _next_trial(self, run: _CellRun) -> TrialRow | None:
+    def _next_trial(self, run: CellRun) -> TrialRow | None:
         if run.waiting:
             return run.waiting.pop(0)
         proposal = run.searcher.ask()
@@ -378,7 +273,7 @@ class _Loop:
         self._counts[TrialState.QUEUED] += 1
         return trial
 
-    def _launch(self, run: _CellRun, trial: TrialRow) -> None:
+    def _launch(self, run: CellRun, trial: TrialRow) -> None:
         # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
         attempt = self._store.start_attempt(trial.id, self._epoch, nodes=())
         self._move(TrialState.QUEUED, TrialState.LAUNCHING)
@@ -443,14 +338,14 @@ class _Loop:
             flight.attempt,
             epoch=self._epoch,
             measurement=measurement,
-            gpu=_gpu_usage(event.reports),
-            memory_by_part=_worst_parts(results),
-            **_attempt_facts(event, results, fingerprint),
+            gpu=gpu_usage(event.reports),
+            memory_by_part=worst_parts(results),
+            **attempt_facts(event, results, fingerprint),
         )
         self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
         self._fingerprints.add(fingerprint.digest)
         value = measurement.step_time.median if self._spec.objective is Objective.STEP_SECONDS else measurement.tokens_per_second_per_gpu
-        self._note_value(flight.run, flight.layout, value)
+        flight.run.note(flight.layout, value)
         flight.run.searcher.tell(flight.layout, Measured(value=value))
         self._say(
             flight,
@@ -460,7 +355,7 @@ class _Loop:
 
     def _failed(self, flight: _Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> None:
         outcome = self._outcome_of(flight, failure)
-        peak, device = _failed_memory(event.reports)
+        peak, device = failed_memory(event.reports)
         self._store.record_failure(
             flight.trial_id,
             flight.attempt,
@@ -469,15 +364,15 @@ class _Loop:
             event=outcome,
             peak_memory_bytes=peak,
             device_memory_bytes=device,
-            **_attempt_facts(event, results, with_stack(self._code, results[0].stack) if results else None),
+            **attempt_facts(event, results, with_stack(self._code, results[0].stack) if results else None),
         )
         before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
         searcher, layout = flight.run.searcher, flight.layout
         match outcome:
             case TrialEvent.OUT_OF_MEMORY:
                 self._move(before, TrialState.OUT_OF_MEMORY)
-                self._note_value(flight.run, layout, None)
-                condemned = searcher.tell(layout, OutOfMemory(excess=_relative_excess(peak, device)))
+                flight.run.note(layout, None)
+                condemned = searcher.tell(layout, OutOfMemory(excess=relative_excess(peak, device)))
                 self._prune(flight.run, condemned, flight.trial_id, layout)
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:
@@ -489,7 +384,7 @@ class _Loop:
                 self._say(flight, "cancelled")
             case _:
                 self._move(before, TrialState.FAILED)
-                self._note_value(flight.run, layout, None)
+                flight.run.note(layout, None)
                 if POLICIES[failure.kind].fault is not Fault.MACHINE:
                     searcher.tell(layout, Failed())
                 # Else it says nothing of the layout; in flight for the search, it is not asked for again.
@@ -510,7 +405,7 @@ class _Loop:
 
     def _result(self) -> SweepResult:
         interrupted = self._asked() is not Stop.GO_ON
-        nothing = [run.cell for run in self._runs if run.best is None and run.finished_values and not interrupted]
+        nothing = [run.cell for run in self._runs if run.best is None and run.ended and not interrupted]
         return SweepResult(
             sweep_id=self._sweep_id,
             counts=dict(self._counts),
@@ -520,7 +415,7 @@ class _Loop:
             num_fingerprints=len(self._fingerprints),
         )
 
-    def _prune(self, run: _CellRun, layouts: Sequence[Layout], proof_id: int, proof: Layout) -> None:
+    def _prune(self, run: CellRun, layouts: Sequence[Layout], proof_id: int, proof: Layout) -> None:
         """Write down what an out-of-memory proves of others, without launching them."""
         if layouts:
             why = f"needs at least the memory of trial {proof_id} ({proof.short}), which ran out of it"
@@ -528,16 +423,6 @@ class _Loop:
             self._counts[TrialState.PRUNED] += pruned
 
     # -- small things --------------------------------------------------------------------------------------------------------
-
-    def _objective_of(self, trial: TrialRow) -> float | None:
-        return trial.step_seconds_median if self._spec.objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
-
-    def _note_value(self, run: _CellRun, layout: Layout, value: float | None) -> None:
-        """Keep the best, and the history that the plateau rule reads (larger is better there)."""
-        sign = -1.0 if self._spec.objective is Objective.STEP_SECONDS else 1.0
-        run.finished_values.append(float("-inf") if value is None else sign * value)
-        if value is not None and (run.best is None or sign * value > sign * run.best[1]):
-            run.best = (layout, value)
 
     def _move(self, before: TrialState, after: TrialState) -> None:
         self._counts[before] -= 1
@@ -570,58 +455,3 @@ class _Loop:
                 last=self._last,
             )
         )
-
-
-def _plateaued(values: Sequence[float], trials: int, gain: float) -> bool:
-    """Whether the last `trials` values brought less than `gain`, relative, over the best before them (larger is better)."""
-    if len(values) <= trials:
-        return False
-    before, since = max(values[:-trials]), max(values[-trials:])
-    return before > float("-inf") and since - before < gain * abs(before)
-
-
-def _attempt_facts(event: Finished, results: Sequence[RankResult], fingerprint: Fingerprint | None) -> AttemptFacts:
-    """What an attempt cost and where it ran, whatever became of it. A phase took as long as the slowest rank's."""
-    phases = {
-        phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
-    }
-    return AttemptFacts(
-        phases=phases,
-        fingerprint=fingerprint,
-        nodes=[report.node for report in event.reports] or None,
-        gpu_seconds=event.gpu_seconds,
-        processes_killed=sum(report.processes_killed for report in event.reports),
-    )
-
-
-def _gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
-    """The mean over nodes that could tell."""
-    told = [report.gpu for report in reports if report.gpu.num_samples]
-    return GpuUsage(
-        utilisation=_mean([g.utilisation for g in told]),
-        power_watts=_mean([g.power_watts for g in told]),
-        num_samples=sum(g.num_samples for g in told),
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
-    """The parts of the rank that held most, so that they add up."""
-    return max((r.memory_bytes_by_part for r in results), key=lambda parts: sum(parts.values()), default=None) or None
-
-
-def _failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None]:
-    """Bytes that the rank which ran out of memory had allocated, and its device's."""
-    notes = [o.failure for r in reports for o in r.ranks if o.failure is not None and o.failure.out_of_memory]
-    return (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes) if notes else (None, None)
-
-
-def _relative_excess(peak_bytes: int | None, device_bytes: int | None) -> float | None:
-    """How far over the limit a failed run is known to have been; it held less than the device when it asked for too much, so mostly None."""
-    if not peak_bytes or not device_bytes or peak_bytes <= device_bytes:
-        return None
-    return peak_bytes / device_bytes - 1

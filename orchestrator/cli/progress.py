@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.spec import Objective
-from orchestrator.sweep import Snapshot
+from orchestrator.progress import Snapshot
 
 REDRAW_SECONDS = 0.2
 QUIET_SECONDS = 30.0  # elsewhere than on a terminal: a line at least so often while a trial runs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.hardware import Hardware
     from orchestrator.core.spec import SweepSpec
     from orchestrator.gang import Slots
-    from orchestrator.sweep import Stop, SweepResult
+    from orchestrator.progress import Stop, SweepResult
 
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
@@ -175,7 +175,7 @@ class _Signals:
             self._before.setdefault(number, before)
 
     def asked(self) -> Stop:
-        from orchestrator.sweep import Stop
+        from orchestrator.progress import Stop
 
         return Stop(self._level)
 
@@ -221,9 +221,8 @@ def _project_of(spec: SweepSpec) -> Path:
 
 
 def _planned_hardware(spec: SweepSpec) -> Hardware | None:
-    from orchestrator.gpu_monitor import device_name
-
     from orchestrator.core.hardware import DEVICES, from_driver_name
+    from orchestrator.gpu_monitor import device_name
 
     if spec.device == "auto":
         name = device_name()

@@ -18,7 +18,8 @@ from orchestrator.core.layout import RecomputeMode
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.sweep import Snapshot, Stop, StopReason, SweepResult, run_sweep
+from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
+from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
 CODE = Fingerprint(orchestrator_version="test")

@@ -1,0 +1,91 @@
+"""One cell of a running sweep: its search, what waits to be launched, the best so far, and whether it has had enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from db.rows import TrialRow
+from orchestrator.core.cell import Cell
+from orchestrator.core.failures import POLICIES, Fault
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TERMINAL, TrialState
+from orchestrator.core.spec import Objective, Plateau, Search
+from orchestrator.evidence import relative_excess
+from orchestrator.gang import Shape
+from orchestrator.progress import StopReason
+from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
+
+
+@dataclass(eq=False, kw_only=True)
+class CellRun:
+    """What the loop knows of one cell."""
+
+    id: int
+    cell: Cell
+    shape: Shape
+    objective: Objective
+    searcher: Searcher
+    waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched (again)
+    launched: int = 0  # trials with at least one attempt: what max_trials counts
+    stopped: StopReason | None = None
+    best: tuple[Layout, float] | None = None
+    ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
+
+    def take_up(self, trials: Iterable[TrialRow]) -> dict[Layout, tuple[Layout, int]]:
+        """Go on from what the store knows.
+
+        Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
+        """
+        rows = list(trials)
+        condemned = self.searcher.replay((t.layout, self._known(t)) for t in rows)
+        for trial in rows:
+            self.launched += trial.num_attempts > 0
+            # A waiting trial whose layout the file no longer names goes on waiting: its axis may come back.
+            if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
+                self.waiting.append(trial)
+            if trial.state in TERMINAL and trial.num_attempts:
+                self.note(trial.layout, self.objective_of(trial))
+        proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
+        return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
+
+    def note(self, layout: Layout, value: float | None) -> None:
+        """A trial has ended, with a value of the objective or without."""
+        sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0
+        self.ended.append(float("-inf") if value is None else sign * value)
+        if value is not None and (self.best is None or sign * value > sign * self.best[1]):
+            self.best = (layout, value)
+
+    def had_enough(self, search: Search) -> StopReason | None:
+        """The rule of the cell's own that says so, if any."""
+        if search.max_trials is not None and self.launched >= search.max_trials and not self.waiting:
+            return StopReason.TRIALS
+        if search.plateau is not None and self._plateaued(search.plateau):
+            return StopReason.PLATEAU
+        return None
+
+    def objective_of(self, trial: TrialRow) -> float | None:
+        return trial.step_seconds_median if self.objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
+
+    def _plateaued(self, plateau: Plateau) -> bool:
+        """Whether the last trials brought less than the gain, relative, over the best before them."""
+        if len(self.ended) <= plateau.trials:
+            return False
+        before, since = max(self.ended[: -plateau.trials]), max(self.ended[-plateau.trials :])
+        return before > float("-inf") and since - before < plateau.gain * abs(before)
+
+    def _known(self, trial: TrialRow) -> Known:
+        """What the search is told of a stored trial. One that waits is in flight: it will be launched without being asked for."""
+        match trial.state:
+            case TrialState.MEASURED:
+                value = self.objective_of(trial)
+                assert value is not None, f"trial {trial.id} is measured and has no number"
+                return Measured(value=value)
+            case TrialState.OUT_OF_MEMORY:
+                return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes))
+            case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
+                return Failed()
+            case TrialState.FAILED | TrialState.CANCELLED | TrialState.PRUNED:
+                return Condemned()  # not asked for again, and nothing is said of it
+            case _:
+                return InFlight()

@@ -1,0 +1,57 @@
+"""What the reports of an attempt's nodes say together: its cost, its GPUs' use, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from db.changes import AttemptFacts
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult
+from orchestrator.gang import Finished
+
+
+def attempt_facts(event: Finished, results: Sequence[RankResult], fingerprint: Fingerprint | None) -> AttemptFacts:
+    """What an attempt cost and where it ran, whatever became of it. A phase took as long as the slowest rank's."""
+    phases = {
+        phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
+    }
+    return AttemptFacts(
+        phases=phases,
+        fingerprint=fingerprint,
+        nodes=[report.node for report in event.reports] or None,
+        gpu_seconds=event.gpu_seconds,
+        processes_killed=sum(report.processes_killed for report in event.reports),
+    )
+
+
+def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
+    """The mean over nodes that could tell."""
+    told = [report.gpu for report in reports if report.gpu.num_samples]
+    return GpuUsage(
+        utilisation=_mean([g.utilisation for g in told]),
+        power_watts=_mean([g.power_watts for g in told]),
+        num_samples=sum(g.num_samples for g in told),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
+    """The parts of the rank that held most, so that they add up."""
+    return max((r.memory_bytes_by_part for r in results), key=lambda parts: sum(parts.values()), default=None) or None
+
+
+def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None]:
+    """Bytes that the rank which ran out of memory had allocated, and its device's."""
+    notes = [o.failure for r in reports for o in r.ranks if o.failure is not None and o.failure.out_of_memory]
+    return (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes) if notes else (None, None)
+
+
+def relative_excess(peak_bytes: int | None, device_bytes: int | None) -> float | None:
+    """How far over the limit a failed run is known to have been; it held less than the device when it asked for too much, so mostly None."""
+    if not peak_bytes or not device_bytes or peak_bytes <= device_bytes:
+        return None
+    return peak_bytes / device_bytes - 1

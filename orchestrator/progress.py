@@ -1,0 +1,73 @@
+"""How far a sweep is and how it ended, as values: what the loop says to whoever watches it, and what they ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.protocol import Phase
+
+
+class Stop(IntEnum):
+    """What somebody outside asks of the loop."""
+
+    GO_ON = 0
+    DRAIN = 1  # start nothing new, let what runs finish
+    CANCEL = 2  # end what runs, now
+
+
+class StopReason(StrEnum):
+    EXHAUSTED = "every layout is known"
+    TRIALS = "max_trials reached"
+    GPU_HOURS = "max_gpu_hours reached"
+    WALL_TIME = "max_wall_time reached"
+    PLATEAU = "plateau: no more gain"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """One attempt under way, for whoever watches."""
+
+    trial_id: int
+    cell: Cell
+    layout: Layout
+    phase: Phase | None
+    step: int
+    since: float  # by the loop's clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """How far a sweep is: what a progress display needs, and nothing else."""
+
+    sweep: str
+    counts: Mapping[TrialState, int]  # of this sweep in the store, all orchestrators
+    untried: int
+    launched_now: int  # trials finished by this call
+    running: Sequence[Running]
+    best: Mapping[Cell, tuple[Layout, float]]  # objective value
+    gpu_seconds: float
+    seconds: float  # since this call began
+    last: str  # one line: what happened last
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """How a call of `run_sweep` ended."""
+
+    sweep_id: int
+    counts: Mapping[TrialState, int]
+    stopped: Mapping[Cell, StopReason]
+    interrupted: bool
+    nothing_feasible: Sequence[Cell]  # cells of which trials ended, and none was measured
+    num_fingerprints: int  # distinct ones among what was measured
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do without a wider axis or budget."""
+        return not self.interrupted and StopReason.WALL_TIME not in self.stopped.values()
