@@ -27,6 +27,7 @@ from orchestrator.rank_server import KILL_PATIENCE_SECONDS
 
 SERVER_START_SECONDS = 300.0  # importing torch from a cold network file system takes minutes
 AFTERMATH_SECONDS = 0.1  # how long a rank that lost communication may wait for the one that caused it to show
+FIRST_GLANCE_BYTES = 8192  # of its output, to tell the one from the other before the gang is killed
 STACKS_SECONDS = 5.0  # for all ranks' stacks together
 TICK_SECONDS = 0.1  # how often heartbeats are read and limits checked
 
@@ -175,7 +176,7 @@ class Gang:
             self._close_pipe(watch)
         watch.read_last_words(now)
         if not watch.measured:
-            aftermath = is_aftermath(classify(watch.evidence(self._node)))
+            aftermath = is_aftermath(classify(watch.evidence(self._node, tail_bytes=FIRST_GLANCE_BYTES)))
             stop_at = now + (AFTERMATH_SECONDS if aftermath else 0.0)
             self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
 

@@ -114,7 +114,13 @@ class RankWatch:
         return phase_order(self.phase), self.step, not (self.pid is not None and is_stopped(self.pid)), self.progress_at
 
     def evidence(
-        self, node: str, *, num_oom_kills: int = 0, peak_memory_bytes: int | None = None, device_memory_bytes: int | None = None
+        self,
+        node: str,
+        *,
+        num_oom_kills: int = 0,
+        peak_memory_bytes: int | None = None,
+        device_memory_bytes: int | None = None,
+        tail_bytes: int = TAIL_BYTES,
     ) -> Evidence:
         """What speaks about its end; memory as the node's monitor saw it, unless the rank said itself."""
         code, note = self.code, self.note
@@ -135,7 +141,7 @@ class RankWatch:
             peak_memory_bytes=note.peak_memory_allocated_bytes if note and note.peak_memory_allocated_bytes else peak_memory_bytes,
             device_memory_bytes=note.device_memory_bytes if note and note.device_memory_bytes else device_memory_bytes,
             at_unix_seconds=note.at_unix_seconds if note else self.ended_at_unix_seconds or 0.0,
-            log_tail=self.log.tail(TAIL_BYTES),
+            log_tail=self.log.tail(tail_bytes),
             log_path=str(self.log.path),
         )
 

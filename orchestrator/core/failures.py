@@ -120,13 +120,15 @@ _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
 AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise (FIELD F7)
 
+_JUDGED_CHARACTERS = 10_000  # of an exception's text
+
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )  # any other signal came from outside
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
 _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
+    (kind, re.compile(pattern.lower()))  # for text in small letters: looking for both cases at once would take ten times as long
     for kind, pattern in (
         # A size nobody asks for comes out of a corrupted message after a communication failure, not out of a model.
         (_K.NCCL, r"tried to allocate (?:\d{6,}(?:\.\d+)? ?[GT]i?B|[\d.]+ ?[PE]i?B)"),
@@ -160,6 +162,8 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.NCCL, r"NET/IB ?: Got completion|Broken pipe"),
     )
 )
+
+_SMALL_LETTERS = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}  # keeps lengths, as str.lower does not
 
 # `Error: text` at the start of a line, after a traceback: what a program says that leaves no failure note.
 _LAST_EXCEPTION = re.compile(
@@ -228,7 +232,7 @@ def is_aftermath(failure: Failure) -> bool:
 
 def is_out_of_memory(exception: str, message: str) -> bool:
     """Whether an exception of this class name and text says that memory ran out, the device's or the host's."""
-    match = _match(f"{exception}: {message}")
+    match = _match(f"{exception}: {message[:_JUDGED_CHARACTERS]}")
     return match is not None and match[0] in OUT_OF_MEMORY_KINDS
 
 
@@ -290,8 +294,9 @@ def _near_the_memory_limit(evidence: Evidence) -> bool:
 
 
 def _match(text: str) -> tuple[FailureKind, str] | None:
+    small = text.translate(_SMALL_LETTERS)
     for kind, pattern in _SIGNATURES:
-        match = pattern.search(text)
+        match = pattern.search(small)
         if match is not None:
             start = text.rfind("\n", 0, match.start()) + 1
             line = text[start : start + 1000].split("\n", 1)[0]

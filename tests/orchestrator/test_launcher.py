@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import LaunchOrder, NodeReport, Phase
+from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase
 from orchestrator.launcher import NodeLauncher, hold_port
 from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
 
@@ -291,6 +292,29 @@ def test_a_program_that_cannot_be_imported_says_so_in_its_log(launcher: NodeLaun
     report = launcher.run(order("workloads.of_another_project"))
     assert report.failure is not None and report.failure.kind is K.USER_ERROR
     assert "No module named 'workloads.of_another_project'" in report.failure.message + report.failure.log_tail
+
+
+def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_nothing(launcher: NodeLauncher, tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    report = launcher.run(order("tests.orchestrator.rank_facts", world_size=1, cpus=[core]))
+    facts = json.loads(report.ranks[0].log_tail)
+    assert facts == {
+        "open": [0, 1, 2],
+        "leads_its_session": True,
+        "death_signal": signal.SIGKILL,
+        "core_limit": 0,
+        "cpus": [core],
+        "cwd": str(tmp_path / "trial-1" / "attempt-1" / "node-0"),
+        "cuda": "",  # a trial on CPUs must not touch a GPU
+        "omp": "1",
+    }
+    assert report.failure is not None and report.failure.kind is K.BAD_RESULT  # it ended well, and wrote none
+
+
+def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
+    on_cpu = order()
+    with pytest.raises(ValueError, match="one device per rank"):
+        launcher.run(replace(on_cpu, request=on_cpu.request.model_copy(update={"device": Device.CUDA}), devices=["0"]))
 
 
 def test_programs_see_neither_database_urls_nor_our_python_path(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
