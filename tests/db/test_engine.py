@@ -249,10 +249,10 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
 
         thread = threading.Thread(target=end_connections)
         thread.start()
-        ids = [bench.measure(size) for size in range(1, 61)]
+        ids = [bench.measure(size) for size in range(1, 26)]
         over.set()
         thread.join()
-        assert num_ended >= 5
+        assert num_ended >= 3
         rows = store.trials(bench.sweep_id)
         assert [row.id for row in rows] == ids
         assert all(row.state is TrialState.MEASURED and row.num_attempts == 1 for row in rows)
