@@ -89,7 +89,7 @@ if [[ $dry == --dry-run ]]; then
 fi
 
 SWEEP_HOME=$(mktemp -d) || exit 2
-export SWEEP_HOME
+export SWEEP_HOME SWEEP_DB="sqlite:///$SWEEP_HOME/sweep.sqlite"
 trap 'rm -rf "$SWEEP_HOME"' EXIT
 
 facts() {
@@ -117,8 +117,8 @@ measure() { # NAME LIMIT_SECONDS FILE OVERRIDE...: one sweep, then its best layo
     local name=$1 limit=$2 file=$3
     shift 3
     echo "+ sweep run $file $*"
-    # By then it has long stopped starting trials; SIGTERM ends what runs, and everything measured is in the store.
-    timeout --signal=TERM --kill-after=30 "$limit" "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' run "$file" "$@"
+    # Not to the whole group, which is Ray, too. By then it has long stopped starting trials; SIGTERM ends what runs, and everything measured is in the store.
+    timeout --foreground --signal=TERM --kill-after=30 "$limit" "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' run "$file" "$@"
     echo "sweep run $name ended with $? after $SECONDS s in all"
     sweep best "$name" --top 3 --json >>"$out/best.jsonl" && sweep export csv --sweep "$name" -o "$out/$name.csv" || bad=1
     sweep best "$name" --top 5
