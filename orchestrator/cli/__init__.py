@@ -7,6 +7,7 @@ torch and rich are imported inside the functions that use them.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import tempfile
@@ -50,6 +51,16 @@ app = typer.Typer(
         "sweep run sweeps/quickstart.yaml      measure; the same command goes on where it stopped",
         "sweep best                            the fastest layout of each cell",
         "sweep sql 'select * from v_best'      ask anything",
+        "",
+        "Environment (an option on the command line wins over it):",
+        "SWEEP_DB       the database; here a password is not visible in ps",
+        "SWEEP_HOME     run folders and logs, default .sweep",
+        "RAY_ADDRESS    the Ray cluster, default a local one",
+        "NO_COLOR       no colours",
+        "",
+        "Exit codes: 0 done, 1 bug in this program or a failed check, 2 your input, 3 trials failed (run --strict),",
+        "4 nothing feasible, 5 another orchestrator holds the sweep, 75 database or cluster unreachable (try again),",
+        "130 and 143 interrupted, with everything saved",
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -85,6 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Nothing that goes wrong shows as a traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for `±`, and that is no error
     try:
         code = app(args=arguments, prog_name="sweep", standalone_mode=False)
         sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
@@ -139,7 +153,7 @@ def _explain_bug(exc: Exception, redact: Redactor) -> int:
     text = redact("".join(traceback.format_exception(exc)))
     place = _save(f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}")
     kept = f"the traceback is in {place}" if place is not None else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
-    note(f"error: unexpected {redact(f'{type(exc).__name__}: {said}')} — this is a bug; {kept}")
+    note(f"error: unexpected {redact(f'{type(exc).__name__}: {said}')} ; this is a bug: {kept}")
     return INTERNAL_ERROR
 
 

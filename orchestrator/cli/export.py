@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.searcher import Known
 
 MAX_EXPORTED = 10_000_000
+EXPORT_SECONDS = 600.0  # 100,000 trials take about 8 s
 
 
 class Target(StrEnum):
@@ -170,7 +173,10 @@ def export(
         condition = "" if sweep is None else f" WHERE sweep_id = {store.sweep_named(sweep).id}"
     from db import readonly  # needs SQLAlchemy
 
-    result = readonly.query(db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=600)
+    result = readonly.query(
+        db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=EXPORT_SECONDS
+    )
+    result = replace(result, rows=_typed(result))
     if target is Target.PARQUET:
         _write_parquet(result, output)
     elif target is Target.CSV:
@@ -182,6 +188,24 @@ def export(
         write_json("export", {"target": target, "output": output, "num_trials": len(result.rows)})
     elif output is not None:
         note(f"{counted(len(result.rows), 'trial')} written to {output}")
+
+
+_BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
+_TIMES = frozenset({"created_at", "updated_at"})
+
+
+def _typed(result: Result) -> list[tuple[Any, ...]]:
+    """Rows of v_trial with the same types from every database: SQLite knows neither booleans nor times."""
+    converters = [bool if name in _BOOLEANS else _moment if name in _TIMES else None for name in result.columns]
+    return [
+        tuple(value if convert is None or value is None else convert(value) for value, convert in zip(row, converters, strict=True))
+        for row in result.rows
+    ]
+
+
+def _moment(value: Any) -> datetime:
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _write_text(text: str, output: str | None) -> None:

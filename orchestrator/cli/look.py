@@ -164,6 +164,8 @@ def _print_best(
             write_table(columns, [_other_cells(other) for other in elsewhere[:_MAX_OTHERS]])
             if len(elsewhere) > _MAX_OTHERS:
                 write_line(f"  and {len(elsewhere) - _MAX_OTHERS} more: sweep sql 'select * from v_best'", style="dim")
+    if any(trial.confident is False for found in fastest.values() for trial in found):
+        write_line("?: the steps varied too much for the precision asked for (measurement.precision, max_steps)", style="dim")
 
 
 def _cell_title(row: CellRow) -> str:

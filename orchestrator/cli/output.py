@@ -63,7 +63,7 @@ def chosen_format(format: Format | None, *, as_json: bool) -> Format:
 
 def examples(*lines: str) -> str:
     """The end of a command's help, kept line by line."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    return "\n".join(["\b", "Examples:", *(f"  {line}" if line else " " for line in lines)])
 
 
 def write(text: str = "") -> None:

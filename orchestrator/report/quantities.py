@@ -42,7 +42,9 @@ def step_time(seconds: float | None) -> str:
 def memory(num_bytes: float | None) -> str:
     if num_bytes is None:
         return UNKNOWN
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.1f} MiB"
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.1f} GiB"
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB or num_bytes == 0 else f"{num_bytes / 1024:.1f} KiB"
 
 
 def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:

@@ -278,7 +278,9 @@ def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_pat
     assert len(rows) == 11
     assert {row["state"] for row in rows} == {state.value for state in TrialState}
     assert not any(cell.startswith(("=", "@")) for row in rows for cell in row.values())
-    assert len(document(sweep("export", "json"))["trials"]) == 11
+    trials = document(sweep("export", "json"))["trials"]
+    assert len(trials) == 11
+    assert (trials[1]["confident"], trials[1]["created_at"][-1]) == (True, "Z")
     target = tmp_path / "trials.parquet"
     assert document(sweep("export", "parquet", "--sweep", "tiny", "-o", str(target), "--json"))["num_trials"] == 11
     table = parquet.read_table(target)
