@@ -1,7 +1,8 @@
 """Predicted peak memory of one GPU, by part, for many layouts at once (numpy).
 
-Closed form, uncalibrated: parameters, gradients, optimizer, activations in flight, logits and loss. It predicts live tensors
-(`memory_allocated`), not what the allocator holds on top. FlashAttention is assumed unless `eager_attention`.
+Closed forms of `workloads/llama`, exact there for live tensors (`memory_allocated`) without parallel sizes; tensor, pipeline and ZeRO
+sharding divide them as the literature does. What an allocator holds on top is not predicted. Symbols: h hidden, k kv width, f ffn,
+a heads, s sequence length, V vocabulary, e bytes of an element, T tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.layout import Precision, Recompute, RecomputeMode, SelectivePolicy
-from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.layout_table import Ints, LayoutTable
 from orchestrator.core.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2}  # fp8 products still keep bf16 activations
+_OPTIMIZER_PIECE = 1 << 26  # weights that the optimizer step converts at once when gradients are bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,47 +38,45 @@ class MemoryPrediction:
     parameters: Floats
     gradients: Floats
     optimizer: Floats
-    activations: Floats
-    loss: Floats
+    activations: Floats  # kept for the backward pass by all layers, for every micro-batch in flight
+    temporaries: Floats  # on top of them at the fullest moment: loss, or a layer's recomputation and backward
 
     @property
     def total(self) -> Floats:
-        """The peak: states, and the larger of activations with the loss's temporaries."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.loss
+        """The peak of live tensors."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.temporaries
 
 
 def predict_memory(table: LayoutTable, cell: Cell, trainer: Trainer) -> MemoryPrediction:
     """Predict the parts for every layout of a table, in bytes (arrays of the table's length)."""
     model = cell.model
     tp, pp, cp = table.tensor_parallel_size, table.pipeline_parallel_size, table.context_parallel_size
-    dp, zero = table.data_parallel_size * cp, table.zero_stage
+    shards, zero = table.data_parallel_size * cp, table.zero_stage
     element = np.array([_BYTES[p] for p in table.precisions], dtype=np.float64)[table.precision]
     mixed = element < 4
 
     local = _parameters_of_first_stage(model, tp, pp)
-    parameters = local * element / np.where(zero >= 3, dp, 1)
-    gradient_bytes = element + np.where(mixed & trainer.gradient_bytes_fp32_accumulation, 4, 0)
-    gradients = local * gradient_bytes / np.where(zero >= 2, dp, 1)
-    optimizer = local * np.where(mixed, 12.0, 8.0) / np.where(zero >= 1, dp, 1)  # fp32 master, m, v; in fp32 the weights are the master
+    accumulated = np.where(mixed & trainer.gradient_bytes_fp32_accumulation, 4.0, 0.0)
+    parameters = local * element / np.where(zero >= 3, shards, 1)
+    gradients = local * (element + accumulated) / np.where(zero >= 2, shards, 1)
+    optimizer = local * np.where(mixed, 12.0, 8.0) / np.where(zero >= 1, shards, 1)  # fp32 master, m, v; in fp32 the weights are the master
 
     tokens = table.micro_batch_size * (cell.sequence_length // cp)
-    layers = -(-model.num_layers // pp)
+    kept, working = _layers(table, model, cell.sequence_length, trainer, element)
     in_flight = np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
-    kept = np.zeros(len(table))
-    working = np.zeros(len(table))
-    for code, recompute in enumerate(table.recomputes):
-        rows = table.recompute == code
-        kept_layers, recomputed = _layer_bytes(model, recompute, cell.sequence_length, trainer, element[rows], tp[rows], layers[rows])
-        kept[rows] = kept_layers
-        working[rows] = recomputed
-    activations = tokens * (kept * in_flight + working)
-    # Logits: kept once in fp32 for the loss (4 bytes) with 8 bytes of temporaries in its backward, on the last stage only.
-    last_is_first = pp == 1
-    loss = np.where(last_is_first, 12.0 * tokens * model.vocab_size / tp, 0.0)
-    return MemoryPrediction(parameters=parameters, gradients=gradients, optimizer=optimizer, activations=activations, loss=loss)
+    temporaries = tokens * np.maximum(working, np.where(pp == 1, _loss_per_token(model, element, tp), 0.0))
+    converting = np.where(mixed & (accumulated == 0), 4.0 * np.minimum(local, _OPTIMIZER_PIECE), 0.0)  # in the optimizer step, alone
+    activations = tokens * kept * in_flight
+    return MemoryPrediction(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        temporaries=np.maximum(temporaries, converting - activations),
+    )
 
 
-def _parameters_of_first_stage(model: ModelShape, tp: NDArray[np.int64], pp: NDArray[np.int64]) -> Floats:
+def _parameters_of_first_stage(model: ModelShape, tp: Ints, pp: Ints) -> Floats:
     embedding = model.vocab_size * model.hidden_size
     heads = np.where((pp == 1) & (not model.tied_embeddings), 2, 1)
     layers = -(-model.num_layers // pp)
@@ -84,42 +84,48 @@ def _parameters_of_first_stage(model: ModelShape, tp: NDArray[np.int64], pp: NDA
     return parameters
 
 
-def _layer_bytes(
-    model: ModelShape,
-    recompute: Recompute,
-    sequence_length: int,
-    trainer: Trainer,
-    element: Floats,
-    tp: NDArray[np.int64],
-    layers: NDArray[np.int64],
-) -> tuple[Floats, Floats]:
-    """Bytes per token kept by all layers of a stage, and the working set of the one layer being recomputed."""
-    full_layer = _kept_by_layer(model, Recompute(), sequence_length, trainer, element, tp)
-    this_layer = _kept_by_layer(model, recompute, sequence_length, trainer, element, tp)
-    recomputed = np.minimum(layers, recompute.num_layers or model.num_layers) if recompute.mode is not RecomputeMode.NONE else 0 * layers
-    kept = recomputed * this_layer + (layers - recomputed) * full_layer
-    return kept, np.where(recomputed > 0, full_layer - this_layer, 0.0)
+def _loss_per_token(model: ModelShape, element: Floats, tp: Ints) -> Floats:
+    """Final norm, logits in fp32 and their gradient: 12 bytes a logit at the fullest moment of an unchunked loss."""
+    per_token: Floats = 2.0 * element * model.hidden_size + 4 + 12.0 * model.vocab_size / tp
+    return per_token
 
 
-def _kept_by_layer(
-    model: ModelShape, recompute: Recompute, sequence_length: int, trainer: Trainer, element: Floats, tp: NDArray[np.int64]
-) -> Floats:
+def _layers(table: LayoutTable, model: ModelShape, sequence_length: int, trainer: Trainer, element: Floats) -> tuple[Floats, Floats]:
+    """Bytes per token that all layers of a stage keep, and the working set of the last layer's backward beyond what it keeps."""
+    tp = table.tensor_parallel_size
+    layers = -(-model.num_layers // table.pipeline_parallel_size)
+    kept, working = np.zeros(len(table)), np.zeros(len(table))
+    none = _kept_by_layer(model, Recompute(), sequence_length, trainer, element, tp)
+    backward = element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp  # gradients of a layer's widest products
+    for code, recompute in enumerate(table.recomputes):
+        rows = table.recompute == code
+        mine = _kept_by_layer(model, recompute, sequence_length, trainer, element, tp)
+        recomputed = np.minimum(layers, recompute.layers_of(model.num_layers))
+        kept[rows] = (recomputed * mine + (layers - recomputed) * none)[rows]
+        last_is_recomputed = recomputed == layers
+        working[rows] = (backward + np.where(last_is_recomputed, none - mine, 0.0))[rows]
+    return kept, working
+
+
+def _kept_by_layer(model: ModelShape, recompute: Recompute, sequence_length: int, trainer: Trainer, element: Floats, tp: Ints) -> Floats:
     """Bytes per token that one layer keeps for its backward pass.
 
-    In units of h at 2-byte elements: 8 + 2 + 4g + 2 + 8r + 4 heads/h, g = kv/q width, r = ffn/h (traced with fused RMSNorm and flash
-    attention); inputs of column-parallel matmuls (4 of it) are not divided by tp.
+    With fused norms: e(6h+2k+4f)+4a+8, eager e(8h+4f)+(4 or 6)as+8; selective_ops e(4h+k+f)+4a; full e h. Tensor parallelism divides
+    all but the inputs of column-parallel products, which every rank gathers (2h of the 6h), and what is kept instead of a layer.
     """
-    h = model.hidden_size
-    g, r = model.kv_size / h, model.ffn_hidden_size / h
-    scale = element / 2.0
-    attention = 6.0 * model.num_attention_heads * sequence_length if trainer.eager_attention else 0.0
+    h, k, f, a = model.hidden_size, model.kv_size, model.ffn_hidden_size, model.num_attention_heads
+    eager = trainer.eager_attention
     if recompute.mode is RecomputeMode.FULL:
-        return 2.0 * h * scale
+        return element * h
     if recompute.policy is SelectivePolicy.OPS:
-        # Saved: wq, wv, w1, w2 outputs, attention output, inputs of the norms.
-        return scale * h * (4.0 + (2 + 2 * g + 2 * r + 2 + 2) / tp) + scale * attention / tp
-    undivided = 4.0 * h
-    divided = h * (8 + 4 * g + 8 * r) + 4.0 * model.num_attention_heads
+        core = element * a * sequence_length if eager else np.full(len(element), 4.0 * a)
+        ops: Floats = element * 2 * h + (element * (2 * h + k + f) + core) / tp
+        return ops
     if recompute.policy is SelectivePolicy.ATTENTION:
-        attention = 0.0
-    return scale * (undivided + (divided + attention) / tp)
+        core = np.zeros(len(element))
+    else:
+        core = (
+            np.where(element < 4, 6.0, 4.0) * a * sequence_length + element * (2 * h - 2 * k) if eager else np.full(len(element), 4.0 * a)
+        )
+    layer: Floats = element * 2 * h + 8 + (element * (4 * h + 2 * k + 4 * f) + core) / tp
+    return layer

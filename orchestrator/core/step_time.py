@@ -22,6 +22,7 @@ PEAK_EFFICIENCY = 0.65  # of the data sheet's FLOP/s in large kernels: typical o
 HALF_EFFICIENCY_WORK = 2.0e6  # tokens x hidden / tp at which half of it is reached
 KERNEL_SECONDS_PER_LAYER = 150e-6  # launches of one layer's forward and backward that nothing hides
 FIXED_SECONDS = 5e-3  # optimizer launch, host work, synchronisation
+NEVER = 1e6  # seconds per FLOP of a precision that the device lacks: last in every order, and still a number
 OVERLAP = 0.7  # share of the data-parallel traffic hidden behind the last micro-batch's backward
 
 
@@ -53,7 +54,7 @@ class StepTimePrediction:
 
 
 def predict_step_time(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> StepTimePrediction:
-    """Predict the parts for every layout of a table, in seconds; a precision that the hardware lacks gives infinity."""
+    """Predict the parts for every layout of a table, in seconds; a precision that the hardware lacks takes beyond any time."""
     model, length = cell.model, cell.sequence_length
     tp, pp, cp, dp = table.tensor_parallel_size, table.pipeline_parallel_size, table.context_parallel_size, table.data_parallel_size
     mbs, ga = table.micro_batch_size, table.grad_accum_steps.astype(np.float64)
@@ -61,8 +62,8 @@ def predict_step_time(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpu
     element = np.where(np.array([p is Precision.FP32 for p in table.precisions])[table.precision], 4.0, 2.0)
 
     work = mbs * (length // cp) * model.hidden_size / tp
-    with np.errstate(divide="ignore"):
-        seconds_per_flop = 1.0 / (peak * PEAK_EFFICIENCY * work / (work + HALF_EFFICIENCY_WORK))
+    rate = peak * PEAK_EFFICIENCY * work / (work + HALF_EFFICIENCY_WORK)
+    seconds_per_flop = np.divide(1.0, rate, out=np.full(len(table), NEVER), where=rate > 0)
     tokens = mbs * length  # of one micro-batch of one replica
     layers = -(-model.num_layers // pp)
     per_micro_batch = tokens * model.flops_per_token(length) / (tp * pp * cp) * seconds_per_flop + layers * KERNEL_SECONDS_PER_LAYER

@@ -1,0 +1,116 @@
+"""Predicted memory: arithmetic that can be checked by hand, and the order that a proven out-of-memory relies on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.dominance import needs_at_least
+from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import MemoryPrediction, Trainer, predict_memory
+from orchestrator.core.model_shape import PRESETS, ModelShape
+
+LLAMA_8B = PRESETS["llama-3.1-8b"]
+PARAMETERS_8B = 8_030_261_248
+
+
+def predict(
+    *layouts: Layout, model: ModelShape = LLAMA_8B, sequence_length: int = 4096, trainer: Trainer | None = None
+) -> MemoryPrediction:
+    cell = Cell(
+        model=model, num_gpus=layouts[0].world_size, sequence_length=sequence_length, global_batch_size=layouts[0].global_batch_size
+    )
+    return predict_memory(LayoutTable.of(layouts), cell, trainer or Trainer())
+
+
+def states(prediction: MemoryPrediction) -> float:
+    return float((prediction.parameters + prediction.gradients + prediction.optimizer)[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "fp32_accumulation", "bytes_per_parameter"),
+    [(Precision.FP32, False, 16), (Precision.BF16, False, 16), (Precision.BF16, True, 20)],  # FIELD: 4+4+8; 2+2+4+8; +4
+)
+def test_states_take_the_bytes_per_parameter_of_the_literature(
+    precision: Precision, fp32_accumulation: bool, bytes_per_parameter: int
+) -> None:
+    prediction = predict(Layout(precision=precision), trainer=Trainer(gradient_bytes_fp32_accumulation=fp32_accumulation))
+    assert states(prediction) == bytes_per_parameter * PARAMETERS_8B
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "bytes_per_parameter"),
+    [(0, 2 + 2 + 12), (1, 2 + 2 + 12 / 8), (2, 2 + (2 + 12) / 8), (3, (2 + 2 + 12) / 8)],  # Rajbhandari et al. 2020, 8 ranks
+)
+def test_zero_shards_optimizer_then_gradients_then_parameters(zero_stage: int, bytes_per_parameter: float) -> None:
+    prediction = predict(Layout(data_parallel_size=8, zero_stage=zero_stage))
+    assert states(prediction) == pytest.approx(bytes_per_parameter * PARAMETERS_8B)
+
+
+def test_the_loss_of_a_large_vocabulary_takes_12_bytes_a_logit() -> None:
+    # Traced: 11.7 GiB at 8,192 tokens and 128k vocabulary; and the final norm's input and output.
+    assert predict(Layout(), sequence_length=8192).temporaries[0] == 8192 * (12 * 128_256 + 2 * 2 * 4096 + 4)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "units"),  # of tokens x hidden bytes per layer, traced with flash attention and fused norms
+    [("none", 41.03), ("full", 2.00)],
+)
+def test_activations_kept_per_layer_agree_with_traces(recompute: str, units: float) -> None:
+    per_layer = [predict(Layout(recompute=Recompute.parse(recompute)), model=_with_layers(n)).activations[0] for n in (8, 9)]
+    assert (per_layer[1] - per_layer[0]) / (4096 * 4096) == pytest.approx(units, rel=0.01)
+
+
+def test_recomputing_the_first_layers_lies_between_none_and_all() -> None:
+    none, some, full = (float(predict(Layout(recompute=Recompute.parse(text))).total[0]) for text in ("none", "full:16", "full"))
+    assert full < some < none
+
+
+def test_eager_attention_adds_the_square_of_the_sequence_and_selective_recomputation_drops_it() -> None:
+    eager = Trainer(eager_attention=True)
+    none = predict(Layout(), trainer=eager).activations[0]
+    attention = predict(Layout(recompute=Recompute.parse("selective_attention")), trainer=eager).activations[0]
+    assert attention < 0.3 * none
+
+
+def _with_layers(num_layers: int) -> ModelShape:
+    sizes = {name: getattr(LLAMA_8B, name) for name in LLAMA_8B.__slots__} | {"num_layers": num_layers, "name": f"cut-{num_layers}"}
+    return ModelShape(**sizes)
+
+
+POWERS = st.sampled_from([1, 2, 4, 8])
+RECOMPUTES = st.sampled_from(["none", "full", "full:4", "full:16", "selective_ops", "selective_ops:4", "selective_attention"]).map(
+    Recompute.parse
+)
+
+
+@st.composite
+def cells_layouts(draw: st.DrawFn) -> list[Layout]:
+    """Layouts of one cell on one set of parallel sizes: what an out-of-memory may say something about."""
+    dp, tp, pp = draw(POWERS), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    return [
+        Layout(
+            data_parallel_size=dp,
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            micro_batch_size=mbs,
+            grad_accum_steps=32 // mbs,
+            recompute=draw(RECOMPUTES),
+            zero_stage=draw(st.integers(0, 3)),
+        )
+        for mbs in draw(st.lists(st.sampled_from([1, 2, 4, 8, 16, 32]), min_size=2, max_size=6))
+    ]
+
+
+@given(cells_layouts())
+@settings(max_examples=200, deadline=None)
+def test_what_a_proof_condemns_is_never_predicted_to_need_less(layouts: list[Layout]) -> None:
+    table = LayoutTable.of(layouts)
+    total = predict(*layouts).total
+    for row, layout in enumerate(layouts):
+        condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
+        assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
