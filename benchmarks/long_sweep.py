@@ -23,9 +23,10 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Shape, Slots
+from orchestrator.progress import Snapshot
 from orchestrator.provenance import code_fingerprint
 from orchestrator.scheduler import RayScheduler
-from orchestrator.sweep import Snapshot, run_sweep
+from orchestrator.sweep import run_sweep
 
 WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
 AT = (100, 1_000, 5_000, 10_000)

@@ -161,9 +161,10 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     from orchestrator.core.lifecycle import TrialState
     from orchestrator.core.protocol import Device
     from orchestrator.core.spec import SweepSpec
+    from orchestrator.progress import Snapshot
     from orchestrator.provenance import code_fingerprint
     from orchestrator.scheduler import RayScheduler
-    from orchestrator.sweep import Snapshot, run_sweep
+    from orchestrator.sweep import run_sweep
 
     search = {"strategy": "exhaustive" if kind == "torch" else kind, "max_trials": num_trials}
     spec = SweepSpec.model_validate({**(TORCH_SWEEP if kind == "torch" else NOOP_SWEEP), "search": search})
