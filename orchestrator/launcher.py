@@ -33,7 +33,7 @@ from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
 from orchestrator.launcher_gang import Gang
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import judge
-from orchestrator.processes import kill_all, launcher_identity, num_oom_kills, orphaned
+from orchestrator.processes import kill_found, launcher_identity, num_oom_kills, orphaned
 
 logger = logging.getLogger(__name__)
 
@@ -216,10 +216,9 @@ class NodeLauncher:
 
     def _sweep_leftovers(self) -> None:
         """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
-        left = orphaned(self.root)
-        if left:
-            logger.warning("Ending %d processes whose launcher is dead: %s", len(left), left, extra={"action": "swept"})
-        stuck = kill_all(left, patience_seconds=LEFTOVER_PATIENCE_SECONDS)
+        killed, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
+        if killed:
+            logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})
         if stuck:
             raise ProcessesStuck(stuck)
 

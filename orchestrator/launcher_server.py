@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.processes import LAUNCHER_VARIABLE, kill_all, tagged
+from orchestrator.processes import LAUNCHER_VARIABLE, kill_found, tagged
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
 
 # What ranks have no business to know, and what Ray sets for its actors rather than for programs that train.
@@ -102,11 +102,10 @@ class RankServer:
             self._process.kill()
             self._process.wait()
         # If the warden itself was killed, what descended from ranks is on its own now; the tag is all that is left of the bond.
-        left = tagged(self._identity)
-        stuck = kill_all(left, patience_seconds=KILL_PATIENCE_SECONDS)
+        killed, stuck = kill_found(lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS)
         if stuck:
             raise ProcessesStuck(stuck)
-        return len(left)
+        return len(killed)
 
 
 def _environment(identity: str) -> dict[str, str]:

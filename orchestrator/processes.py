@@ -11,10 +11,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
+
+_EMPTY_LOOKS = 3  # 10 ms apart, after which a search by tag believes that nothing is left
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,23 +103,32 @@ def orphaned(root: Path) -> list[int]:
     """Living processes whose launcher, one with this root in this id namespace, is dead."""
     found = []
     for pid, entry in _launcher_tags():
-        launcher, start, namespace, _, path = entry.decode(errors="replace").partition("=")[2].split(":", 4)
-        if namespace == _pid_namespace() and path == str(root) and str(start_time(int(launcher))) != start:
-            found.append(pid)
+        match entry.decode(errors="replace").partition("=")[2].split(":", 4):
+            case [launcher, start, namespace, _, path] if launcher.isdigit() and namespace == _pid_namespace() and path == str(root):
+                if str(start_time(int(launcher))) != start:
+                    found.append(pid)
     return found
 
 
-def kill_all(pids: Collection[int], *, patience_seconds: float) -> set[int]:
-    """Kill processes that need not be our children, and wait until they are gone. Returns those that are not."""
-    started = {pid: start_time(pid) for pid in pids}
+def kill_found(find: Callable[[], list[int]], *, patience_seconds: float) -> tuple[set[int], set[int]]:
+    """Kill what a search finds until it finds nothing more; the processes need not be our children.
+
+    Returns those killed and those that do not die. One look is not enough: a process in the middle of a fork or an exec shows no
+    environment, and is missed.
+    """
+    killed: set[int] = set()
     deadline = time.monotonic() + patience_seconds
-    while True:
-        alive = {pid for pid, start in started.items() if start is not None and start_time(pid) == start}
-        if not alive or time.monotonic() > deadline:
-            return alive
+    num_empty_looks = 0
+    while num_empty_looks < _EMPTY_LOOKS:
+        alive = {pid for pid in find() if start_time(pid) is not None}
+        if alive and time.monotonic() > deadline:
+            return killed, alive
+        num_empty_looks = 0 if alive else num_empty_looks + 1
         for pid in alive:
             kill(pid)
-        time.sleep(0.005)
+        killed |= alive
+        time.sleep(0.01)
+    return killed, set()
 
 
 def num_oom_kills() -> int:
