@@ -1,0 +1,195 @@
+"""The parts of the documents that follow from the code: the states, the tables of keys, columns and kinds of failure.
+
+Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m docs.generate` writes them anew; a test fails where they differ.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from db import readonly, schema
+from db.store import Store
+from docs.words import COLUMNS, FAILURES, KEYS
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
+from orchestrator.core.hardware import DEVICES, GIB
+from orchestrator.core.layout import Precision
+from orchestrator.core.lifecycle import mermaid
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.spec import Axes, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec, Workload
+
+DOCS = Path(__file__).parent
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "sweep": SweepSpec,
+    "axes": Axes,
+    "measurement": Measuring,
+    "limits": Limits,
+    "search": Search,
+    "plateau": Plateau,
+    "workload": Workload,
+    "model": ModelSizes,
+}
+_BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> int:
+    for document in documents():
+        text = document.read_text()
+        new = generated(text)
+        if new != text:
+            document.write_text(new)
+            print(f"wrote {document}")  # noqa: T201
+    return 0
+
+
+def documents() -> list[Path]:
+    """Every document of the project."""
+    return sorted([*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
+
+
+def generated(text: str) -> str:
+    """The document with its generated parts as the code has them today. Raises KeyError for a part that nobody makes."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{_part(match[2])}\n{match[3]}", text)
+
+
+def _part(name: str) -> str:
+    kind, _, which = name.partition(" ")
+    if kind == "keys":
+        return key_table(which)
+    parts: Mapping[str, Callable[[], str]] = {
+        "states": lambda: f"```mermaid\n{mermaid()}\n```",
+        "failures": failure_table,
+        "models": model_table,
+        "devices": device_table,
+        "views": view_list,
+        "tables": table_list,
+        "columns": column_table,
+    }
+    return parts[name]()
+
+
+def key_table(section: str) -> str:
+    """The keys of a section of the sweep file, with their defaults out of the code."""
+    fields, words = SECTIONS[section].model_fields, KEYS[section]
+    _require_same(f"docs/words.py, KEYS[{section!r}]", words, fields)
+    rows = [
+        (f"`{name}`", words[name].takes, "required" if field.is_required() else _default(field.default), words[name].means)
+        for name, field in fields.items()
+    ]
+    return _table(("key", "takes", "default", "meaning"), rows)
+
+
+def failure_table() -> str:
+    _require_same("docs/words.py, FAILURES", FAILURES, POLICIES)
+    whose = {Fault.LAYOUT: "the layout's", Fault.CODE: "the code's", Fault.MACHINE: "the machine's", Fault.NOBODY: "nobody's"}
+    rows = [
+        (
+            f"`{kind}`",
+            FAILURES[kind].means,
+            whose[policy.fault],
+            "always" if policy.max_retries > 1000 else str(policy.max_retries) if policy.fault is not Fault.NOBODY else "next run",
+            "waits"
+            if policy.max_retries > 1000 or policy.fault is Fault.NOBODY
+            else "out_of_memory"
+            if kind in OUT_OF_MEMORY_KINDS
+            else "failed",
+            FAILURES[kind].do,
+        )
+        for kind, policy in POLICIES.items()
+    ]
+    return _table(("kind", "what happened", "whose fault", "retries", "then", "what to do"), rows)
+
+
+def model_table() -> str:
+    rows = []
+    for name, shape in PRESETS.items():
+        heads = f"{shape.num_attention_heads} / {shape.num_key_value_heads}"
+        sizes = (shape.num_layers, shape.hidden_size, heads, shape.ffn_hidden_size, shape.vocab_size)
+        rows.append((f"`{name}`", *sizes, "yes" if shape.tied_embeddings else "no", f"{shape.num_parameters:,}"))
+    return _table(("preset", "layers", "hidden", "heads / kv", "ffn", "vocabulary", "tied", "parameters"), rows)
+
+
+def device_table() -> str:
+    rows = []
+    for name, device in DEVICES.items():
+        peaks = [_tera(device.peak_flops.get(precision)) for precision in (Precision.BF16, Precision.FP32, Precision.FP8)]
+        memory = (f"{device.memory_bytes / GIB:.1f}", f"{device.memory_bandwidth / 1e12:.2f}")
+        links = (f"{device.intra_node_bandwidth / 1e9:.0f}", f"{device.inter_node_bandwidth / 1e9:.0f}")
+        rows.append((f"`{name}`", *peaks, *memory, *links))
+    titles = ("device", "bf16 TFLOP/s", "fp32 (TF32)", "fp8", "GiB", "memory TB/s", "node GB/s", "network GB/s")
+    return _table(titles, rows)
+
+
+def view_list() -> str:
+    """Each view with the first sentence of its SQL file, and its columns."""
+    lines = []
+    for view, columns in view_columns().items():
+        about = (DOCS.parent / "db" / "views" / f"{view}.sql").read_text().splitlines()[0].removeprefix("-- ")
+        lines += [f"**`{view}`**: {about}", "", ", ".join(f"`{column}`" for column in columns), ""]
+    return "\n".join(lines).rstrip()
+
+
+def table_list() -> str:
+    lines = []
+    for table in schema.metadata.sorted_tables:
+        columns = ", ".join(f"`{column.name}`{' (JSON)' if column.type is schema.Json else ''}" for column in table.columns)
+        lines.append(f"- **`{table.name}`**: {columns}")
+    return "\n".join(lines)
+
+
+def column_table() -> str:
+    """Every column of tables and views with its meaning."""
+    places: dict[str, None] = {}
+    for table in schema.metadata.tables.values():
+        places |= dict.fromkeys(column.name for column in table.columns)
+    for columns in view_columns().values():
+        places |= dict.fromkeys(columns)
+    _require_same("docs/words.py, COLUMNS", COLUMNS, places)
+    return _table(("column", "meaning"), [(f"`{name}`", COLUMNS[name]) for name in sorted(places)])
+
+
+def view_columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each view, as a new store has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/sweep.sqlite"
+        Store.open(url).close()
+        return {view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+
+
+def _require_same(where: str, words: Iterable[str], code: Iterable[str]) -> None:
+    missing, superfluous = set(code) - set(words), set(words) - set(code)
+    if missing or superfluous:
+        raise ValueError(f"{where}: lacks {sorted(missing)}, and has {sorted(superfluous)} that the code does not have")
+
+
+def _default(value: Any) -> str:
+    """A default as it would stand in the file."""
+    if value is None:
+        return "none"
+    if isinstance(value, BaseModel):
+        return "see there"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(_default(item) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return "none" if not value else str(value)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _tera(flops: float | None) -> str:
+    return "-" if flops is None else f"{flops / 1e12:g}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,319 @@
+"""What the keys of a sweep file, the columns of the store and the kinds of failure mean: one line each, for the tables in the documents.
+
+`docs.generate` fails when a key, column or kind of the code has no line here, or a line here no longer belongs to any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.core.failures import FailureKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyWords:
+    """What a key takes, and what it means."""
+
+    takes: str
+    means: str
+
+
+def _key(takes: str, means: str) -> KeyWords:
+    return KeyWords(takes=takes, means=means)
+
+
+_COUNTS = "`auto`, a number, a list"
+
+# By section, in the order of the classes in core/spec.py.
+KEYS: Mapping[str, Mapping[str, KeyWords]] = {
+    "sweep": {
+        "name": _key(
+            "text", "Names the sweep in the store and its folder: 1 to 63 of `a-z 0-9 . _ -`. The same name goes on with the same sweep"
+        ),
+        "model": _key("preset, sizes, or a list", "What is trained; see [Models](#models)"),
+        "sequence_length": _key("number or list, `8K`", "Tokens of a sequence. `8K` = 8 x 1024"),
+        "global_batch_size": _key("number or list", "Sequences of an optimizer step, over all GPUs, the same for every layout"),
+        "global_batch_tokens": _key(
+            "number or list, `4M`", "The same in tokens, instead of `global_batch_size`; a multiple of `sequence_length`. `4M` = 4 x 2^20"
+        ),
+        "precision": _key(
+            "`fp32`, `bf16`, `fp16`, `fp8`, or a list", "Of the weights and products in training. Several: an axis like the others"
+        ),
+        "gpus": _key("number or list", "GPUs of a gang; on a machine without GPUs, cores. More than a node has must be whole nodes"),
+        "gpus_per_node": _key(
+            "`auto`, a number", "`auto`: as many as the cluster's largest node has; `sweep plan` without a GPU at hand assumes 8"
+        ),
+        "device": _key(
+            "`auto`, `cpu`, or a device",
+            "Where to run, and which data sheet predictions use; see [Devices](#devices). `auto`: GPUs if there are any",
+        ),
+        "device_memory_gib": _key("number", "Memory of one GPU for predictions, in place of the data sheet's"),
+        "axes": _key("section", "What may vary: [axes](#axes)"),
+        "tensor_parallel_across_nodes": _key("`true`, `false`", "Also allow tensor-parallel groups larger than a node"),
+        "constraints": _key("expression or list", "What must hold for a layout to be legal: [constraints](#constraints)"),
+        "measurement": _key("section", "How steps are timed: [measurement](#measurement)"),
+        "search": _key("section", "What is tried next, and when to stop: [search](#search)"),
+        "objective": _key("`tokens_per_second_per_gpu`, `step_seconds`", "What is optimised: the first is made large, the second small"),
+        "workload": _key("`llama`, `synthetic`, `command`, or a section", "The program that ranks run: [workloads.md](workloads.md)"),
+    },
+    "axes": {
+        "data_parallel_size": _key(_COUNTS, "Replicas. `auto`: the divisors of the number of GPUs"),
+        "micro_batch_size": _key(_COUNTS, "Sequences per replica and forward pass. `auto`: the divisors of the global batch"),
+        "grad_accum_steps": _key(_COUNTS, "Micro-batches per replica and optimizer step. `auto`: the divisors of the global batch"),
+        "recompute": _key(
+            "`auto`, a mode, a list",
+            "`none`, `full`, `selective_ops` (= `selective`), `selective_attention`; all but `none` with an optional `:LAYERS`"
+            " (`full:8`: the first 8). `auto`: none, both selective ones, and full for a quarter, a half, three quarters and all of the layers",
+        ),
+        "zero_stage": _key(
+            "`auto`, 0 to 3, a list",
+            "ZeRO: 1 shards optimizer states, 2 gradients too, 3 weights too. `auto`: every stage that the workload can do",
+        ),
+        "tensor_parallel_size": _key(_COUNTS, "Ranks that share each layer. `auto`: the divisors of the number of GPUs"),
+        "pipeline_parallel_size": _key(_COUNTS, "Stages of layers. `auto`: likewise"),
+        "context_parallel_size": _key(_COUNTS, "Ranks that share a sequence. `auto`: likewise"),
+    },
+    "measurement": {
+        "warmup_steps": _key("number, at least 2", "First steps that are not timed"),
+        "min_steps": _key("number, at least 2", "Timed steps at least. An interval needs 6"),
+        "max_steps": _key("number", "Timed steps at most"),
+        "precision": _key("fraction", "Stop once the 95 % interval of the median step time is this narrow: half its width over the median"),
+        "limits": _key("section", "Time limits: [limits](#limits)"),
+    },
+    "limits": {
+        "start": _key("duration", "Process start to the workload's `main`"),
+        "rendezvous": _key("duration", "Process group, model and optimizer"),
+        "first_step": _key("duration", "The first optimizer step, compilation included"),
+        "steady": _key("duration", "From one later step to the next"),
+        "teardown": _key("duration", "After the result was written"),
+        "total": _key("duration", "The whole attempt"),
+    },
+    "search": {
+        "strategy": _key(
+            "`auto`, `exhaustive`, `random`, `tpe`, `gp`",
+            "`auto`: all layouts, best prediction first, while they fit `max_trials` (64 where none is given); otherwise a tenth of it so, then TPE."
+            " `gp`: a Gaussian process for the first 200 outcomes of a cell, then TPE; needs the extra `gp`",
+        ),
+        "seed": _key("number", "Of the search, of the weights and of the tokens"),
+        "max_trials": _key("number", "Launched trials per cell"),
+        "max_gpu_hours": _key("number", "GPU-hours held by all attempts of the sweep, failed ones included"),
+        "max_wall_time": _key("duration", "Of one `sweep run`: nothing is started after it"),
+        "max_parallel_trials": _key("`auto`, a number", "Trials under way at once. `auto`: as many as fit; without GPUs, one"),
+        "plateau": _key("section", "Stop a cell that no longer gains: [plateau](#plateau)"),
+    },
+    "plateau": {
+        "trials": _key("number", "So many finished trials"),
+        "gain": _key("fraction", "that brought less than this over the best before them"),
+    },
+    "workload": {
+        "name": _key("`llama`, `synthetic`, `command`", "Which program"),
+        "options": _key("mapping", "The program's own: [workloads.md](workloads.md)"),
+    },
+    "model": {
+        "preset": _key("preset", "Sizes to start from"),
+        "name": _key("text", "A label; made up where none is given. Two definitions need two names"),
+        "num_layers": _key("number", "Transformer layers"),
+        "hidden_size": _key("number", "Width; a multiple of `num_attention_heads`"),
+        "num_attention_heads": _key("number", "Query heads; a multiple of `num_key_value_heads`"),
+        "num_key_value_heads": _key("number", "Key and value heads"),
+        "ffn_hidden_size": _key("number", "Width of the SwiGLU feed-forward"),
+        "vocab_size": _key("number", "Token ids"),
+        "tied_embeddings": _key(
+            "`true`, `false`", "Whether the output head is the input embedding. `false` where neither preset nor file says"
+        ),
+    },
+}
+
+# Of tables and views alike: a column of one name means one thing, the table's own object where it is about one.
+COLUMNS: Mapping[str, str] = {
+    "allocator_retries": "times that the GPU's allocator had to free its cache and try again",
+    "at": "when it happened",
+    "attempt": "number of the attempt, from 1; in `v_trial` the one that counts",
+    "attempt_id": "the attempt that was measured",
+    "cell": "the cell's key, such as `llama-3.1-8b_64gpu_s4096_gb1024`",
+    "cell_id": "number of the cell",
+    "change_id": "one per write; tells whether a commit whose answer was lost has happened",
+    "condemned_by": "of a pruned trial: the trial whose out-of-memory proves that this one cannot fit",
+    "condemned_by_layout": "that trial's layout",
+    "conditions": "what makes numbers incomparable when it changes",
+    "confident": "whether the precision asked for was reached",
+    "context_parallel_size": "ranks that share a sequence",
+    "created_at": "when the row was made",
+    "cuda": "version of CUDA",
+    "data_parallel_size": "replicas",
+    "detail": "what else is known of the event",
+    "device_memory_bytes": "memory of one device, as the rank saw it",
+    "device_name": "what the driver calls the device",
+    "digest": "identity by content: 16 hex digits",
+    "dirty_diff_digest": "of the uncommitted changes; NULL: there were none, or no checkout",
+    "driver": "version of the GPU driver",
+    "efficiency": "tokens/s/GPU against the best of the smallest number of GPUs",
+    "ended_at": "when the attempt ended; NULL: it runs",
+    "epoch": "of the orchestrator that wrote it: grows with each new owner of the sweep",
+    "event": "what happened: an event of the lifecycle, `added`, or `superseded`",
+    "event_id": "number of the event; grows",
+    "failure_device_memory_bytes": "of an out-of-memory: the device's memory",
+    "failure_evidence": "the text or fact that shows the kind",
+    "failure_exit_code": "exit code of the first bad rank",
+    "failure_kind": "what went wrong: [kinds](troubleshooting.md#kinds-of-failure)",
+    "failure_log_path": "the rank's log, on the node that ran it",
+    "failure_log_tail": "its last lines",
+    "failure_message": "one line for a person",
+    "failure_node": "node of the first bad rank",
+    "failure_peak_memory_bytes": "of an out-of-memory: allocated when it struck",
+    "failure_phase": "phase of the first bad rank",
+    "failure_rank": "the first bad rank",
+    "failure_signal": "signal that it died of",
+    "failure_step": "optimizer step that it had begun",
+    "ffn_hidden_size": "width of the feed-forward",
+    "fingerprint_digest": "what it was measured with; of a cell: its newest measurement's",
+    "first_seen_at": "when this fingerprint first measured something",
+    "first_step_seconds": "time in phase first_step, slowest rank",
+    "from_state": "the trial's state before",
+    "git_sha": "commit of the measured code; NULL: not a git checkout",
+    "global_batch_size": "sequences of an optimizer step",
+    "gpu_power_watts": "mean power of a GPU while steps were timed (NVML)",
+    "gpu_seconds": "GPUs held x seconds, placement to clean-up; in `v_trial` of the last attempt",
+    "gpu_utilisation": "mean share of time that a kernel ran, 0 to 1, while steps were timed (NVML)",
+    "grad_accum_steps": "micro-batches per replica and optimizer step",
+    "hfu": "hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count",
+    "hidden_size": "width of the model",
+    "id": "number of the row",
+    "is_comparable": "whether both points of the efficiency have the same fingerprint",
+    "is_current": "whether the fingerprint is the one of the cell's newest measurement",
+    "is_current_fingerprint": "the same for a trial; NULL: not measured",
+    "key": "the cell's readable name",
+    "last_attempt_state": "how the last attempt ended",
+    "layout": "the layout's key, such as `dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16`",
+    "layout_key": "the same",
+    "lease_until": "until when the owner holds the sweep, unless renewed",
+    "loss_first": "loss of the first step",
+    "loss_last": "loss of the last step",
+    "memory_by_part": "bytes at the peak by part, worst rank",
+    "mfu": "model FLOPs utilisation, 0 to 1; NULL: no peak is known",
+    "mfu_formula": "FLOPs per token that `mfu` rests on",
+    "micro_batch_size": "sequences per replica and forward pass",
+    "model": "the model's name in the sweep",
+    "model_digest": "its identity: two definitions have two",
+    "model_name": "the model's name in the sweep",
+    "name": "the sweep's name; a model's as first seen",
+    "nccl": "version of NCCL",
+    "nodes": "names of the nodes that it ran on",
+    "num_attempts": "launches so far",
+    "num_attention_heads": "query heads",
+    "num_gpus": "GPUs of the gang (cores, where there are none)",
+    "num_key_value_heads": "key and value heads",
+    "num_layers": "transformer layers",
+    "num_parameters": "weights of the model",
+    "num_steps": "timed steps",
+    "number": "of the attempt, from 1",
+    "orchestrator_version": "of this program",
+    "owner_epoch": "the fencing token: grows with each owner",
+    "owner_host": "host of the orchestrator; NULL: nobody holds the sweep",
+    "owner_namespace": "in which `owner_pid` means anything: machine boot and pid namespace",
+    "owner_pid": "its process id",
+    "owner_since": "since when it holds the sweep",
+    "owner_token": "one per opened store",
+    "peak_flops": "FLOP/s of one device that `mfu` rests on",
+    "peak_flops_source": "`table: ...` (data sheet) or `measured: ...` (matrix products)",
+    "peak_memory_allocated_bytes": "highest allocated memory, worst rank; on a CPU live tensors",
+    "peak_memory_reserved_bytes": "highest memory that the allocator held, worst rank; NULL on a CPU",
+    "pipeline_parallel_size": "pipeline stages",
+    "precision": "fp32, bf16, fp16 or fp8",
+    "predicted_memory_bytes": "predicted peak of allocated memory",
+    "predicted_tokens_per_second_per_gpu": "predicted before the trial; NULL on an unknown device",
+    "processes_killed": "processes that were left beyond the ranks, and killed",
+    "python": "version of Python",
+    "recompute": "none, selective or full",
+    "recompute_layers": "for how many layers from the first; NULL: all",
+    "recompute_policy": "of selective: attention or ops",
+    "relative_confidence": "half-width of the median's 95 % interval over the median; NULL: fewer than 6 steps",
+    "rendezvous_seconds": "time in phase rendezvous, slowest rank",
+    "sequence_length": "tokens of a sequence",
+    "shared_nodes": "whether other gangs ran on its nodes meanwhile; NULL: not recorded",
+    "smallest_num_gpus": "the number of GPUs that it is compared with",
+    "spec_json": "the sweep file as it was last run, validated, as JSON",
+    "speed_up": "tokens/s against the best of the smallest number of GPUs",
+    "start_seconds": "time in phase start, slowest rank",
+    "started_at": "when the attempt began",
+    "state": "of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, cancelled, lost",
+    "steady_seconds": "time in phase steady, slowest rank",
+    "step_seconds": "every timed step of the slowest rank: the evidence",
+    "step_seconds_iqr": "interquartile range of the timed steps",
+    "step_seconds_median": "median time of an optimizer step",
+    "stop_requested": "drain or cancel, asked for by `sweep cancel`",
+    "superseded": "kept, but it does not count: invalidated, or another came first",
+    "sweep": "the sweep's name",
+    "sweep_id": "number of the sweep",
+    "teardown_seconds": "time in phase teardown, slowest rank",
+    "tensor_parallel_size": "ranks that share each layer",
+    "thrashing": "ran at the memory edge with allocator retries: slower than it looks like",
+    "tied_embeddings": "whether the output head is the input embedding",
+    "to_state": "the trial's state after",
+    "tokens_per_second": "of the whole gang",
+    "tokens_per_second_per_gpu": "what is optimised",
+    "torch": "version of torch",
+    "trial_id": "number of the trial: what `sweep show` takes",
+    "updated_at": "when the trial last changed its state",
+    "vocab_size": "token ids",
+    "why": "the search's one line: why this layout, now; of a pruned trial: the proof",
+    "zero_stage": "0 to 3",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureWords:
+    means: str
+    do: str
+
+
+def _failure(means: str, do: str) -> FailureWords:
+    return FailureWords(means=means, do=do)
+
+
+_K = FailureKind
+FAILURES: Mapping[FailureKind, FailureWords] = {
+    _K.OOM_GPU: _failure(
+        "the device's allocator, or a library on the device, found no memory", "nothing: it is a result. `v_oom` lists what it rules out"
+    ),
+    _K.OOM_HOST: _failure(
+        "the kernel's OOM killer, or malloc", "give the node or container more memory; fewer `num_threads` or loader workers"
+    ),
+    _K.CONFIG_REJECTED: _failure("the workload says that it cannot run this layout", "add a constraint, so that it is not tried at all"),
+    _K.USER_ERROR: _failure(
+        "an exception or exit code of the program", "`sweep logs TRIAL`: its traceback; mend it, then `sweep invalidate`"
+    ),
+    _K.SEGFAULT: _failure(
+        "SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS",
+        "its log has Python's stack (faulthandler); often a library's bug with this layout",
+    ),
+    _K.KILLED: _failure("a signal from outside, and no sign of memory", "somebody or something killed the rank: look at the node's log"),
+    _K.BAD_RESULT: _failure(
+        "it ended well, but what it wrote is no result, or breaks physics (MFU above 1)", "the message says what is wrong with it"
+    ),
+    _K.HUNG: _failure(
+        "no progress within the phase's limit, after the first step began",
+        "its log ends with every rank's stack; raise the limit if it was only slow",
+    ),
+    _K.START_TIMEOUT: _failure(
+        "the limit of `start` or `rendezvous` passed",
+        "a slow import or a network that does not connect; raise the limit if it was only slow",
+    ),
+    _K.NCCL: _failure(
+        "communication failed, and no rank did worse before", "`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`"
+    ),
+    _K.DEVICE_ERROR: _failure(
+        "illegal access far from the memory limit, ECC, off the bus, no usable device",
+        "`nvidia-smi`, `dmesg`; take the node out if it repeats",
+    ),
+    _K.PORT_CLASH: _failure("a port was taken", "a program that picks its own port: let it use MASTER_PORT"),
+    _K.LAUNCH_FAILED: _failure(
+        "the launcher could not start the ranks, or got no nodes", "the message says why: folder, foreign process on the GPU, no slots"
+    ),
+    _K.NODE_LOST: _failure("the node, or its agent, is gone", "look after the node; what is left of the cluster goes on"),
+    _K.ORCHESTRATOR_LOST: _failure(
+        "the attempt's orchestrator was killed; found by the next `sweep run`", "nothing: the trial waits again"
+    ),
+    _K.CANCELLED: _failure("ended by Ctrl-C, SIGTERM or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"),
+}
