@@ -160,13 +160,14 @@ def add_pruned(
 
 
 def start_attempt(
-    connection: Connection, change: Change, trial_id: int, epoch: int, nodes: Sequence[str], shared_nodes: bool | None
+    connection: Connection, change: Change, trial_id: int, epoch: int, nodes: Sequence[str] | None, shared_nodes: bool | None
 ) -> int:
     standing = _standing(connection, trial_id, epoch)
     if (number := _done(connection, change, trial_id)) is not None:
         return number
     number = standing.num_attempts + 1
-    standing = _advance(connection, change, standing, TrialEvent.GANG_PLACED, epoch, number=number, detail={"nodes": list(nodes)})
+    detail = {"nodes": list(nodes)} if nodes is not None else None
+    standing = _advance(connection, change, standing, TrialEvent.GANG_PLACED, epoch, number=number, detail=detail)
     connection.execute(
         sa.insert(attempt).values(
             trial_id=trial_id,
@@ -174,7 +175,7 @@ def start_attempt(
             epoch=epoch,
             state=AttemptState.RUNNING,
             started_at=now(),
-            nodes=list(nodes),
+            nodes=list(nodes) if nodes is not None else None,
             shared_nodes=shared_nodes,
         )
     )
@@ -306,7 +307,7 @@ def invalidate(
         )
         for some in _chunks(trial_ids):
             rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
-            moves = [(row.id, TrialState(row.state)) for row in rows if row.state in _REPEATABLE]
+            moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
             for state in {state for _, state in moves}:
                 ids = [trial_id for trial_id, old in moves if old is state]
                 waiting = advance(state, TrialEvent.INVALIDATED)
@@ -320,7 +321,7 @@ def invalidate(
     return num_changed
 
 
-_REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED})
+REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED})
 
 
 def _standing(connection: Connection, trial_id: int, epoch: int) -> _Standing:

@@ -142,6 +142,19 @@ def refuse_beyond_reading(sql: str) -> None:
         before = word
 
 
+def refuse_loose_ends(condition: str) -> None:
+    """Raise UsageInvalid for a condition that would not stay within the parentheses it is put into."""
+    depth = 0
+    for word in _tokens(condition):
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        if depth < 0 or word == ";":
+            break
+    else:
+        if depth == 0 and condition.strip():
+            return
+    raise UsageInvalid(f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement")
+
+
 def _tokens(sql: str) -> Iterator[str]:
     """Words in lower case, quoted names as they stand, punctuation; no literal, comment or space."""
     place = 0

@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, lease, migrate, queries, readonly, schema, url
+from db import changes, lease, migrate, queries, readonly, schema, sql_text, url
 from db.changes import AttemptFacts
 from db.engine import Change, Database
 from db.rows import CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
@@ -208,12 +208,7 @@ class Store:
 
         Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
         """
-        condition = f"(\n{where}\n) AND state IN ('measured', 'out_of_memory', 'failed')"
-        if sweep is not None:
-            sweep_id = self.sweep_named(sweep).id
-            condition += f" AND sweep_id = {sweep_id}"
-        raw_url = self._database.url.render_as_string(hide_password=False)
-        found = readonly.query(raw_url, f"SELECT sweep_id, trial_id FROM v_trial WHERE {condition}", max_rows=10_000_000)
+        found = self._repeatable("sweep_id, trial_id", where, sweep)
         by_sweep: dict[int, list[int]] = {}
         for sweep_id, trial_id in found.rows:
             by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
@@ -221,10 +216,24 @@ class Store:
             lambda connection, change: changes.invalidate(connection, change, by_sweep, where, self._token, holder_is_dead)
         )
 
+    def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
+        """How many trials `invalidate` would take, by state. Raises UsageInvalid for a bad condition."""
+        rows = self._repeatable("state, count(*)", where, sweep, "GROUP BY state").rows
+        return {TrialState(state): int(count) for state, count in rows}
+
+    def _repeatable(self, columns: str, where: str, sweep: str | None, rest: str = "") -> readonly.Result:
+        """Ask the read-only engine about trials that have a result and match a person's condition."""
+        sql_text.refuse_loose_ends(where)
+        named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
+        raw_url = self._database.url.render_as_string(hide_password=False)
+        states = ", ".join(f"'{state}'" for state in sorted(changes.REPEATABLE))
+        statement = f"SELECT {columns} FROM v_trial WHERE (\n{where}\n) AND state IN ({states}){named} {rest}"
+        return readonly.query(raw_url, statement, max_rows=10_000_000)
+
     # Attempts and how they end.
 
-    def start_attempt(self, trial_id: int, epoch: int, nodes: Sequence[str], *, shared_nodes: bool | None = None) -> int:
-        """Note that a gang is placed for a QUEUED trial, and return the number of its new attempt."""
+    def start_attempt(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, shared_nodes: bool | None = None) -> int:
+        """Note that a gang is placed for a QUEUED trial, on nodes that may be told later, and return the number of its new attempt."""
         return self._database.write(
             lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, shared_nodes)
         )

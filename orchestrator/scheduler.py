@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
-from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
 from orchestrator.launcher import NodeLauncher
@@ -354,10 +354,7 @@ class RayScheduler:
 
     def _finish(self, flight: _Flight) -> None:
         reports = [flight.reports[i] for i in sorted(flight.reports)]
-        bad = [r for r in reports if r.failure is not None]
-        # The gang's first bad rank: peers on other nodes were killed by us, or died of its death.
-        first = min(bad, key=lambda r: (r.failure.kind is FailureKind.CANCELLED, r.failed_at_unix_seconds or 0.0), default=None)  # type: ignore[union-attr]
-        failure = first.failure if first is not None else None
+        failure = _first_failure(reports)
         if flight.cancelled and failure is not None:
             failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
         self._end(flight, reports, failure)
@@ -377,6 +374,17 @@ class RayScheduler:
         del self._flights[flight.request.trial_id]
         held = (now - flight.started) * flight.gang.shape.num_slots
         self._events.append(Finished(trial_id=flight.request.trial_id, reports=reports, failure=failure, gpu_seconds=held))
+
+
+def _first_failure(reports: Sequence[NodeReport]) -> Failure | None:
+    """The gang's: what one node died of, not what others then suffered. An out-of-memory explains the rest, whenever it was seen."""
+    bad = [(report.failure, report.failed_at_unix_seconds or 0.0) for report in reports if report.failure is not None]
+
+    def order(of: tuple[Failure, float]) -> tuple[bool, bool, bool, float]:
+        failure, at = of
+        return failure.kind is FailureKind.CANCELLED, failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), at
+
+    return min(bad, key=order, default=(None, 0.0))[0]
 
 
 def _program(request: TrialRequest) -> str:

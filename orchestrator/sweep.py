@@ -275,7 +275,7 @@ class _Loop:
 
     def _launch(self, run: CellRun, trial: TrialRow) -> None:
         # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
-        attempt = self._store.start_attempt(trial.id, self._epoch, nodes=())
+        attempt = self._store.start_attempt(trial.id, self._epoch)
         self._move(TrialState.QUEUED, TrialState.LAUNCHING)
         run.launched += trial.num_attempts == 0
         self._flights[trial.id] = _Flight(run=run, trial_id=trial.id, layout=trial.layout, attempt=attempt, since=self._clock())
@@ -314,6 +314,8 @@ class _Loop:
         failure = event.failure
         results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
         measurement: Measurement | None = None
+        if failure is None and not results:
+            failure = Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
         if failure is None:
             try:
                 measurement = measure(

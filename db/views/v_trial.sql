@@ -53,6 +53,14 @@ SELECT
     measurement.gpu_utilisation,
     measurement.gpu_power_watts,
     counting.fingerprint_digest,
+    fingerprint.git_sha,
+    fingerprint.dirty_diff_digest,
+    fingerprint.python,
+    fingerprint.torch,
+    fingerprint.cuda,
+    fingerprint.nccl,
+    fingerprint.driver,
+    fingerprint.device_name,
     -- Current is what the newest measurement of the cell was taken with. Unknown equals unknown.
     CASE WHEN counting.id IS NOT NULL
         THEN coalesce(counting.fingerprint_digest, '') = coalesce(cell.fingerprint_digest, '') END AS is_current_fingerprint,
@@ -70,4 +78,5 @@ JOIN cell ON cell.id = trial.cell_id
 JOIN model ON model.digest = cell.model_digest
 LEFT JOIN attempt AS counting ON counting.trial_id = trial.id AND counting.state = 'measured' AND NOT counting.superseded
 LEFT JOIN measurement ON measurement.attempt_id = counting.id
+LEFT JOIN fingerprint ON fingerprint.digest = counting.fingerprint_digest
 LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts

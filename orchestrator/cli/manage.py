@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "sweep invalidate --where 'not is_current_fingerprint' --sweep 8b",
+            "sweep invalidate --where \"torch like '2.9.%'\"",
             "sweep invalidate --where \"failure_kind = 'nccl'\" --yes",
             "sweep invalidate --where 'trial_id = 17'",
         )
@@ -77,9 +78,7 @@ def invalidate(
     Their old numbers are kept, but no longer count. Only measured, out-of-memory and failed trials are touched.
     """
     with existing_store(db) as store:
-        if sweep is not None:
-            store.sweep_named(sweep)
-        counts = _matching(db, where, sweep)
+        counts = store.count_repeatable(where, sweep=sweep)
         total = sum(counts.values())
         if total and not as_json:
             note(
@@ -95,16 +94,6 @@ def invalidate(
         write_line(f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file.")
     else:
         write_line("No measured, out-of-memory or failed trial matches: nothing was changed.")
-
-
-def _matching(db: str | None, where: str, sweep: str | None) -> dict[str, int]:
-    """How many trials `Store.invalidate` would take, by state. Raises UsageInvalid for a condition that SQL refuses."""
-    from db import readonly  # needs SQLAlchemy
-
-    named = "" if sweep is None else " AND sweep = '" + sweep.replace("'", "''") + "'"
-    condition = f"(\n{where}\n) AND state IN ('measured', 'out_of_memory', 'failed'){named}"
-    found = readonly.query(db, f"SELECT state, count(*) FROM v_trial WHERE {condition} GROUP BY state")
-    return {str(state): int(count) for state, count in found.rows}
 
 
 def _confirm(total: int) -> None:
