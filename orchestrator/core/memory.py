@@ -20,7 +20,7 @@ from orchestrator.core.model_shape import ModelShape
 Floats = NDArray[np.float64]
 
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2}  # fp8 products still keep bf16 activations
-_OPTIMIZER_PIECE = 1 << 26  # weights that the optimizer step converts at once when gradients are bf16
+_OPTIMIZER_CHUNK = 1 << 26  # weights for which the optimizer step widens bf16 gradients, or gathers shares, at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +65,23 @@ def predict_memory(table: LayoutTable, cell: Cell, trainer: Trainer) -> MemoryPr
     kept, working = _layers(table, model, cell.sequence_length, trainer, element)
     in_flight = np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
     temporaries = tokens * np.maximum(working, np.where(pp == 1, _loss_per_token(model, element, tp), 0.0))
-    converting = np.where(mixed & (accumulated == 0), 4.0 * np.minimum(local, _OPTIMIZER_PIECE), 0.0)  # in the optimizer step, alone
+    stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(zero, shards, element, widened=mixed & (accumulated == 0))
     activations = tokens * kept * in_flight
     return MemoryPrediction(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        temporaries=np.maximum(temporaries, converting - activations),
+        temporaries=np.maximum(temporaries, stepping - activations),
     )
+
+
+def _stepping_per_weight(zero: Ints, shards: Ints, element: Floats, *, widened: NDArray[np.bool_]) -> Floats:
+    """Bytes per weight of a chunk in the optimizer step, when no activation is alive: own gradients in fp32, and everybody's new weights."""
+    own = np.where(zero >= 1, shards, 1)
+    gathered = np.where(own > 1, element, 0.0)
+    stepping: Floats = np.where(widened, 4.0, 0.0) / own + gathered
+    return stepping
 
 
 def _parameters_of_first_stage(model: ModelShape, tp: Ints, pp: Ints) -> Floats:

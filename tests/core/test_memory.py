@@ -51,6 +51,18 @@ def test_zero_shards_optimizer_then_gradients_then_parameters(zero_stage: int, b
     assert states(prediction) == pytest.approx(bytes_per_parameter * PARAMETERS_8B)
 
 
+@pytest.mark.parametrize(
+    ("precision", "zero_stage", "bytes_per_weight"),
+    # 4: gradients widened to fp32. Shared out among 8 ranks that is 1/2, with the gathered weights in their own dtype, 2 or 4 bytes, on top.
+    [(Precision.BF16, 0, 4), (Precision.FP32, 0, 0), (Precision.BF16, 1, 2.5), (Precision.FP32, 1, 4)],
+)
+def test_an_optimizer_step_works_on_a_chunk_of_the_weights(precision: Precision, zero_stage: int, bytes_per_weight: float) -> None:
+    layout = Layout(data_parallel_size=8, precision=precision, zero_stage=zero_stage, recompute=Recompute.parse("full"))
+    prediction = predict(layout, sequence_length=1)  # so short that the step's end is its peak
+    above = float((prediction.activations + prediction.temporaries)[0])
+    assert above == bytes_per_weight * (1 << 26) if bytes_per_weight else above < 1 << 26
+
+
 def test_the_loss_of_a_large_vocabulary_takes_12_bytes_a_logit() -> None:
     # Traced: 11.7 GiB at 8,192 tokens and 128k vocabulary; and the final norm's input and output.
     assert predict(Layout(), sequence_length=8192).temporaries[0] == 8192 * (12 * 128_256 + 2 * 2 * 4096 + 4)

@@ -1,4 +1,7 @@
-"""AdamW over the weights themselves, or over fp32 master copies of bf16 weights. The kernel is torch's fused one."""
+"""AdamW over the weights themselves, or over fp32 master copies of bf16 weights, all of them or this rank's share (ZeRO stage 1).
+
+The kernel is torch's fused one. Weights are stepped chunk by chunk, so that what a step needs for a moment stays small.
+"""
 
 from __future__ import annotations
 
@@ -6,79 +9,122 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
-# Elements stepped at once under master weights: bf16 gradients are widened to fp32 only for so many at a time (256 MiB), not for all.
+# Elements stepped at once: bf16 gradients are widened to fp32, and shares of weights gathered, only for so many at a time, not for all.
 CHUNK_ELEMENTS = 1 << 26
+
+_Pair = tuple[Tensor, Tensor]  # flat views of a weight, or of a part of it, and of its gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Chunk:
     adamw: torch.optim.AdamW
-    weights: list[Tensor]  # flat views of the model's weights
-    masters: list[Tensor]  # the fp32 copies, which are what AdamW steps
-    gradients: list[Tensor]  # flat views of the gradients
+    pairs: list[_Pair]
+    own_weights: list[Tensor]  # those, or parts of those, that this rank steps
+    masters: list[Tensor]  # what AdamW steps: the own weights, or their fp32 copies
+    gradients: list[Tensor]  # of the own weights
 
 
 class AdamW:
-    """Fused AdamW over weights and the gradients that belong to them. Both stay where they are in memory from step to step."""
+    """Fused AdamW over weights and the gradients that belong to them. Both stay where they are in memory from step to step.
+
+    With `num_shards` above 1 each rank of the default process group steps its equal share of each chunk, with states for that share alone,
+    and the ranks gather each other's new weights in the weights' own dtype: one collective a chunk.
+    """
 
     def __init__(
-        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], *, learning_rate: float, chunk_elements: int = CHUNK_ELEMENTS
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        *,
+        learning_rate: float,
+        num_shards: int = 1,
+        shard: int = 0,
+        chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
+        self._num_shards, self._shard = num_shards, shard
         pairs = [(w.detach().view(-1), g.detach().view(-1)) for w, g in zip(weights, gradients, strict=True)]
-        self._chunks = [
-            _chunk(part, learning_rate=learning_rate)
-            for part in _parts([(w, g) for w, g in pairs], chunk_elements if weights[0].dtype != torch.float32 else None)
-        ]
+        at_once = weights[0].dtype == torch.float32 and num_shards == 1  # such a step needs nothing for a moment
+        chunks = [pairs] if at_once else _cut(pairs, chunk_elements)
+        self._chunks = [self._chunk(chunk, learning_rate=learning_rate) for chunk in chunks]
 
     @torch.no_grad()
     def step(self) -> None:
+        gathered = self._room_to_gather() if self._num_shards > 1 else None
         for chunk in self._chunks:
             for master, gradient in zip(chunk.masters, chunk.gradients, strict=True):
                 master.grad = gradient.to(master.dtype)  # the gradient itself where it is fp32 already
             chunk.adamw.step()
             for master in chunk.masters:
                 master.grad = None
-            if chunk.weights is not chunk.masters:
-                torch._foreach_copy_(chunk.weights, chunk.masters)
+            if gathered is not None:
+                self._gather(chunk, gathered)
+            elif chunk.own_weights is not chunk.masters:
+                torch._foreach_copy_(chunk.own_weights, chunk.masters)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Master weights and AdamW's state: all that an optimizer holds from step to step."""
-        masters = [m for chunk in self._chunks if chunk.weights is not chunk.masters for m in chunk.masters]
+        masters = [m for chunk in self._chunks if chunk.own_weights is not chunk.masters for m in chunk.masters]
         states = [t for chunk in self._chunks for state in chunk.adamw.state.values() for t in state.values() if isinstance(t, Tensor)]
         return (*masters, *states)
 
+    def _chunk(self, pairs: list[_Pair], *, learning_rate: float) -> _Chunk:
+        shards = _cut(pairs, _shard_elements(pairs, self._num_shards))
+        # Of a chunk with fewer elements than there are shards nothing is left for the last ranks.
+        own = shards[self._shard] if self._shard < len(shards) else [(w[:0], g[:0]) for w, g in pairs[:1]]
+        own_weights = [w for w, _ in own]
+        masters = own_weights if own_weights[0].dtype == torch.float32 else [w.float() for w in own_weights]
+        adamw = torch.optim.AdamW(masters, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True)
+        for master in masters:  # as AdamW does in its first step, but now: then the first step needs as much memory as every other
+            adamw.state[master] = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+        return _Chunk(adamw=adamw, pairs=pairs, own_weights=own_weights, masters=masters, gradients=[g for _, g in own])
 
-def _parts(pairs: list[tuple[Tensor, Tensor]], chunk_elements: int | None) -> list[list[tuple[Tensor, Tensor]]]:
-    """Cut flat weights and gradients into parts of at most so many elements; None: one part, nothing cut."""
-    if chunk_elements is None:
-        return [pairs]
-    parts: list[list[tuple[Tensor, Tensor]]] = [[]]
-    room = chunk_elements
+    def _room_to_gather(self) -> Tensor:
+        """Room for the largest chunk, one for all chunks of a step: a backend may hold on to what it has gathered for a while."""
+        largest = self._chunks[0].pairs
+        return largest[0][0].new_empty(_shard_elements(largest, self._num_shards) * self._num_shards)
+
+    def _gather(self, chunk: _Chunk, room: Tensor) -> None:
+        """Bring every rank's share of a chunk's new weights to all."""
+        weights = [w for w, _ in chunk.pairs]
+        share = _shard_elements(chunk.pairs, self._num_shards)
+        own = room[share * self._shard :][:share]
+        torch._foreach_copy_(_laid_out(own, chunk.masters), chunk.masters)
+        gathered = room[: share * self._num_shards]
+        dist.all_gather_into_tensor(gathered, own)  # a share that lies where it belongs is not copied by NCCL
+        torch._foreach_copy_(weights, _laid_out(gathered, weights))
+
+
+def _cut(pairs: list[_Pair], num_elements: int) -> list[list[_Pair]]:
+    """Cut flat weights and their gradients into parts of so many elements, the last of what is left."""
+    parts: list[list[_Pair]] = [[]]
+    room = num_elements
     for weight, gradient in pairs:
         start = 0
         while start < weight.numel():
             if room == 0:
                 parts.append([])
-                room = chunk_elements
+                room = num_elements
             size = min(room, weight.numel() - start)
             parts[-1].append((weight[start : start + size], gradient[start : start + size]))
             start, room = start + size, room - size
     return parts
 
 
-def _chunk(pairs: list[tuple[Tensor, Tensor]], *, learning_rate: float) -> _Chunk:
-    weights = [w for w, _ in pairs]
-    masters = weights if weights[0].dtype == torch.float32 else [w.float() for w in weights]
-    adamw = torch.optim.AdamW(masters, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True)
-    for master in masters:  # as AdamW does in its first step, but now: then the first step needs as much memory as every other
-        adamw.state[master] = {
-            "step": torch.zeros((), dtype=torch.float32, device=master.device),
-            "exp_avg": torch.zeros_like(master),
-            "exp_avg_sq": torch.zeros_like(master),
-        }
-    return _Chunk(adamw=adamw, weights=weights, masters=masters, gradients=[g for _, g in pairs])
+def _shard_elements(pairs: list[_Pair], num_shards: int) -> int:
+    return -(-sum(weight.numel() for weight, _ in pairs) // num_shards)
+
+
+def _laid_out(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views of the beginning of a flat tensor, one after another, as long as those given."""
+    sizes = [tensor.numel() for tensor in like]
+    return list(torch.split(flat[: sum(sizes)], sizes))

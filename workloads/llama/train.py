@@ -104,7 +104,13 @@ class Trainer:
             )
         model.initialise(request.seed)
         self.replica = Replica(model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32)
-        self.optimizer = AdamW(self.replica.weights, self.replica.gradients(), learning_rate=options.learning_rate)
+        self.optimizer = AdamW(
+            self.replica.weights,
+            self.replica.gradients(),
+            learning_rate=options.learning_rate,
+            num_shards=self._layout.data_parallel_size if self._layout.zero_stage == 1 else 1,
+            shard=data_parallel_rank if self._layout.zero_stage == 1 else 0,
+        )
         self._tokens = Tokens(
             vocab_size=request.model.vocab_size,
             sequence_length=request.sequence_length,
