@@ -44,7 +44,7 @@ _EVERYTHING = Capabilities(zero_stages=frozenset({0, 1, 2, 3}), precisions=froze
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "llama": Capabilities(
-            zero_stages=frozenset({0}),
+            zero_stages=frozenset({0, 1}),
             precisions=frozenset({Precision.FP32, Precision.BF16}),
             max_tensor_parallel_size=1,
             max_pipeline_parallel_size=1,

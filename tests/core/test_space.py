@@ -101,7 +101,7 @@ def test_lists_of_sizes_are_kept_to() -> None:
         ({"axes": {"recompute": ["none", "full:33"]}}, "recomputes more than the model's 32 layers"),
         ({"axes": {"recompute": ["full", "full:32"]}}, "same as recomputing all layers: the model has 32"),
         ({"gpus": 1, "axes": {"zero_stage": [0, 1]}}, "same as zero_stage 0: the optimizer states of one rank cannot be shared out"),
-        ({"workload": "llama", "axes": {"zero_stage": [0, 3]}}, "zero_stage is none that workload llama can do (0)"),
+        ({"workload": "llama", "axes": {"zero_stage": [0, 3]}}, "zero_stage is none that workload llama can do (0, 1)"),
         ({"workload": "llama", "precision": ["bf16", "fp8"]}, "precision is none that workload llama can do (bf16, fp32)"),
         ({"device": "a100-80gb", "precision": ["bf16", "fp8"]}, "precision is none that device a100-80gb has"),
         ({"workload": "llama", "axes": {"tensor_parallel_size": 2}}, "tensor_parallel_size is more than 1, the most that workload llama can do"),
@@ -198,7 +198,7 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
     """The rules once more, in plain words and integers."""
     model, dp, tp, pp, cp = cell.model, x.data_parallel_size, x.tensor_parallel_size, x.pipeline_parallel_size, x.context_parallel_size
     llama = spec.workload.name == "llama"
-    stages = [stage for stage in spec.axes.zero_stage if stage == 0 or not llama]
+    stages = [stage for stage in spec.axes.zero_stage if stage <= 1 or not llama]
     named = {"tp": tp, "mbs": x.micro_batch_size, "dp": dp}
     by_hand = {
         "tp <= 2": named["tp"] <= 2,
@@ -220,7 +220,7 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
             x.recompute.num_layers != model.num_layers
             or Recompute(mode=x.recompute.mode, policy=x.recompute.policy) not in spec.axes.recompute,
             dp * cp > 1 or x.zero_stage == min(stages, default=0),
-            not llama or (tp == pp == cp == 1 and x.zero_stage == 0 and x.precision in ("fp32", "bf16")),
+            not llama or (tp == pp == cp == 1 and x.zero_stage <= 1 and x.precision in ("fp32", "bf16")),
             spec.device == "auto" or x.precision != "fp8",
             all(by_hand[constraint.require] for constraint in spec.constraints),
         ]

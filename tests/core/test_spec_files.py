@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from orchestrator.core.hardware import DEVICES, GIB
 from orchestrator.core.layout import Layout
+from orchestrator.core.memory import Trainer, predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import load, to_json_schema
@@ -66,12 +68,28 @@ def test_the_playbook_is_four_models_on_one_to_sixty_four_nodes() -> None:
     assert {cell.tokens_per_step for cell in spec.cells()} == {1 << 20}
 
 
+def num_predicted_to_fit(found: CellSpace, spec: SweepSpec) -> int:
+    memory = predict_memory(found.legal, found.cell, Trainer()).total
+    return int((memory <= DEVICES[spec.device].memory_bytes).sum())
+
+
+def test_8_billion_parameters_fit_80_gb_on_every_number_of_nodes_of_the_8b_file_by_zero_stage_1_alone() -> None:
+    spec = read("8b")
+    assert DEVICES[spec.device].memory_bytes < 80 * GIB
+    cells = spaces(spec)
+    assert [found.cell.num_gpus for found in cells] == [8, 16, 32, 64]
+    assert all(10 <= num_predicted_to_fit(found, spec) < len(found.legal) for found in cells)
+    plain = read("8b", "axes.zero_stage=0")
+    assert all(num_predicted_to_fit(found, plain) == 0 for found in spaces(plain))
+
+
 def test_the_8b_file_can_be_cut_to_one_gpu_as_its_comment_says() -> None:
     text = next(path for path in FILES if path.stem == "8b").read_text(encoding="utf-8")
     command = next(line for line in text.splitlines() if "gpus=1" in line).split("8b.yaml ")[1].split("    ")[0].split()
-    (found,) = spaces(read("8b", *command))
-    assert (found.cell.model.num_layers, found.cell.num_gpus) == (4, 1)
-    assert len(found.legal) >= 20
+    spec = read("8b", *command)
+    (found,) = spaces(spec)
+    assert (found.cell.model.num_parameters, found.cell.num_gpus) == (8_030_261_248, 1)
+    assert 5 <= num_predicted_to_fit(found, spec) < len(found.legal)
 
 
 def test_every_fault_of_the_faults_file_strikes_a_layout_that_will_run() -> None:

@@ -1,11 +1,14 @@
-"""Every layout trains the same: for one seed and one global batch, loss, gradients and weights agree within rounding."""
+"""Every layout trains the same: for one seed and one global batch, loss, gradients and weights agree within rounding.
+
+Two ranks train all layouts of data-parallel size 2, ZeRO stage 1 included, in one process group and once for all tests.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+from workloads.llama.live_tensors import LiveTensors
+from workloads.llama.memory import LiveMemory, MemoryReport
+from workloads.llama.optimizer import AdamW
 from workloads.llama.options import Options
 from workloads.llama.train import Trainer
 
@@ -98,15 +104,46 @@ def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
     return Training(losses=losses, gradients=gradients, weights=[weight.detach().float() for weight in trainer.replica.weights])
 
 
-def num_all_reduces(grad_accum_steps: int) -> int:
-    layout = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=grad_accum_steps, precision=Precision.FP32)
+def collectives_of_a_step(layout: Layout) -> dict[str, int]:
     trainer = Trainer(request(layout), Options(), device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         trainer.step(trainer.micro_batches(0))
-    return sum(event.count for event in profiler.key_averages() if event.key == "gloo:all_reduce")
+    return {event.key: event.count for event in profiler.key_averages() if event.key.startswith("gloo:")}
+
+
+def memory_of(layout: Layout, gradient_dtype: str) -> MemoryReport:
+    options = Options.model_validate({"gradient_dtype": gradient_dtype})
+    trainer = Trainer(request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
+    return LiveMemory(trainer.states(), limit_bytes=None).report(trainer.untimed_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    weights: list[Tensor]
+    temporary_bytes: int
+
+
+def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
+    """Step weights of awkward sizes three times in chunks of 40: the last chunk, of one element, leaves rank 1 without any."""
+    generator = torch.Generator().manual_seed(2)
+    weights = [torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))]
+    gradients = [torch.randn(weight.shape, generator=generator).to(dtype) for weight in weights]
+    assert sum(weight.numel() for weight in weights) % 40 == 1
+    shard = dist.get_rank() if num_shards > 1 else 0
+    adamw = AdamW(weights, gradients, learning_rate=1e-2, num_shards=num_shards, shard=shard, chunk_elements=40)
+    with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
+        held_bytes = tracker.live_bytes
+        adamw.step()  # only this one is looked at: gloo holds on to what it gathered for a while, even into a step that follows at once
+    for _ in range(2):
+        adamw.step()
+    return Stepped(weights=weights, temporary_bytes=tracker.peak_bytes - held_bytes)
 
 
 CASES = [(Precision.FP32, "bf16"), (Precision.BF16, "bf16"), (Precision.BF16, "fp32")]
+
+
+def sharded(layout: Layout) -> Layout:
+    return replace(layout, zero_stage=1)
 
 
 def run_rank(rank: int, port: int, out: Path) -> None:
@@ -114,10 +151,30 @@ def run_rank(rank: int, port: int, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo")
-    trained = {(case, layout): train(layout, case[1], rank=rank) for case in CASES for layout in layouts(2, case[0])}
-    reduces = {n: num_all_reduces(n) for n in (1, 4)}
-    torch.save({"trained": trained, "all_reduces": reduces}, out / f"rank-{rank}.pt")
+    one = Layout(data_parallel_size=2, micro_batch_size=2, precision=Precision.FP32)
+    four = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32)
+    found = {
+        "trained": {(case, layout): train(layout, case[1], rank=rank) for case in CASES for layout in every_layout(case[0])},
+        "collectives": {layout: collectives_of_a_step(layout) for layout in (one, four, sharded(one), sharded(four))},
+        "memory": {
+            (case, zero_stage): memory_of(replace(one, precision=case[0], zero_stage=zero_stage), case[1])
+            for case in CASES
+            for zero_stage in (0, 1)
+        },
+        "stepped": {
+            (num_shards, dtype): step_in_chunks(num_shards=num_shards, dtype=dtype)
+            for num_shards in (1, 2)
+            for dtype in (torch.float32, torch.bfloat16)
+        },
+    }
+    torch.save(found, out / f"rank-{rank}.pt")
     dist.destroy_process_group()
+
+
+def every_layout(precision: Precision) -> list[Layout]:
+    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing or all, since what is recomputed is over when weights are stepped."""
+    plain = layouts(2, precision)
+    return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) in ("none", "full"))]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +220,7 @@ def test_one_replica_trains_the_same_in_every_layout(case: tuple[Precision, str]
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_replicas_train_the_same_as_one_in_every_layout(case: tuple[Precision, str], references: dict, two_ranks: list[dict]) -> None:
-    for layout in layouts(2, case[0]):
+    for layout in every_layout(case[0]):
         assert_same_training(two_ranks[0]["trained"][case, layout], references[case], case)
 
 
@@ -171,6 +228,52 @@ def test_both_replicas_end_with_the_same_weights_to_the_bit(two_ranks: list[dict
     for key, training in two_ranks[0]["trained"].items():
         other = two_ranks[1]["trained"][key]
         assert all(torch.equal(a, b) for a, b in zip(training.weights, other.weights, strict=True)), key
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sharing_out_the_optimizer_states_changes_no_bit(case: tuple[Precision, str], two_ranks: list[dict]) -> None:
+    trained = two_ranks[0]["trained"]
+    pairs = [(trained[case, layout], trained[case, replace(layout, zero_stage=0)]) for layout in every_layout(case[0]) if layout.zero_stage]
+    assert len(pairs) == 4
+    for shared_out, whole in pairs:
+        assert shared_out.losses == whole.losses
+        assert all(torch.equal(a, b) for a, b in zip(shared_out.gradients, whole.gradients, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(shared_out.weights, whole.weights, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shares_of_awkward_sizes_are_stepped_and_gathered_as_a_whole(dtype: torch.dtype, two_ranks: list[dict]) -> None:
+    for rank in two_ranks:
+        whole, shares = rank["stepped"][1, dtype], rank["stepped"][2, dtype]
+        assert all(torch.equal(a, b) for a, b in zip(shares.weights, whole.weights, strict=True))
+
+
+def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_moment(two_ranks: list[dict]) -> None:
+    for rank in two_ranks:
+        temporary = {key: stepped.temporary_bytes for key, stepped in rank["stepped"].items()}
+        assert temporary == {
+            (1, torch.float32): 0,
+            (1, torch.bfloat16): 4 * 40,
+            (2, torch.float32): 4 * 40,  # the gathered weights
+            (2, torch.bfloat16): 4 * 20 + 2 * 40,  # fp32 gradients of half the chunk, and gathered weights of 2 bytes
+        }
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(case: tuple[Precision, str], two_ranks: list[dict]) -> None:
+    states = 8 if case[0] is Precision.FP32 else 12  # bytes a parameter: m, v and, in bf16, the fp32 master
+    num_tensors = 3 + SHAPE.num_layers * 9
+    shares = []
+    for rank in two_ranks:
+        whole, share = (rank["memory"][case, zero_stage].bytes_by_part for zero_stage in (0, 1))
+        assert whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors  # 4: AdamW's step counter of each piece
+        assert share["optimizer"] == pytest.approx(states * SHAPE.num_parameters / 2, abs=4 * num_tensors)
+        shares.append(share["optimizer"])
+        assert {part: share[part] for part in ("parameters", "gradients", "activations")} == {
+            part: whole[part] for part in ("parameters", "gradients", "activations")
+        }
+    num_cuts = 1  # one weight is stepped in two pieces, one by each rank
+    assert sum(shares) == states * SHAPE.num_parameters + 4 * (num_tensors + num_cuts)
 
 
 def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(references: dict) -> None:
@@ -181,7 +284,11 @@ def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(references:
 
 def test_gradients_are_synchronised_once_per_step_however_many_micro_batches(two_ranks: list[dict]) -> None:
     for rank in two_ranks:
-        assert rank["all_reduces"][4] == rank["all_reduces"][1] > 0
+        for layout, collectives in rank["collectives"].items():
+            gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}
+            assert (
+                collectives == {"gloo:all_reduce": 1} | gathers
+            )  # so few weights are one bucket of DDP's and one chunk of the optimizer's
 
 
 def test_the_global_batch_does_not_depend_on_the_layout() -> None:

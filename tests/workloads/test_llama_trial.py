@@ -172,7 +172,7 @@ assert len(os.listdir("/proc/self/task")) == 1
         (Layout(tensor_parallel_size=2), {}, "tensor_parallel_size 2 is more than 1"),
         (Layout(pipeline_parallel_size=4), {}, "pipeline_parallel_size 4"),
         (Layout(context_parallel_size=2), {}, "context_parallel_size 2"),
-        (Layout(zero_stage=1), {}, "zero_stage 1 is not one of"),
+        (Layout(zero_stage=2), {}, "zero_stage 2 is not one of 0, 1"),
         (Layout(precision=Precision.FP8), {}, "precision fp8 is not one of bf16, fp32"),
         (Layout(precision=Precision.FP16), {}, "precision fp16"),
         (Layout(), {"attentoin": "sdpa"}, "attentoin: Extra inputs.*Allowed are attention"),
@@ -186,7 +186,7 @@ def test_what_cannot_run_is_refused_with_its_field(layout: Layout, options: dict
 
 
 def test_a_refusal_reaches_the_launcher_as_a_failure_note(tmp_path: Path, server: ForkServerContext) -> None:
-    failure = run_trial(request(Layout(zero_stage=1)), tmp_path, server)[0]
+    failure = run_trial(request(Layout(zero_stage=2)), tmp_path, server)[0]
     assert isinstance(failure, RankFailure)
     assert failure.exception.endswith("ConfigRejected")
     assert not failure.out_of_memory
