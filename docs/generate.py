@@ -5,6 +5,7 @@ Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m do
 
 from __future__ import annotations
 
+import ast
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,15 +16,32 @@ from pydantic import BaseModel
 
 from db import readonly, schema
 from db.store import Store
-from docs.words import COLUMNS, FAILURES, KEYS
+from docs.words import COLUMNS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
+from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.hardware import DEVICES, GIB
 from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import mermaid
 from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.protocol import RankResult
 from orchestrator.core.spec import Axes, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec, Workload
+from workloads import command, synthetic
+from workloads.llama import options as llama
+from workloads.synthetic.faults import FaultKind
 
 DOCS = Path(__file__).parent
+PROJECT = DOCS.parent
+FOLDERS = (
+    "orchestrator/core",
+    "orchestrator",
+    "orchestrator/cli",
+    "orchestrator/report",
+    "db",
+    "workloads",
+    "workloads/llama",
+    "workloads/synthetic",
+    "workloads/command",
+)
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "sweep": SweepSpec,
     "axes": Axes,
@@ -34,6 +52,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "workload": Workload,
     "model": ModelSizes,
 }
+PROGRAM_OPTIONS: Mapping[str, type[BaseModel]] = {"llama": llama.Options, "synthetic": synthetic.Options, "command": command.Options}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -49,7 +68,7 @@ def main() -> int:
 
 def documents() -> list[Path]:
     """Every document of the project."""
-    return sorted([*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
+    return sorted([*DOCS.rglob("*.md"), *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 
 
 def generated(text: str) -> str:
@@ -60,8 +79,15 @@ def generated(text: str) -> str:
 def _part(name: str) -> str:
     kind, _, which = name.partition(" ")
     if kind == "keys":
-        return key_table(which)
+        return key_table(f"KEYS[{which!r}]", SECTIONS[which], KEYS[which])
+    if kind == "options":
+        return key_table(f"OPTIONS[{which!r}]", PROGRAM_OPTIONS[which], OPTIONS[which])
     parts: Mapping[str, Callable[[], str]] = {
+        "capabilities": capability_table,
+        "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
+        "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, PLACEHOLDERS),
+        "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
+        "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "failures": failure_table,
         "models": model_table,
@@ -73,19 +99,45 @@ def _part(name: str) -> str:
     return parts[name]()
 
 
-def key_table(section: str) -> str:
-    """The keys of a section of the sweep file, with their defaults out of the code."""
-    fields, words = SECTIONS[section].model_fields, KEYS[section]
-    _require_same(f"docs/words.py, KEYS[{section!r}]", words, fields)
+def key_table(where: str, model: type[BaseModel], words: Mapping[str, KeyWords]) -> str:
+    """The keys of a section, with their defaults out of the code."""
+    _require_same(where, words, model.model_fields)
     rows = [
         (f"`{name}`", words[name].takes, "required" if field.is_required() else _default(field.default), words[name].means)
-        for name, field in fields.items()
+        for name, field in model.model_fields.items()
     ]
     return _table(("key", "takes", "default", "meaning"), rows)
 
 
+def capability_table() -> str:
+    """What workload llama can run."""
+    able = CAPABILITIES["llama"]
+    sizes = {name: getattr(able, f"max_{name}") for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")}
+    rows = [
+        ("`data_parallel_size`", "any"),
+        *((f"`{name}`", "any" if most is None else f"at most {most}" if most > 1 else "1") for name, most in sizes.items()),
+        ("`zero_stage`", ", ".join(map(str, sorted(able.zero_stages)))),
+        ("`precision`", ", ".join(sorted(able.precisions))),
+    ]
+    return _table(("axis", "values"), rows)
+
+
+def module_tables() -> str:
+    """Every module with the first sentence of its docstring."""
+    lines = []
+    for folder in FOLDERS:
+        rows = []
+        for file in sorted((PROJECT / folder).glob("*.py")):
+            about = ast.get_docstring(ast.parse(file.read_text()))
+            if about:
+                sentence = re.split(r"(?<=[.])\s", " ".join(about.split()), maxsplit=1)[0]
+                rows.append((f"`{file.name if file.name != '__init__.py' else folder.rpartition('/')[2]}`", sentence))
+        lines += [f"**`{folder}/`**", "", _table(("module", "what it is"), rows), ""]
+    return "\n".join(lines).rstrip()
+
+
 def failure_table() -> str:
-    _require_same("docs/words.py, FAILURES", FAILURES, POLICIES)
+    _require_same("FAILURES", FAILURES, POLICIES)
     whose = {Fault.LAYOUT: "the layout's", Fault.CODE: "the code's", Fault.MACHINE: "the machine's", Fault.NOBODY: "nobody's"}
     rows = [
         (
@@ -129,7 +181,7 @@ def view_list() -> str:
     """Each view with the first sentence of its SQL file, and its columns."""
     lines = []
     for view, columns in view_columns().items():
-        about = (DOCS.parent / "db" / "views" / f"{view}.sql").read_text().splitlines()[0].removeprefix("-- ")
+        about = (PROJECT / "db" / "views" / f"{view}.sql").read_text().splitlines()[0].removeprefix("-- ")
         lines += [f"**`{view}`**: {about}", "", ", ".join(f"`{column}`" for column in columns), ""]
     return "\n".join(lines).rstrip()
 
@@ -149,7 +201,7 @@ def column_table() -> str:
         places |= dict.fromkeys(column.name for column in table.columns)
     for columns in view_columns().values():
         places |= dict.fromkeys(columns)
-    _require_same("docs/words.py, COLUMNS", COLUMNS, places)
+    _require_same("COLUMNS", COLUMNS, places)
     return _table(("column", "meaning"), [(f"`{name}`", COLUMNS[name]) for name in sorted(places)])
 
 
@@ -161,10 +213,16 @@ def view_columns() -> dict[str, tuple[str, ...]]:
         return {view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
 
 
+def _words(title: str, where: str, words: Mapping[str, str], code: Iterable[str]) -> str:
+    _require_same(where, words, code)
+    return _table((title, "meaning"), [(f"`{name}`", meaning) for name, meaning in words.items()])
+
+
 def _require_same(where: str, words: Iterable[str], code: Iterable[str]) -> None:
+    """Raise ValueError when docs/words.py lacks a word of the code, or has one too many."""
     missing, superfluous = set(code) - set(words), set(words) - set(code)
     if missing or superfluous:
-        raise ValueError(f"{where}: lacks {sorted(missing)}, and has {sorted(superfluous)} that the code does not have")
+        raise ValueError(f"docs/words.py, {where}: lacks {sorted(missing)}, and has {sorted(superfluous)} that the code does not have")
 
 
 def _default(value: Any) -> str:

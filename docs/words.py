@@ -317,3 +317,92 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     ),
     _K.CANCELLED: _failure("ended by Ctrl-C, SIGTERM or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"),
 }
+
+OPTIONS: Mapping[str, Mapping[str, KeyWords]] = {
+    "llama": {
+        "attention": _key(
+            "`sdpa`, `eager`", "torch's scaled_dot_product_attention (flash where the device has it), or the scores written out"
+        ),
+        "gradient_dtype": _key(
+            "`bf16`, `fp32`", "With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"
+        ),
+        "learning_rate": _key("number", "Of AdamW, constant"),
+        "token_file": _key("path", "A flat file of token ids; without it, synthetic tokens"),
+        "token_dtype": _key("`uint16`, `uint32`", "Of that file"),
+        "num_threads": _key("number", "Of one rank, on a machine without GPUs"),
+        "memory_limit_bytes": _key("number", "On a CPU: run out of memory as a device of this size would"),
+    },
+    "synthetic": {
+        "device_name": _key("device", "Which device to act as: [devices](sweep-file.md#devices)"),
+        "device_memory_bytes": _key("number", "Its memory, in place of the data sheet's"),
+        "noise": _key("fraction", "Standard deviation of the logarithm of a step's time"),
+        "time_scale": _key("number", "Multiplies step times"),
+        "sleep": _key("`true`, `false`", "Take the time that is reported; without it a trial takes milliseconds"),
+        "faults": _key("list", "What goes wrong, below"),
+    },
+    "command": {
+        "argv": _key("list of texts", "The program and its arguments, with `{names}` filled in; no shell"),
+        "env": _key("mapping", "Added to its environment, likewise"),
+        "cwd": _key("absolute path", "Its working directory; without it, the run directory"),
+    },
+}
+
+FAULTS: Mapping[str, str] = {
+    "oom": "torch's out-of-memory error",
+    "host_oom": "MemoryError",
+    "config_rejected": "the workload refuses the layout",
+    "crash": "an exception",
+    "exit": "exit code 1, no word said",
+    "segfault": "SIGSEGV",
+    "abort": "SIGABRT",
+    "lost_rank": "SIGKILL",
+    "hang": "sleeps for ever",
+    "hang_in_c": "hangs without giving the interpreter back",
+    "hang_ignoring_signals": "hangs, and ignores every signal that can be ignored",
+    "stop": "SIGSTOP",
+    "nccl_noise": "harmless NCCL words in the log",
+    "nccl_error": "an NCCL error",
+    "port_clash": "an address already in use",
+    "rubbish_result": "a result that is none",
+    "no_result": "ends well, without a result",
+    "leak_children": "leaves a child, a grandchild, daemons and loader workers behind",
+    "leak_unmarked_child": "leaves a child in a session of its own, with an empty environment",
+    "log_flood": "prints 30 MB",
+}
+
+PLACEHOLDERS: Mapping[str, str] = {
+    "data_parallel_size": "the layout's",
+    "tensor_parallel_size": "the layout's",
+    "pipeline_parallel_size": "the layout's",
+    "context_parallel_size": "the layout's",
+    "micro_batch_size": "the layout's",
+    "grad_accum_steps": "the layout's",
+    "recompute": "as in the sweep file: `full:8`",
+    "zero_stage": "the layout's",
+    "precision": "the layout's",
+    "world_size": "ranks of the gang",
+    "global_batch_size": "sequences of an optimizer step",
+    "sequence_length": "tokens of a sequence",
+    "num_steps": "`warmup_steps` + `max_steps`",
+    "seed": "`search.seed`",
+    "run_dir": "a folder for this attempt",
+    "result_file": "where its result goes",
+    "metrics_file": "where its lines go",
+}
+
+RESULT: Mapping[str, str] = {
+    "step_seconds": "seconds of each timed optimizer step, in order; required",
+    "warmup_seconds": "those of the warm-up",
+    "tokens_per_step": "of all ranks; without it, global batch x sequence length",
+    "phase_seconds": "seconds in `start`, `rendezvous`, `first_step`, `steady`, `teardown`",
+    "peak_memory_allocated_bytes": "highest allocated memory",
+    "peak_memory_reserved_bytes": "highest memory that the allocator held",
+    "memory_bytes_by_part": 'bytes at the peak by part, such as `{"parameters": 123}`',
+    "device_memory_bytes": "memory of the device",
+    "allocator_retries": "how often the allocator freed its cache and tried again",
+    "peak_flops": "peak FLOP/s of one device at this precision; without it there is no MFU",
+    "peak_flops_source": "where that comes from",
+    "loss_first": "loss of the first step",
+    "loss_last": "loss of the last step",
+    "stack": "`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the fingerprint",
+}
