@@ -41,16 +41,19 @@ NOOP_SWEEP: Mapping[str, Any] = {
     "measurement": {"warmup_steps": 2, "min_steps": 2, "max_steps": 2},
     "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50}},
 }
-# The fewest steps that a measurement may take, of a model of 1.2 M parameters: import, process group, weights and optimizer are the cost.
+# The fewest steps that a measurement may take, of a model of 1.2 M parameters and 64 tokens: process group, model and optimizer are the cost.
 TORCH_SWEEP: Mapping[str, Any] = {
     "name": "orchestration-torch",
     "model": "llama-tiny",
     "gpus": 2,
     "device": "cpu",
     "sequence_length": 16,
-    "global_batch_size": 64,
+    "global_batch_size": 4,
     "precision": "fp32",
-    "axes": {"data_parallel_size": [2], "recompute": ["none", "full", *(f"full:{k}" for k in range(1, 4))]},
+    "axes": {
+        "data_parallel_size": [2],
+        "recompute": ["none", *(f"{mode}:{k}" for mode in ("full", "selective_ops", "selective_attention") for k in range(1, 5))],
+    },
     "measurement": {"warmup_steps": 2, "min_steps": 2, "max_steps": 2},
     "workload": {"name": "llama"},
 }
