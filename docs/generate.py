@@ -6,6 +6,7 @@ Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m do
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +88,7 @@ def _part(name: str) -> str:
         "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
         "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, PLACEHOLDERS),
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
+        "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "failures": failure_table,
@@ -134,6 +136,54 @@ def module_tables() -> str:
                 rows.append((f"`{file.name if file.name != '__init__.py' else folder.rpartition('/')[2]}`", sentence))
         lines += [f"**`{folder}/`**", "", _table(("module", "what it is"), rows), ""]
     return "\n".join(lines).rstrip()
+
+
+def measured_rows() -> list[tuple[str, str, str]]:
+    """What the newest committed result of each benchmark says; a benchmark without one is left out."""
+    rows: list[tuple[str, str, str]] = []
+
+    def row(name: str, what: str, said: Callable[[Any], str]) -> None:
+        folder = PROJECT / "benchmarks" / "results"
+        files = [*folder.glob(f"{name}.json"), *sorted(folder.glob(f"{name}_cpu-*.json"), key=lambda file: file.stem[-10:])]
+        if files:
+            rows.append((what, said(json.loads(files[-1].read_text())), f"`{files[-1].name}`"))
+
+    row("orchestration", "trials of two fresh ranks that do nothing: ask, store, launch, collect, tell", _said_of_trials)
+    row("orchestration", "the same with torch, gloo and four steps of llama-tiny", lambda r: f"{_rate(r, 'sweep_torch')}/s")
+    row("long-sweep", "ask + tell + store at 5,000 trials; memory gained over them", _said_of_a_long_sweep)
+    row("long-sweep-scripted", "the same at 10,000 trials", lambda r: f"{_digits(r['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial")
+    row("enumerate", "enumerate and rank the layouts of a large cell", _said_of_layouts)
+    for database in ("", "-postgresql"):
+        where = "PostgreSQL" if database else "SQLite"
+        row(f"store-scale{database}", f"`best`, `status` on 100,000 trials, {where}", _said_of_a_store)
+    return rows
+
+
+def _said_of_trials(result: Any) -> str:
+    fresh, reused = _rate(result, "tune_fresh"), _rate(result, "tune_reuse_actors")
+    return f"{_rate(result, 'sweep_tpe')}/s. Ray Tune in the same run: {fresh}/s in fresh processes, {reused}/s in reused ones"
+
+
+def _said_of_a_long_sweep(result: Any) -> str:
+    return f"{_digits(result['ask_tell_store_ms_per_trial_at']['5000'])} ms a trial; {result['resident_growth_bytes_over_5000_trials'] / 1e6:.0f} MB"
+
+
+def _said_of_layouts(result: Any) -> str:
+    counts = result["without_constraints"]
+    return f"{counts['enumerated_and_ranked_per_second'] / 1e6:.1f} million/s ({counts['legal']:,} legal of {counts['lattice']:,})"
+
+
+def _said_of_a_store(result: Any) -> str:
+    return f"{_digits(result['best_seconds'])} s, {_digits(result['status_seconds'])} s"
+
+
+def _rate(result: Any, arm: str) -> str:
+    return _digits(result["summary"]["trials_per_second"][arm])
+
+
+def _digits(number: float) -> str:
+    """Two significant digits: what these machines are good for."""
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def failure_table() -> str:
