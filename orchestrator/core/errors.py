@@ -1,6 +1,6 @@
 """The mistakes a caller can do something about. Each class is one thing to do; its docstring is its message.
 
-`exit_code` is what `sweep` ends with (docs/operations: 2 your input, 4 nothing feasible, 5 held by another, 75 try again).
+`exit_code` is what `sweep` ends with (2 your input, 4 nothing feasible, 5 held by another, 75 try again: docs/troubleshooting.md).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Evidence:
 # Phases in which a rank has not yet begun its first step (the values of protocol.Phase, which imports this module).
 _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
-AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise (FIELD F7)
+AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise
 
 _JUDGED_CHARACTERS = 10_000  # of an exception's text
 

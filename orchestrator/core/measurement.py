@@ -17,7 +17,7 @@ from orchestrator.core.model_shape import MFU_FORMULA, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, RankResult
 
 CONFIDENCE = 0.95
-THRASH_RESERVED_FRACTION = 0.97  # of the device's memory; with allocator retries it marks a run at the memory edge (FIELD F10)
+THRASH_RESERVED_FRACTION = 0.97  # of the device's memory; with allocator retries it marks a run at the memory edge
 
 
 class ImplausibleMeasurement(ValueError):
