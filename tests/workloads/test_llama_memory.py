@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from workloads.llama.live_tensors import LiveTensors
-from workloads.llama.memory import LiveMemory, MemoryReport
+from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.optimizer import AdamW
 from workloads.llama.options import AttentionKind, Options
 from workloads.llama.train import Trainer
@@ -197,6 +198,37 @@ def test_a_limit_is_met_by_the_exception_of_a_full_device() -> None:
     too_small = LiveMemory(of.states(), limit_bytes=peak - 1).first_step()
     with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate .* MiB"), too_small:
         of.untimed_step(lambda: None)
+
+
+def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed: the allocator's counters are scripted."""
+    counters = {"retries": 2, "peak": 900, "allocated": 500, "cached": True}  # as building the model has left them
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: counters.update(cached=False))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: counters.update(peak=counters["allocated"]))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": counters["retries"]})
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: counters["peak"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 800)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: counters["allocated"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"total_memory": 1000}))
+
+    def step(after_forward: Callable[[], None]) -> None:
+        counters["allocated"] += 70
+        after_forward()
+        counters["allocated"] -= 70
+        counters["retries"] += 100  # by a step that was not timed
+
+    weights = torch.zeros(100)
+    memory = DeviceMemory(States(parameters=(weights,), gradients=(), optimizer=(), constants=()), device=torch.device("cuda", 0))
+    assert not counters["cached"]
+    counters["retries"] += 5  # in the first step
+    memory.after_first_step()
+    counters.update(peak=600, retries=counters["retries"] + 1)
+    found = memory.report(step)
+    assert found.allocator_retries == 1
+    assert found.peak_allocated_bytes == 600
+    assert found.bytes_by_part["activations"] == 70
+    assert sum(found.bytes_by_part.values()) == 600
+    assert (found.peak_reserved_bytes, found.device_bytes) == (800, 1000)
 
 
 def test_views_and_work_in_place_are_not_counted_twice() -> None:

@@ -248,16 +248,29 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("gradient_dtype", ["bf16", "fp32"])
-def test_a_trial_measures_its_layout_on_a_gpu(gradient_dtype: str, tmp_path: Path, server: ForkServerContext) -> None:
-    layout = Layout(micro_batch_size=2, grad_accum_steps=2, recompute=Recompute.parse("selective:2"))
+@pytest.mark.parametrize("data_parallel_size", [1, 2])
+def test_a_trial_measures_its_layout_on_gpus(
+    data_parallel_size: int, gradient_dtype: str, tmp_path: Path, server: ForkServerContext
+) -> None:
+    if torch.cuda.device_count() < data_parallel_size:
+        pytest.skip("a single CUDA device here")
+    layout = Layout(
+        data_parallel_size=data_parallel_size,
+        micro_batch_size=2,
+        grad_accum_steps=2,
+        recompute=Recompute.parse("selective:2"),
+        zero_stage=data_parallel_size - 1,
+    )
     trial = request(layout, device=Device.CUDA, gradient_dtype=gradient_dtype).model_copy(update={"model": PRESETS["llama-60m"]})
-    result = run_trial(trial, tmp_path, server)[0]
-    assert isinstance(result, RankResult), result
+    results = run_trial(trial, tmp_path, server)
+    assert all(isinstance(result, RankResult) for result in results), results
+    result = results[0]
     assert result.memory_bytes_by_part["parameters"] == 2 * trial.model.num_parameters
-    assert result.peak_memory_reserved_bytes >= result.peak_memory_allocated_bytes > 16 * trial.model.num_parameters
+    bytes_per_parameter = 4 + 12 / data_parallel_size
+    assert result.peak_memory_reserved_bytes >= result.peak_memory_allocated_bytes > bytes_per_parameter * trial.model.num_parameters
     assert result.device_memory_bytes > result.peak_memory_reserved_bytes
     assert result.allocator_retries == 0
     known = from_driver_name(result.stack.device_name) is not None
     assert result.peak_flops_source.startswith("table: " if known else "measured: ")
     assert result.stack.cuda == torch.version.cuda
-    assert 0 < measure([result], model=trial.model, sequence_length=64, layout=layout, plan=PLAN).mfu < 1
+    assert 0 < measure(results, model=trial.model, sequence_length=64, layout=layout, plan=PLAN).mfu < 1

@@ -85,6 +85,8 @@ class DeviceMemory:
 
     def __init__(self, states: States, *, device: torch.device) -> None:
         self._states, self._device = states, device
+        self._retries_before = 0
+        torch.cuda.empty_cache()  # what building the model has left behind would count as reserved, and lie in the first step's way
 
     def first_step(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -92,10 +94,12 @@ class DeviceMemory:
     def after_first_step(self) -> None:
         # Workspaces and communication buffers come to be in the first step; the peak of a steady step is what counts.
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._retries_before = self._num_retries()
 
     def report(self, step: StepWithProbe) -> MemoryReport:
         peak = torch.cuda.max_memory_allocated(self._device)
         reserved = torch.cuda.max_memory_reserved(self._device)
+        retries = self._num_retries() - self._retries_before
         held_bytes = torch.cuda.memory_allocated(self._device)
         activations: list[int] = []
         step(lambda: activations.append(torch.cuda.memory_allocated(self._device) - held_bytes))
@@ -104,8 +108,11 @@ class DeviceMemory:
             bytes_by_part=_by_part(self._states, max(activations), peak),
             peak_reserved_bytes=reserved,
             device_bytes=torch.cuda.get_device_properties(self._device).total_memory,
-            allocator_retries=int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)),
+            allocator_retries=retries,
         )
+
+    def _num_retries(self) -> int:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
 
 def _by_part(states: States, activation_bytes: int, peak_bytes: int) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill the weights; the same seed gives the same weights on every rank."""
+        """Fill the weights; the same seed gives the same weights on every rank, and in bf16 those of fp32, rounded."""
         depth_scale = INITIAL_STANDARD_DEVIATION / math.sqrt(2 * len(self.layers))
         generator = torch.Generator(device=self.norm.weight.device).manual_seed(seed)
         for name, weight in self.named_parameters():
@@ -68,7 +68,10 @@ class Llama(nn.Module):
                 weight.fill_(1.0)
             else:
                 into_residual = name.endswith(("wo.weight", "w2.weight"))
-                weight.normal_(0.0, depth_scale if into_residual else INITIAL_STANDARD_DEVIATION, generator=generator)
+                drawn = torch.empty_like(
+                    weight, dtype=torch.float32
+                )  # drawing in bf16 itself is another sequence in some versions of torch
+                weight.copy_(drawn.normal_(0.0, depth_scale if into_residual else INITIAL_STANDARD_DEVIATION, generator=generator))
 
 
 class TransformerBlock(nn.Module):

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from orchestrator.core.fingerprint import Stack
 
@@ -18,10 +19,15 @@ def describe_stack(device: torch.device) -> Stack:
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda if cuda else None,
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]  # untyped in torch
+        nccl=_nccl_version() if cuda else None,
         driver=_DRIVER_FILE.read_text().strip() if cuda and _DRIVER_FILE.exists() else None,
         device_name=torch.cuda.get_device_name(device) if cuda else _processor_name(),
     )
+
+
+def _nccl_version() -> str | None:
+    """None for a torch that was built without NCCL, which one GPU does not need."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None  # type: ignore[no-untyped-call]  # torch's
 
 
 def _processor_name() -> str | None:

@@ -156,6 +156,12 @@ def _open_device(rank: Rank, options: Options) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's; it says itself what is wrong with a driver
+    if rank.local_rank >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"LOCAL_RANK {rank.local_rank} has no device: torch {torch.__version__} sees {torch.cuda.device_count()} of "
+            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}, which has to name one for each rank of this node"
+        )
     device = torch.device("cuda", rank.local_rank)
     torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")  # TF32, as core/hardware's fp32 peaks assume
