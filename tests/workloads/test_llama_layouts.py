@@ -155,7 +155,7 @@ def run_rank(rank: int, port: int, out: Path) -> None:
     four = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32)
     found = {
         "trained": {(case, layout): train(layout, case[1], rank=rank) for case in CASES for layout in every_layout(case[0])},
-        "collectives": {layout: collectives_of_a_step(layout) for layout in (one, four, sharded(one), sharded(four))},
+        "collectives": {layout: collectives_of_a_step(layout) for layout in (four, sharded(four))},
         "memory": {
             (case, zero_stage): memory_of(replace(one, precision=case[0], zero_stage=zero_stage), case[1])
             for case in CASES
@@ -172,9 +172,9 @@ def run_rank(rank: int, port: int, out: Path) -> None:
 
 
 def every_layout(precision: Precision) -> list[Layout]:
-    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing or all, since what is recomputed is over when weights are stepped."""
+    """All of data-parallel size 2; those of ZeRO stage 1 recompute nothing, since all that is recomputed is over when weights are stepped."""
     plain = layouts(2, precision)
-    return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) in ("none", "full"))]
+    return [*plain, *(sharded(layout) for layout in plain if str(layout.recompute) == "none")]
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_both_replicas_end_with_the_same_weights_to_the_bit(two_ranks: list[dict
 def test_sharing_out_the_optimizer_states_changes_no_bit(case: tuple[Precision, str], two_ranks: list[dict]) -> None:
     trained = two_ranks[0]["trained"]
     pairs = [(trained[case, layout], trained[case, replace(layout, zero_stage=0)]) for layout in every_layout(case[0]) if layout.zero_stage]
-    assert len(pairs) == 4
+    assert len(pairs) == 2
     for shared_out, whole in pairs:
         assert shared_out.losses == whole.losses
         assert all(torch.equal(a, b) for a, b in zip(shared_out.gradients, whole.gradients, strict=True))
@@ -282,7 +282,7 @@ def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(references:
     assert distance(train(layout, "fp32").gradients, exact) < distance(train(layout, "bf16").gradients, exact)
 
 
-def test_gradients_are_synchronised_once_per_step_however_many_micro_batches(two_ranks: list[dict]) -> None:
+def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_weights_gathered_once(two_ranks: list[dict]) -> None:
     for rank in two_ranks:
         for layout, collectives in rank["collectives"].items():
             gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}

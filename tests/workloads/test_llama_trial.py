@@ -110,7 +110,7 @@ def run_trial(trial: TrialRequest, run_dir: Path, server: ForkServerContext) -> 
     [
         Layout(micro_batch_size=2, grad_accum_steps=2, precision=Precision.FP32),
         Layout(data_parallel_size=2, micro_batch_size=2, recompute=Recompute.parse("full"), precision=Precision.FP32),
-        Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=2, recompute=Recompute.parse("selective:2")),
+        Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=2, recompute=Recompute.parse("selective:2"), zero_stage=1),
     ],
     ids=lambda layout: layout.key,
 )

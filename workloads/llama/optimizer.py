@@ -18,6 +18,9 @@ WEIGHT_DECAY = 0.1
 # Elements stepped at once: bf16 gradients are widened to fp32, and shares of weights gathered, only for so many at a time, not for all.
 CHUNK_ELEMENTS = 1 << 26
 
+# torch 2.13 renamed it and nothing else.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
 _Pair = tuple[Tensor, Tensor]  # flat views of a weight, or of a part of it, and of its gradient
 
 
@@ -100,7 +103,7 @@ class AdamW:
         own = room[share * self._shard :][:share]
         torch._foreach_copy_(_laid_out(own, chunk.masters), chunk.masters)
         gathered = room[: share * self._num_shards]
-        dist.all_gather_into_tensor(gathered, own)  # a share that lies where it belongs is not copied by NCCL
+        _all_gather(gathered, own)  # a share that lies where it belongs is not copied by NCCL
         torch._foreach_copy_(weights, _laid_out(gathered, weights))
 
 
