@@ -151,6 +151,17 @@ def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(tmp_path: Path, serv
     assert failure.exception == "torch.OutOfMemoryError"
 
 
+def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_states_out(tmp_path: Path, server: ForkServerContext) -> None:
+    def run(zero_stage: int) -> list[RankResult | RankFailure]:
+        folder = tmp_path / str(zero_stage)
+        folder.mkdir()
+        layout = Layout(data_parallel_size=2, micro_batch_size=1, zero_stage=zero_stage)
+        return run_trial(request(layout, memory_limit_bytes=15 * TINY.num_parameters), folder, server)  # states alone: 16, or 4 + 12/2
+
+    assert any(isinstance(outcome, RankFailure) and outcome.out_of_memory for outcome in run(0))
+    assert all(isinstance(outcome, RankResult) for outcome in run(1))
+
+
 def test_importing_the_workload_asks_nothing_of_cuda_and_starts_no_thread() -> None:
     program = """
 import os, torch
