@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import Failure
 from orchestrator.core.protocol import Device, NodeReport, Phase, TrialRequest
 
@@ -50,6 +52,28 @@ class Slots:
     def hold(self, shape: Shape) -> bool:
         """Whether the empty cluster can hold such a gang. Ray never says "impossible", so we ask ourselves."""
         return sum(slots >= shape.slots_per_node for slots in self.slots_by_node) >= shape.num_nodes
+
+
+def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
+    """The gang of each cell. Raises ResourcesInsufficient when the empty cluster cannot hold one: it never will."""
+    unit = "GPUs" if slots.device is Device.CUDA else "cores (without GPUs a slot is a core)"
+    if not slots.slots_by_node:
+        raise ResourcesInsufficient(
+            "the sweep asks for GPUs, and there are none. Use device: cpu, or --ray-address of a cluster that has them"
+        )
+    shapes = {}
+    for cell in cells:
+        try:
+            shape = Shape.of(cell.num_gpus, gpus_per_node=gpus_per_node)
+        except ValueError as exc:
+            raise ResourcesInsufficient(f"gpus: {cell.num_gpus}: {exc}") from exc
+        if not slots.hold(shape):
+            raise ResourcesInsufficient(
+                f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with {shape.slots_per_node} {unit} each; here are"
+                f" {list(slots.slots_by_node)}. Lower gpus, or give --ray-address of a cluster that has them"
+            )
+        shapes[cell] = shape
+    return shapes
 
 
 @dataclass(frozen=True, kw_only=True)

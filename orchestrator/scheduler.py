@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
 OVERTIME_SECONDS = 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
 PROGRESS_SECONDS = 1.0
+CONNECT_SECONDS = 5.0
+REMOVE_SECONDS = 10.0  # for the head to remove a placement group, milliseconds where it is well
+CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 LEASE_SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
 
 
@@ -147,6 +151,8 @@ class RayScheduler:
         self._flights[request.trial_id] = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs=refs, since=now, started=now)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if self._ray_is_gone():
+            raise ClusterUnavailable("the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on")
         if not self._events and self._flights:
             refs = [ref for f in self._flights.values() for ref in (*f.refs, *([f.progress_ref] if f.progress_ref is not None else []))]
             try:
@@ -180,13 +186,17 @@ class RayScheduler:
             self._lose(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
 
     def close(self) -> None:
-        for gang in list(self._gangs):
-            self._release(gang)
+        """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""
+        if not self._ray_is_gone():
+            self._close_agents([agent for gang in self._gangs for agent in gang.agents])
         if ray.is_initialized():
             ray.shutdown()
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
+
+    def _ray_is_gone(self) -> bool:
+        return self._guard is not None and self._guard.ray_is_gone()
 
     # -- gangs ---------------------------------------------------------------------------------------------------------------
 
@@ -227,18 +237,24 @@ class RayScheduler:
     def _release(self, gang: _Gang, *, kill: bool = False) -> None:
         """End the agents and give the slots back; with `kill` at once, without asking them."""
         if not kill:
-            try:
-                ray.get([agent.close.remote() for agent in gang.agents], timeout=10)
-            except RayError as exc:
-                logger.warning("An agent did not close by itself: %s", _first_line(exc))
+            self._close_agents(gang.agents)
         for agent in gang.agents:
             try:
                 ray.kill(agent)
             except RayError as exc:
                 logger.debug("Agent already gone: %s", _first_line(exc))
-        remove_placement_group(gang.group)
         self._gangs.remove(gang)
+        if not _within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
+            raise ClusterUnavailable(
+                "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
+            )
         self._await_free(gang.shape)
+
+    def _close_agents(self, agents: Sequence[Any]) -> None:
+        try:
+            ray.get([agent.close.remote() for agent in agents], timeout=CLOSE_SECONDS)
+        except RayError as exc:
+            logger.warning("An agent did not close by itself: %s", _first_line(exc))
 
     def _await_free(self, shape: Shape) -> None:
         """Wait until the head sees the slots free: a group asked for earlier waits a whole second in Ray's back-off."""
@@ -391,24 +407,45 @@ def _program(request: TrialRequest) -> str:
     return f"workloads.{request.workload}"
 
 
+def _within(seconds: float, call: Callable[[], object]) -> bool:
+    """Make a call of Ray's that has no time limit and waits for ever where a node is gone. False: it still waits, in a thread left behind."""
+    thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
 def _connect(address: str | None) -> None:
     # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
     if address is None:
-        options["include_dashboard"] = False
-        os.environ.pop("RAY_ADDRESS", None)  # a local Ray was asked for
+        options |= {"address": "local", "include_dashboard": False}  # "local": never a cluster that happens to run on this machine
     else:
         options["address"] = address
+        _knock(address)
     try:
         ray.init(**options)
-    except (ConnectionError, RayError, RuntimeError, ValueError, TimeoutError) as exc:
+    except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
         where = address or "a local Ray"
         hint = (
             "" if address is None else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
         )
         raise ClusterUnavailable(f"no connection to {where}: {_first_line(exc)}.{hint}") from exc
     _protect_token()
+
+
+def _knock(address: str) -> None:
+    """Ray tries an address that nobody answers for minutes; a look at the port says so at once."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "://" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as exc:
+        raise ClusterUnavailable(
+            f"no Ray cluster answers at {address}: {exc.strerror or exc}. Start one with `ray start --head`, or correct --ray-address"
+        ) from exc
 
 
 def _protect_token() -> None:
@@ -425,10 +462,6 @@ def _discover(device: Device | None, gpus_per_node: int | None) -> Slots:
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
     chosen = device or (Device.CUDA if any(gpus) else Device.CPU)
-    if chosen is Device.CUDA and not any(gpus):
-        raise ResourcesInsufficient(
-            f"the sweep asks for GPUs, but Ray sees none on {len(nodes)} node(s). Use device: cpu, or --ray-address of a cluster that has them"
-        )
     counts = gpus if chosen is Device.CUDA else [int(node["Resources"].get("CPU", 0)) for node in nodes]
     if gpus_per_node is not None:
         counts = [min(count, gpus_per_node) for count in counts]

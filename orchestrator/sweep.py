@@ -18,7 +18,7 @@ from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import ResourcesInsufficient, SweepError
+from orchestrator.core.errors import SweepError
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
@@ -29,7 +29,7 @@ from orchestrator.core.planner import plan_cell
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.spec import Objective, SweepSpec
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
-from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots
+from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.provenance import with_stack
 from orchestrator.searcher import Failed, Measured, OutOfMemory, Searcher
@@ -141,7 +141,7 @@ class _Loop:
         self._requested = Stop.GO_ON
 
     def run(self) -> SweepResult:
-        shapes = self._feasible_shapes()
+        shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)  # before anything is written
         lost = self._store.reap(self._sweep_id, self._epoch)
         if lost:
             logger.warning("%d attempts of a dead orchestrator were given back", len(lost), extra={"action": "reaped"})
@@ -156,24 +156,6 @@ class _Loop:
         return self._result()
 
     # -- opening -------------------------------------------------------------------------------------------------------------
-
-    def _feasible_shapes(self) -> dict[Cell, Shape]:
-        """The gang of each cell. Raises ResourcesInsufficient when the cluster can never hold one, before anything is written."""
-        slots = self._scheduler.slots
-        unit = "GPUs" if slots.device is Device.CUDA else "cores (a slot is a core on a machine without GPUs)"
-        shapes = {}
-        for cell in self._spec.cells():
-            try:
-                shape = Shape.of(cell.num_gpus, gpus_per_node=self._gpus_per_node)
-            except ValueError as exc:
-                raise ResourcesInsufficient(f"gpus: {cell.num_gpus}: {exc}") from exc
-            if not slots.hold(shape):
-                raise ResourcesInsufficient(
-                    f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with {shape.slots_per_node} {unit} each; here are"
-                    f" {list(slots.slots_by_node)}. Lower gpus, or give --ray-address of a cluster that has them"
-                )
-            shapes[cell] = shape
-        return shapes
 
     def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
         candidates = plan_cell(self._spec, cell, hardware=self._hardware, gpus_per_node=self._gpus_per_node).candidates

@@ -42,6 +42,11 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    def say(self, text: str) -> None:
+        """Say something now, unless quiet."""
+        if not self._quiet:
+            self._console.print(Text(text, style="dim"))
+
     def note(self, text: str) -> None:
         """Say something once, above the panel. Safe in a signal handler: it is printed with the next snapshot."""
         self._notes.append(text)

@@ -114,16 +114,21 @@ def run(
     Example: sweep run sweeps/quickstart.yaml search.max_trials=10
     """
     spec = _load(file, overrides)
-    _check_workload(spec, local=ray_address is None)
+    _check_command(spec)
+    if ray_address is None:
+        _check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import look
     from orchestrator.cli.progress import Progress
+    from orchestrator.core.errors import ClusterUnavailable
     from orchestrator.core.protocol import Device
     from orchestrator.provenance import code_fingerprint
     from orchestrator.sweep import run_sweep
 
     def open_scheduler() -> Any:
         from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
+
+        progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
 
         device = None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None
@@ -132,17 +137,24 @@ def run(
         return scheduler
 
     with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
-        result = run_sweep(
-            spec,
-            store=store,
-            open_scheduler=open_scheduler,
-            code=code_fingerprint(_project_of(spec)),
-            hardware=lambda slots: _hardware(spec, slots),
-            clock=time.monotonic,
-            stop=signals.asked,
-            observe=progress.show,
-            takeover=takeover,
-        )
+        try:
+            result = run_sweep(
+                spec,
+                store=store,
+                open_scheduler=open_scheduler,
+                code=code_fingerprint(_project_of(spec)),
+                hardware=lambda slots: _hardware(spec, slots),
+                clock=time.monotonic,
+                stop=signals.asked,
+                observe=progress.show,
+                takeover=takeover,
+            )
+        except ClusterUnavailable as exc:
+            if signals.received is None:
+                raise
+            # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
+            _note(f"Stopped by signal {signals.received}: {exc}")
+            raise typer.Exit(128 + signals.received) from None
         where = store.url
     if as_json:
         look.best(spec.name, db=db, as_json=True)
@@ -205,13 +217,33 @@ def _load(file: Path, overrides: list[str] | None) -> SweepSpec:
     return load(text, source=str(file), overrides=overrides or ())
 
 
-def _check_workload(spec: SweepSpec, *, local: bool) -> None:
+def _check_this_machine(spec: SweepSpec) -> None:
+    """Say at once what a local Ray would take seconds to find out."""
     from importlib.util import find_spec
 
     from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.protocol import Device
+    from orchestrator.gang import Slots, shapes_of
+    from orchestrator.gpu_monitor import device_name
 
-    if local and spec.workload.name == "llama" and find_spec("torch") is None:
+    if spec.workload.name == "llama" and find_spec("torch") is None:
         raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
+    has_gpu = Path("/dev/nvidiactl").exists() or device_name() is not None
+    cores = os.cpu_count() or 1
+    if not has_gpu:
+        wants_gpu = spec.device not in ("auto", "cpu")
+        slots = Slots(device=Device.CUDA if wants_gpu else Device.CPU, device_name=None, slots_by_node=[] if wants_gpu else [cores])
+        shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
+
+
+def _check_command(spec: SweepSpec) -> None:
+    from orchestrator.core.errors import UsageInvalid
+
+    cwd = spec.workload.options.get("cwd")
+    if spec.workload.name == "command" and isinstance(cwd, str) and not Path(cwd).is_absolute():
+        raise UsageInvalid(
+            f"workload.options.cwd {cwd!r} is relative, and ranks start in run directories of their own: give the absolute path"
+        )
 
 
 def _project_of(spec: SweepSpec) -> Path:

@@ -125,6 +125,10 @@ _JUDGED_CHARACTERS = 10_000  # of an exception's text
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )  # any other signal came from outside
+_FATAL = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM}
+)  # not SIGABRT: so end watchdogs
+_MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH})
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
 _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
@@ -255,11 +259,16 @@ def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
     match = _match(said) if _ended_badly(evidence) else None
     if match is not None and match[0] is FailureKind.DEVICE_ERROR and _near_the_memory_limit(evidence):
         return FailureKind.OOM_GPU, f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use"
-    if match is not None and match[0] not in OUT_OF_MEMORY_KINDS:
+    if match is not None and match[0] not in OUT_OF_MEMORY_KINDS and not (_only_mutters(evidence, exception) and match[0] in _MUTTERED):
         return match
     if exception:
         return FailureKind.USER_ERROR, said[:1000]
     return _kind_of_exit(evidence)
+
+
+def _only_mutters(evidence: Evidence, exception: str) -> bool:
+    """Whether a signal ended the rank whatever its log was complaining of: NCCL warns of what it then survives."""
+    return not exception and _signal(evidence) in _FATAL
 
 
 def _memory_kind(evidence: Evidence) -> tuple[FailureKind, str] | None:

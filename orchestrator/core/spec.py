@@ -388,7 +388,8 @@ class SweepSpec(_Section):
     def conditions(self) -> dict[str, Any]:
         """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""
         return {
-            "workload": self.workload.model_dump(mode="json"),
+            "workload": self.workload.name,
+            **{f"workload.options.{name}": value for name, value in self.workload.model_dump(mode="json")["options"].items()},
             "warmup_steps": self.measurement.warmup_steps,
             "objective": str(self.objective),
             "device": self.device,

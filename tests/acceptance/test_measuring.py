@@ -26,8 +26,8 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
     ended = command.ok("run", file)
     assert "tokens/s/GPU" in ended.stdout
 
-    best = command.json("best", "t")
-    assert len(best["cells"]) == 2
+    best = command.json("best", "t")["best"]
+    assert {row["num_gpus"] for row in best} == {1, 2}
     rows = command.sql(
         "select num_gpus, data_parallel_size, tokens_per_second_per_gpu, mfu, hfu, peak_memory_allocated_bytes, recompute, micro_batch_size from v_trial"
     )
@@ -43,8 +43,7 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
     trial = str(command.sql("select min(trial_id) from v_trial")[0][0])
     shown = command.ok("show", trial).stdout
     assert "torch" in shown
-    assert command.ok("status", "t").stdout
-    assert command.ok("trials", "t").stdout.count("measured") >= 8
+    assert "2 cells" in command.ok("status", "t").stdout
     assert command.run("logs", trial).returncode == 0
     exported = list(csv.DictReader(io.StringIO(command.ok("export", "csv").stdout)))
     assert len(exported) == 8

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 from pathlib import Path
 
 import pytest
 
+from db.store import Store
+from orchestrator.processes import descendants
 from tests.acceptance.command import Command, write_sweep
+from tests.acceptance.test_killed_midway import measured
 
 pytestmark = pytest.mark.acceptance
 
@@ -78,15 +83,34 @@ def test_a_changed_condition_is_refused_with_the_difference(command: Command, tm
 
 
 def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_path: Path) -> None:
-    file = write_sweep(tmp_path)
-    command.ok("run", file, "search.max_trials=2")
-    size = max(p.stat().st_size for p in (tmp_path / "store").iterdir())
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    text = said(command, "run", file, code=75, preexec_fn=limited)
-    assert "error:" in text
-    assert command.sql("select count(*) from v_trial where state = 'measured'")[0][0] >= 2
+    slow = {"name": "synthetic", "options": {"sleep": True, "time_scale": 15.0}}
+    file = write_sweep(tmp_path, workload=slow)
+    with Store.open(command.store_url) as store:
+        running = command.start("run", file)
+        running.until(lambda: len(measured(store, "t")) >= 2)
+        # Of the orchestrator alone: whatever it writes next is refused, as on a full disk.
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        code, _, err = running.end()
+        assert code == 75, err
+        assert "Traceback" not in err
+        assert err.strip().splitlines()[-1].startswith("error:")
+        assert len(measured(store, "t")) >= 2
     command.ok("run", file)
     assert command.sql("select count(*) from v_trial where state = 'measured'") == [[16]]
+
+
+@pytest.mark.timeout(180)
+def test_ray_that_is_ended_from_outside_is_said_and_nothing_hangs(command: Command, tmp_path: Path) -> None:
+    slow = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}
+    file = write_sweep(tmp_path, workload=slow)
+    with Store.open(command.store_url) as store:
+        running = command.start("run", file)
+        running.until(lambda: len(measured(store, "t")) >= 1)
+        raylet = next(pid for pid in descendants(running.process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet")
+        running.look()
+        os.kill(raylet, signal.SIGKILL)
+        code, _, err = running.end(timeout=60)
+        assert code == 75, err
+        assert "the same command goes on" in err
+        assert running.survivors(seconds=10) == []
+        assert store.sweep_named("t").holder is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.acceptance.test_killed_midway import measured
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
-SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 500.0}}  # about 1 s a trial
+SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  # 1 to 6 s a trial
 
 
 @pytest.fixture
@@ -67,4 +68,16 @@ def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Pa
         command.ok("cancel", "t")
         code, _, _ = running.end(timeout=30)
         assert code == 130
+        assert store.sweep_named("t").holder is None
+
+
+def test_a_sigterm_to_the_whole_group_ends_ray_too_and_hangs_nothing(command: Command, slow_sweep: Path) -> None:
+    """As `timeout` and batch systems do it."""
+    with Store.open(command.store_url) as store:
+        running = started(command, slow_sweep, store)
+        running.look()
+        os.killpg(running.process.pid, signal.SIGTERM)
+        code, _, err = running.end(timeout=45)
+        assert code == 143, err
+        assert running.survivors(seconds=10) == []
         assert store.sweep_named("t").holder is None

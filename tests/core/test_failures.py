@@ -210,3 +210,13 @@ def test_every_kind_has_a_policy_and_results_are_not_retried() -> None:
     assert not may_retry(K.OOM_GPU, {K.OOM_GPU: 1})
     assert may_retry(K.NODE_LOST, {K.NODE_LOST: 2}) and not may_retry(K.NODE_LOST, {K.NODE_LOST: 3})
     assert all(POLICIES[kind].fault is Fault.LAYOUT for kind in OUT_OF_MEMORY_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGSEGV, FailureKind.SEGFAULT), (signal.SIGKILL, FailureKind.KILLED), (signal.SIGABRT, FailureKind.NCCL)]
+)
+def test_a_fatal_signal_outranks_warnings_in_the_log_but_an_abort_is_what_a_watchdog_does(
+    number: signal.Signals, kind: FailureKind
+) -> None:
+    noise = "node1:17:42 [0] NCCL WARN NET/Socket : Connection reset by peer (ignored)"
+    assert classify(evidence(signal=number, log_tail=noise)).kind is kind

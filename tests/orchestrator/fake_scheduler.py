@@ -48,7 +48,9 @@ class FakeScheduler:
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
         if isinstance(ending, FailureKind):
-            report = NodeReport(node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=Failure(kind=ending, message=f"scripted {ending}"))
+            report = NodeReport(
+                node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=Failure(kind=ending, message=f"scripted {ending}")
+            )
             return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=float(shape.num_slots))]
         ranks = [
             RankOutcome(
