@@ -215,6 +215,7 @@ def _sweep_row(row: Any) -> SweepRow:
     return SweepRow(
         id=row.id,
         name=row.name,
+        run_token=row.run_token,
         spec_json=row.spec_json,
         conditions=row.conditions,
         state=SweepState(row.state),

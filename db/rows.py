@@ -32,6 +32,7 @@ class Holder:
 class SweepRow:
     id: int
     name: str
+    run_token: str  # tells this sweep's folders from those of a sweep of the same name in another store
     spec_json: str
     conditions: Mapping[str, Any]
     state: SweepState

@@ -114,6 +114,7 @@ sweep = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
+    Column("run_token", Text, nullable=False),  # random, made with the row: trial ids begin at 1 in every store, folders on disk are shared
     Column("spec_json", Text, nullable=False),
     Column("conditions", Json, nullable=False),  # what makes numbers comparable
     Column("state", Text, nullable=False),

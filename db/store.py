@@ -85,6 +85,7 @@ class Store:
                 schema.sweep,
                 {
                     "name": name,
+                    "run_token": changes.new_token()[:12],
                     "spec_json": spec_json,
                     "conditions": wanted,
                     "state": SweepState.WAITING,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -30,6 +32,18 @@ def test_the_same_sweep_is_found_again_and_a_wider_spec_is_taken_over(store: Sto
     assert store.ensure_sweep("a", '{"max_trials": 20}', CONDITIONS) == sweep_id
     assert store.sweep_named("a").spec_json == '{"max_trials": 20}'
     assert store.sweep_named("a").state is SweepState.WAITING
+
+
+def test_a_sweep_of_the_same_name_in_another_store_has_another_run_token(tmp_path: Path) -> None:
+    tokens = []
+    for name in ("one", "two"):
+        with Store.open(f"sqlite:///{tmp_path / name}.sqlite") as store:
+            store.ensure_sweep("a", "{}", CONDITIONS)
+            tokens.append(store.sweep_named("a").run_token)
+            store.ensure_sweep("a", "{}", CONDITIONS)
+            assert store.sweep_named("a").run_token == tokens[-1]
+    assert tokens[0] != tokens[1]
+    assert all(re.fullmatch("[0-9a-f]{12}", token) for token in tokens)
 
 
 def test_other_conditions_are_refused_and_each_difference_is_named(store: Store) -> None:

@@ -49,6 +49,7 @@ def upgrade() -> None:
         "sweep",
         sa.Column("id", ID, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("run_token", sa.Text(), nullable=False),
         sa.Column("spec_json", sa.Text(), nullable=False),
         sa.Column("conditions", JSON, nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
