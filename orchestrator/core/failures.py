@@ -120,6 +120,9 @@ _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
 AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise
 
+_NOTED = "out of memory by the rank's own word: "  # before the evidence where only the failure note's flag says so
+_REFUSED_BY_HOST = re.compile(r"DefaultCPUAllocator|MemoryError\b")  # an allocation of this process, which a smaller layout may not need
+
 _JUDGED_CHARACTERS = 10_000  # of an exception's text
 
 _CRASHES = frozenset(
@@ -157,6 +160,7 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_NOT_INITIALIZED"),
         (_K.DEVICE_ERROR, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)|NVRM: Xid"),
         (_K.DEVICE_ERROR, r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available"),
+        (_K.DEVICE_ERROR, r"Found no NVIDIA driver|invalid device ordinal"),
         (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure"),
         (_K.NCCL, r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"),
         (_K.NCCL, r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL (?:communicator was aborted|error)"),
@@ -234,6 +238,18 @@ def is_aftermath(failure: Failure) -> bool:
     return failure.kind is FailureKind.NCCL or failure.signal == signal.SIGABRT
 
 
+def proves_out_of_memory(failure: Failure, *, on_cpu: bool = False) -> bool:
+    """Whether it proves that the layout does not fit its device, so that what needs at least as much memory needs no launch.
+
+    An allocator or library of the device has to have said so, or the rank itself: an out-of-memory inferred from a full device is none,
+    and the host's memory is the layout's only where it trains on CPUs (`on_cpu`), and an allocation of its own process was refused.
+    """
+    match = _match(failure.evidence)
+    if failure.kind is FailureKind.OOM_GPU:
+        return failure.evidence.startswith(_NOTED) or (match is not None and match[0] is FailureKind.OOM_GPU)
+    return on_cpu and failure.kind is FailureKind.OOM_HOST and _REFUSED_BY_HOST.search(failure.evidence) is not None
+
+
 def is_out_of_memory(exception: str, message: str) -> bool:
     """Whether an exception of this class name and text says that memory ran out, the device's or the host's."""
     match = _match(f"{exception}: {message[:_JUDGED_CHARACTERS]}")
@@ -277,7 +293,7 @@ def _memory_kind(evidence: Evidence) -> tuple[FailureKind, str] | None:
     if match is not None and match[0] in OUT_OF_MEMORY_KINDS:
         return match
     if evidence.noted_out_of_memory:
-        return FailureKind.OOM_GPU, f"{evidence.exception}: {evidence.message}"[:1000]
+        return FailureKind.OOM_GPU, f"{_NOTED}{evidence.exception}: {evidence.message}"[:1000]
     if evidence.num_oom_kills and _signal(evidence) == signal.SIGKILL:
         return FailureKind.OOM_HOST, f"memory.events: oom_kill +{evidence.num_oom_kills}"
     return None

@@ -16,6 +16,7 @@ from orchestrator.core.failures import (
     first_bad,
     is_out_of_memory,
     may_retry,
+    proves_out_of_memory,
 )
 
 K = FailureKind
@@ -196,6 +197,30 @@ def test_an_out_of_memory_anywhere_explains_all_the_rest() -> None:
 def test_a_message_names_the_rank_the_phase_and_what_was_said_on_one_line() -> None:
     failure = classify(evidence(3, exception="ValueError", message="bad\nvery bad", phase="steady"))
     assert failure.message == "rank 3 failed in steady: ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "on_cpu", "known"),
+    [
+        (True, True, {"exception": "torch.OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}),
+        (True, True, {"log_tail": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"}),
+        (True, True, {"exception": "mylib.DoesNotFit", "message": "by 3 GiB", "noted_out_of_memory": True}),
+        (
+            False,
+            False,
+            {"log_tail": "CUDA error: an illegal memory access was encountered", "peak_memory_bytes": 9, "device_memory_bytes": 10},
+        ),
+        (False, True, {"exception": "MemoryError"}),
+        (False, True, {"exception": "RuntimeError", "message": "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"}),
+        (False, False, {"exception": "OSError", "message": "[Errno 12] Cannot allocate memory"}),  # a fork, a mapping: the machine's
+        (False, False, {"exit_code": 137, "num_oom_kills": 1}),
+        (False, False, {"exception": "ValueError", "message": "bad shape"}),
+    ],
+)
+def test_only_a_refused_allocation_proves_that_a_layout_does_not_fit(on_gpu: bool, on_cpu: bool, known: dict[str, object]) -> None:
+    failure = classify(evidence(**known))
+    assert failure.kind in OUT_OF_MEMORY_KINDS or "ValueError" in failure.evidence
+    assert (proves_out_of_memory(failure), proves_out_of_memory(failure, on_cpu=True)) == (on_gpu, on_cpu)
 
 
 def test_memory_exceptions_are_known_by_name_or_text() -> None:
