@@ -31,6 +31,7 @@ def acquire(
     pid: int,
     token: str,
     ttl_seconds: float,
+    spec_json: str | None = None,
     takeover: bool = False,
     holder_is_dead: Callable[[Holder], bool] | None = None,
 ) -> int:
@@ -46,6 +47,7 @@ def acquire(
         .where(sweep.c.id == sweep_id, sweep.c.owner_epoch == row.owner_epoch)
         .values(
             state=SweepState.RUNNING,
+            spec_json=row.spec_json if spec_json is None else spec_json,
             owner_host=host,
             owner_pid=pid,
             owner_namespace=process_namespace(),

@@ -75,7 +75,8 @@ class Store:
     def ensure_sweep(self, name: str, spec_json: str, conditions: Mapping[str, Any]) -> int:
         """The id of the sweep, made if it is new. `conditions` is what makes numbers comparable, in JSON's types.
 
-        Raises SweepChanged when it was measured under other conditions; the message shows each. Other changes of the spec are taken over.
+        Raises SweepChanged when it was measured under other conditions; the message shows each. What else changed in the spec is written
+        by `acquire`: only who holds the sweep may say how it goes on.
         """
         wanted = json.loads(json.dumps(conditions, allow_nan=False))
 
@@ -93,11 +94,9 @@ class Store:
                     "lease_until": now(),
                 },
             )
-            row = connection.execute(sa.select(schema.sweep).where(schema.sweep.c.name == name).with_for_update()).one()
+            row = connection.execute(sa.select(schema.sweep.c.id, schema.sweep.c.conditions).where(schema.sweep.c.name == name)).one()
             if row.conditions != wanted:
                 raise SweepChanged(changes.difference(name, row.conditions, wanted))
-            if row.spec_json != spec_json:
-                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == row.id).values(spec_json=spec_json))
             return int(row.id)
 
         return self._database.write(work)
@@ -108,13 +107,14 @@ class Store:
         *,
         host: str,
         pid: int,
+        spec_json: str | None = None,
         ttl_seconds: float = LEASE_SECONDS,
         takeover: bool = False,
         holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone,
     ) -> int:
         """Take the sweep and return the epoch that every write must carry. Raises SweepHeld, naming the holder and the end of its lease.
 
-        A holder that `holder_is_dead` knows to be gone is replaced at once: after kill -9 the same command goes on.
+        `spec_json` is what this owner works on; None leaves what the last one said. A holder that `holder_is_dead` knows to be gone is replaced at once: after kill -9 the same command goes on.
         """
         return self._database.write(
             lambda connection, change: lease.acquire(
@@ -123,6 +123,7 @@ class Store:
                 host=host,
                 pid=pid,
                 token=self._token,
+                spec_json=spec_json,
                 ttl_seconds=ttl_seconds,
                 takeover=takeover,
                 holder_is_dead=holder_is_dead,

@@ -233,6 +233,7 @@ COLUMNS: Mapping[str, str] = {
     "sequence_length": "tokens of a sequence",
     "shared_nodes": "whether other gangs ran on its nodes meanwhile; NULL: not recorded",
     "smallest_num_gpus": "the number of GPUs that it is compared with",
+    "run_token": "random, made with the sweep: tells its run folders from those of a sweep of the same name in another store",
     "spec_json": "the sweep file as it was last run, validated, as JSON",
     "speed_up": "tokens/s against the best of the smallest number of GPUs",
     "start_seconds": "time in phase start, slowest rank",

@@ -71,8 +71,11 @@ def run_sweep(
     Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable, ClusterUnavailable; whatever was acknowledged by then
     is in the store.
     """
-    sweep_id = store.ensure_sweep(spec.name, spec.model_dump_json(), spec.conditions())
-    epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=LEASE_SECONDS, takeover=takeover)
+    spec_json = spec.model_dump_json()
+    sweep_id = store.ensure_sweep(spec.name, spec_json, spec.conditions())
+    epoch = store.acquire(
+        sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
+    )
     state = SweepState.STOPPED
     try:
         scheduler = open_scheduler()  # only now: who does not hold the sweep starts nothing

@@ -27,11 +27,18 @@ def bench(store: Store) -> Bench:
     return Bench.on(store)
 
 
-def test_the_same_sweep_is_found_again_and_a_wider_spec_is_taken_over(store: Store) -> None:
-    sweep_id = store.ensure_sweep("a", '{"max_trials": 10}', CONDITIONS)
-    assert store.ensure_sweep("a", '{"max_trials": 20}', CONDITIONS) == sweep_id
-    assert store.sweep_named("a").spec_json == '{"max_trials": 20}'
-    assert store.sweep_named("a").state is SweepState.WAITING
+def test_the_same_sweep_is_found_again_and_only_who_takes_it_changes_its_spec(store: Store) -> None:
+    narrow, wide = '{"max_trials": 10}', '{"max_trials": 20}'
+    sweep_id = store.ensure_sweep("a", narrow, CONDITIONS)
+    assert store.ensure_sweep("a", wide, CONDITIONS) == sweep_id
+    assert (store.sweep_named("a").spec_json, store.sweep_named("a").state) == (narrow, SweepState.WAITING)
+    store.acquire(sweep_id, host="node-7", pid=1, spec_json=wide)
+    assert store.sweep_named("a").spec_json == wide
+    with pytest.raises(SweepHeld):
+        _another(store).acquire(sweep_id, host="node-8", pid=1, spec_json=narrow)
+    assert store.sweep_named("a").spec_json == wide
+    store.acquire(sweep_id, host="node-7", pid=1)
+    assert store.sweep_named("a").spec_json == wide
 
 
 def test_a_sweep_of_the_same_name_in_another_store_has_another_run_token(tmp_path: Path) -> None:
