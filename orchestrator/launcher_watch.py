@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Evidence, Failure, classify, first_bad
+from orchestrator.core.failures import Evidence, Failure, first_bad
 from orchestrator.core.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
@@ -165,17 +165,9 @@ class RankWatch:
 def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
     """The failure of a gang and when it happened, from the evidence about all ranks that have not measured; None: nothing speaks.
 
-    A rank that we killed is a witness only if it was hung, left a note, or had run out of memory before.
+    A rank that we killed is a witness only if it was hung or left a note: what it printed before, it may have survived.
     """
-    bad = [
-        rank
-        for rank in evidence
-        if rank.exit_code is not None
-        or rank.signal is not None
-        or rank.timed_out
-        or rank.exception
-        or classify(rank).kind in OUT_OF_MEMORY_KINDS
-    ]
+    bad = [rank for rank in evidence if rank.exit_code is not None or rank.signal is not None or rank.timed_out or rank.exception]
     if not bad:
         return None
     failure = first_bad(bad)

@@ -175,8 +175,16 @@ _SMALL_LETTERS = {capital: capital + 32 for capital in range(ord("A"), ord("Z") 
 
 # `Error: text` at the start of a line, after a traceback: what a program says that leaves no failure note.
 _LAST_EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Rejected|Interrupt|Exit|Warning)): ?(.*)$", re.MULTILINE
+    r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Rejected|Interrupt|Exit|Warning))(?:: ?(.*)|(?<=MemoryError))$",
+    re.MULTILINE,
 )
+# Exceptions that only pass on how another process ended, or that it fell silent: what that one printed stands before them.
+_MESSENGERS = re.compile(r"CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception|SystemExit|DataLoader worker")
+
+# A line of a traceback that is no source line: the exception itself, or one in its chain of causes (groups draw a bar before theirs).
+_EXCEPTION_LINE = re.compile(r"^(?: *\| )?(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::.*)?$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("direct cause of the following exception:", "another exception occurred:")  # ends the traceback before
 
 _SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
     {
@@ -266,7 +274,7 @@ def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
     said = f"{exception}: {message}" if exception else evidence.log_tail
     if exception.rpartition(".")[2] == "ConfigRejected":
         return FailureKind.CONFIG_REJECTED, said
-    memory = _memory_kind(evidence)
+    memory = _memory_kind(evidence, exception, said)
     if memory is not None:
         return memory
     if evidence.timed_out is not None:
@@ -287,9 +295,8 @@ def _only_mutters(evidence: Evidence, exception: str) -> bool:
     return not exception and _signal(evidence) in _FATAL
 
 
-def _memory_kind(evidence: Evidence) -> tuple[FailureKind, str] | None:
-    note = f"{evidence.exception}: {evidence.message}\n{evidence.traceback}"
-    match = _match(note if evidence.exception else evidence.log_tail)
+def _memory_kind(evidence: Evidence, exception: str, said: str) -> tuple[FailureKind, str] | None:
+    match = _match(_last_words(evidence, exception, said)) if _ended_badly(evidence) else None
     if match is not None and match[0] in OUT_OF_MEMORY_KINDS:
         return match
     if evidence.noted_out_of_memory:
@@ -297,6 +304,26 @@ def _memory_kind(evidence: Evidence) -> tuple[FailureKind, str] | None:
     if evidence.num_oom_kills and _signal(evidence) == signal.SIGKILL:
         return FailureKind.OOM_HOST, f"memory.events: oom_kill +{evidence.num_oom_kills}"
     return None
+
+
+def _last_words(evidence: Evidence, exception: str, said: str) -> str:
+    """What the rank died of in its own words: its exception and what caused that, never a line of source or an out-of-memory survived."""
+    if evidence.exception:
+        return f"{said}\n{_chain(evidence.traceback)}"
+    match = _match(said) if exception else None
+    if not exception or _MESSENGERS.search(said) or (match is not None and match[0] in _MUTTERED):
+        return evidence.log_tail
+    return f"{said}\n{_chain(evidence.log_tail)}"
+
+
+def _chain(text: str) -> str:
+    """The exceptions of the last traceback in a text, and of those that led to it."""
+    *before, chain = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.MULTILINE).split(_TRACEBACK)
+    for earlier in reversed(before):
+        if not earlier.rstrip().endswith(_CHAINED):
+            break
+        chain = earlier + chain
+    return "\n".join(_EXCEPTION_LINE.findall(chain))
 
 
 def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
@@ -309,8 +336,8 @@ def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
 
 
 def _ended_badly(evidence: Evidence) -> bool:
-    """False for a rank that ended well and only left no result: then its log is noise."""
-    return evidence.exit_code != 0 or bool(evidence.exception)
+    """Whether it ended by itself, and badly. False for one that ended well without a result, hung or was killed by us: its log is noise."""
+    return bool(evidence.exception) or (evidence.timed_out is None and (evidence.signal is not None or evidence.exit_code not in (None, 0)))
 
 
 def _near_the_memory_limit(evidence: Evidence) -> bool:

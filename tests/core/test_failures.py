@@ -138,7 +138,8 @@ def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text:
         (K.START_TIMEOUT, {"exit_code": None, "timed_out": "rendezvous limit of 60 s passed", "phase": "rendezvous"}),
         (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady"}),
         (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "log_tail": "NCCL error in: x"}),
-        (K.OOM_GPU, {"exit_code": None, "timed_out": "first_step limit", "phase": "first_step", "log_tail": "CUDA out of memory. Tried"}),
+        (K.HUNG, {"exit_code": None, "timed_out": "steady limit", "phase": "steady", "log_tail": "std::bad_alloc caught, ignored"}),
+        (K.BAD_RESULT, {"exit_code": 0, "bad_result": "none", "log_tail": "caught CUDA out of memory in autotune, retrying"}),
         (K.OOM_GPU, {"exception": "mylib.DoesNotFit", "noted_out_of_memory": True}),
     ],
 )
@@ -168,6 +169,45 @@ def test_an_out_of_memory_behind_another_exception_is_found_in_the_traceback() -
         traceback="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\nThe above exception was the direct cause",
     )
     assert classify(note).kind is K.OOM_GPU
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in step\n    run()  # may raise torch.OutOfMemoryError: CUDA out of memory\n'
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed"),
+    [
+        (K.USER_ERROR, f"{TRACEBACK}ValueError: x\n"),
+        (K.USER_ERROR, f"caught CUDA out of memory in autotune, retrying\n{TRACEBACK}ValueError: x\n"),
+        (K.USER_ERROR, f"{TRACEBACK}{OOM}\nretrying with a smaller tile\n{TRACEBACK}ValueError: x\n"),
+        (K.OOM_GPU, f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}RuntimeError: layer 3 failed\n"),
+        (K.OOM_GPU, f"{TRACEBACK}{OOM}\n{TRACEBACK}subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.\n"),
+        (
+            K.OOM_GPU,
+            "NCCL WARN Cuda failure 2 'out of memory'\ntorch.distributed.DistBackendError: NCCL error in: x, unhandled cuda error\n",
+        ),
+        (K.OOM_HOST, f"ValueError: caught before\n{TRACEBACK}MemoryError\n"),
+    ],
+)
+def test_an_out_of_memory_counts_only_where_the_rank_died_of_it(kind: FailureKind, printed: str) -> None:
+    assert classify(evidence(log_tail=printed)).kind is kind
+    with_rank = "".join(f"[rank1]: {line}\n" for line in printed.splitlines())
+    assert classify(evidence(log_tail=with_rank)).kind is kind
+
+
+def test_a_source_line_that_names_an_out_of_memory_is_none() -> None:
+    note = {"exception": "ValueError", "message": "x"}
+    assert classify(evidence(**note, traceback=f"{TRACEBACK}ValueError: x\n")).kind is K.USER_ERROR
+    assert classify(evidence(**note, traceback=f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}ValueError: x\n")).kind is K.OOM_GPU
+
+
+def test_a_rank_that_we_killed_is_no_witness_by_its_log() -> None:
+    killed = evidence(exit_code=None, log_tail="CUDA out of memory, caught\nan illegal memory access was encountered")
+    assert classify(killed).kind is K.USER_ERROR
+    full = {"peak_memory_bytes": 79, "device_memory_bytes": 80}
+    assert classify(evidence(exit_code=None, log_tail="illegal memory access was encountered", **full)).kind is K.USER_ERROR
 
 
 def test_the_first_to_go_wrong_is_blamed() -> None:
