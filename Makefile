@@ -20,8 +20,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
+# With one GPU, or one core and none, the demo measures one of its two cells.
 demo: install
-	$(BIN)/sweep run sweeps/quickstart.yaml
+	@slots=$$(nvidia-smi --list-gpus 2>/dev/null | wc -l); [ "$$slots" -gt 0 ] || slots=$$(nproc); \
+	set -x; $(BIN)/sweep run sweeps/quickstart.yaml $$([ "$$slots" -ge 2 ] || echo gpus=1)
 
 test: install-dev
 	$(BIN)/python -m pytest

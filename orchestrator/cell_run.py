@@ -26,10 +26,12 @@ class CellRun:
     shape: Shape
     objective: Objective
     searcher: Searcher
+    num_candidates: int
     waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched (again)
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
-    best: tuple[Layout, float] | None = None
+    fingerprint: str | None = None  # digest; what the newest measurement was taken with
+    best: tuple[Layout, float] | None = None  # under that fingerprint
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(self, trials: Iterable[TrialRow]) -> dict[Layout, tuple[Layout, int]]:
@@ -44,10 +46,19 @@ class CellRun:
             # A waiting trial whose layout the file no longer names goes on waiting: its axis may come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
-            if trial.state in TERMINAL and trial.num_attempts:
+            if trial.state in TERMINAL and trial.num_attempts and trial.is_current_fingerprint is not False:
                 self.note(trial.layout, self.objective_of(trial))
+            if trial.is_current_fingerprint:
+                self.fingerprint = trial.fingerprint_digest
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
+
+    def measured_with(self, fingerprint: str) -> None:
+        """What is measured from now on was taken otherwise than before: numbers of another fingerprint are shown apart."""
+        if self.fingerprint is not None and self.fingerprint != fingerprint:
+            self.best = None
+            self.ended.clear()
+        self.fingerprint = fingerprint
 
     def note(self, layout: Layout, value: float | None) -> None:
         """A trial has ended, with a value of the objective or without."""
@@ -77,6 +88,8 @@ class CellRun:
     def _known(self, trial: TrialRow) -> Known:
         """What the search is told of a stored trial. One that waits is in flight: it will be launched without being asked for."""
         match trial.state:
+            case TrialState.MEASURED if trial.is_current_fingerprint is False:
+                return Condemned()  # known, so not measured again unless asked, but its number is not comparable
             case TrialState.MEASURED:
                 value = self.objective_of(trial)
                 assert value is not None, f"trial {trial.id} is measured and has no number"

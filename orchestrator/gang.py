@@ -86,7 +86,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Progressed:
-    """A running attempt reached a phase and step (its least advanced rank)."""
+    """A running attempt reached a phase and step: the least advanced rank of its first node, with which the others move in step."""
 
     trial_id: int
     phase: Phase

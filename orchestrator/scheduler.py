@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -28,12 +28,14 @@ from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
 from orchestrator.launcher import NodeLauncher
+from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.ray_guard import RayGuard, ray_processes
 
 logger = logging.getLogger(__name__)
 
 PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
-OVERTIME_SECONDS = 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
+OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
+CANCEL_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 REMOVE_SECONDS = 10.0  # for the head to remove a placement group, milliseconds where it is well
@@ -94,13 +96,13 @@ class _Flight:
     stage: _Stage
     refs: dict[Any, int]  # outstanding object refs -> index of the agent
     since: float  # monotonic; when the stage began
-    started: float
+    placed_at: float | None = None  # monotonic; from then on its slots are held
     described: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     reports: dict[int, NodeReport] = field(default_factory=dict)
     progress_ref: Any = None
     progress_at: float = 0.0
     last_progress: Heartbeat | None = None
-    cancelled: bool = False
+    cancelled_at: float | None = None
 
 
 class RayScheduler:
@@ -111,7 +113,7 @@ class RayScheduler:
         self._local = address is None
         _connect(address)
         self._guard = RayGuard.over(ray_processes()) if self._local else None
-        self._slots = _discover(device, gpus_per_node)
+        self._slots, self._slots_of = _discover(device, gpus_per_node)
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
         self._rank_environment = {"OMP_NUM_THREADS": threads} if threads else {}
@@ -129,8 +131,7 @@ class RayScheduler:
         busy = {id(f.gang) for f in self._flights.values()}
         if any(gang.shape == shape and id(gang) not in busy for gang in self._gangs):
             return True
-        held = sorted((gang.shape for gang in self._gangs if id(gang) in busy), key=lambda s: -s.slots_per_node)
-        return _fits_beside(shape, held, self._slots.slots_by_node)
+        return self._fits(shape, [gang for gang in self._gangs if id(gang) in busy])
 
     def start(self, request: TrialRequest, shape: Shape) -> None:
         if not self._slots.hold(shape):
@@ -141,14 +142,14 @@ class RayScheduler:
         now = time.monotonic()
         gang = self._idle(shape)
         if gang is not None:
-            flight = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs={}, since=now, started=now)
+            flight = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs={}, since=now)
             self._flights[request.trial_id] = flight
             self._begin(flight)
             return
         self._make_room(shape)
         gang = self._form(shape, _program(request))
         refs = {agent.describe.remote(): i for i, agent in enumerate(gang.agents)}
-        self._flights[request.trial_id] = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs=refs, since=now, started=now)
+        self._flights[request.trial_id] = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs=refs, since=now)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if self._ray_is_gone():
@@ -178,7 +179,7 @@ class RayScheduler:
         flight = self._flights.get(trial_id)
         if flight is None:
             return
-        flight.cancelled = True
+        flight.cancelled_at = time.monotonic()
         if flight.stage is _Stage.RUNNING:
             for agent in flight.gang.agents:
                 agent.kill.remote(flight.request.tag)
@@ -212,8 +213,16 @@ class RayScheduler:
         """Give back idle gangs, least recently used first, until such a gang fits beside the others."""
         busy = {id(f.gang) for f in self._flights.values()}
         idle = sorted((g for g in self._gangs if id(g) not in busy), key=lambda g: g.used_at)
-        while idle and not _fits_beside(shape, [g.shape for g in self._gangs], self._slots.slots_by_node):
+        while idle and not self._fits(shape, self._gangs):
             self._release(idle.pop(0))
+
+    def _fits(self, shape: Shape, held: Sequence[_Gang]) -> bool:
+        """Whether a gang fits beside others: on the nodes they are known to be on, or as well as they can be placed."""
+        free = dict(self._slots_of)
+        for gang in held:
+            for node_id, _, _ in gang.nodes:
+                free[node_id] = free.get(node_id, 0) - gang.shape.slots_per_node
+        return _fits_beside(shape, [gang.shape for gang in held if not gang.nodes], list(free.values()))
 
     def _form(self, shape: Shape, program: str) -> _Gang:
         bundle = {self._resource: float(shape.slots_per_node)} | ({"CPU": 1.0} if self._resource == "GPU" else {})
@@ -243,7 +252,8 @@ class RayScheduler:
                 ray.kill(agent)
             except RayError as exc:
                 logger.debug("Agent already gone: %s", _first_line(exc))
-        self._gangs.remove(gang)
+        if gang in self._gangs:
+            self._gangs.remove(gang)
         if not _within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
@@ -276,7 +286,7 @@ class RayScheduler:
             except RayTaskError as exc:
                 self._lose(flight, FailureKind.LAUNCH_FAILED, f"the launcher raised {_first_line(exc.cause or exc)}", detail=str(exc))
                 return
-            except RayActorError as exc:
+            except RayError as exc:  # the actor died, or its answer is lost with its node
                 node = flight.gang.nodes[index][1] if flight.gang.nodes else None
                 self._lose(
                     flight, FailureKind.NODE_LOST, f"lost the agent on node {node or 'not yet known'}: {_first_line(exc)}", node=node
@@ -305,7 +315,7 @@ class RayScheduler:
     def _begin(self, flight: _Flight) -> None:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
         self._events.append(Placed(trial_id=flight.request.trial_id, nodes=[name for _, name, _ in flight.gang.nodes]))
-        flight.since = time.monotonic()
+        flight.since = flight.placed_at = time.monotonic()
         if flight.gang.shape.num_nodes == 1:
             self._run(flight, master_port=None)
         else:
@@ -358,7 +368,9 @@ class RayScheduler:
         if flight.request.trial_id not in self._flights:
             return
         waited = time.monotonic() - flight.since
-        if flight.stage is not _Stage.RUNNING and waited > PLACEMENT_SECONDS:
+        if flight.cancelled_at is not None and time.monotonic() - flight.cancelled_at > CANCEL_SECONDS:
+            self._lose(flight, FailureKind.CANCELLED, "cancelled; an agent did not answer")
+        elif flight.stage is not _Stage.RUNNING and waited > PLACEMENT_SECONDS:
             shape = flight.gang.shape
             self._lose(
                 flight,
@@ -371,24 +383,21 @@ class RayScheduler:
     def _finish(self, flight: _Flight) -> None:
         reports = [flight.reports[i] for i in sorted(flight.reports)]
         failure = _first_failure(reports)
-        if flight.cancelled and failure is not None:
-            failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
         self._end(flight, reports, failure)
 
     def _lose(self, flight: _Flight, kind: FailureKind, message: str, *, node: str | None = None, detail: str = "") -> None:
         """Give up an attempt whose agents cannot be trusted any more: all of them die, and with them their ranks."""
-        if flight.cancelled:
+        if flight.cancelled_at is not None:
             kind, message = FailureKind.CANCELLED, "cancelled"
+        failure = Failure(kind=kind, message=message, node=node, log_tail=detail)
+        self._end(flight, [flight.reports[i] for i in sorted(flight.reports)], failure)
         self._release(flight.gang, kill=True)
-        self._end(
-            flight, [flight.reports[i] for i in sorted(flight.reports)], Failure(kind=kind, message=message, node=node, log_tail=detail)
-        )
 
     def _end(self, flight: _Flight, reports: Sequence[NodeReport], failure: Failure | None) -> None:
         now = time.monotonic()
         flight.gang.used_at = now
         del self._flights[flight.request.trial_id]
-        held = (now - flight.started) * flight.gang.shape.num_slots
+        held = (now - flight.placed_at) * flight.gang.shape.num_slots if flight.placed_at is not None else 0.0
         self._events.append(Finished(trial_id=flight.request.trial_id, reports=reports, failure=failure, gpu_seconds=held))
 
 
@@ -458,15 +467,17 @@ def _protect_token() -> None:
         logger.debug("No token to protect: %s", exc)
 
 
-def _discover(device: Device | None, gpus_per_node: int | None) -> Slots:
+def _discover(device: Device | None, gpus_per_node: int | None) -> tuple[Slots, dict[str, int]]:
+    """What the cluster has, and the slots of each node by Ray's id of it."""
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
-    chosen = device or (Device.CUDA if any(gpus) else Device.CPU)
-    counts = gpus if chosen is Device.CUDA else [int(node["Resources"].get("CPU", 0)) for node in nodes]
+    chosen = device or (Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU)
+    resource = "GPU" if chosen is Device.CUDA else "CPU"
+    counts = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes}
     if gpus_per_node is not None:
-        counts = [min(count, gpus_per_node) for count in counts]
+        counts = {node_id: min(count, gpus_per_node) for node_id, count in counts.items()}
+    slots_of = {node_id: count for node_id, count in counts.items() if count > 0}
     name = next((key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:")), None)
-    return Slots(device=chosen, device_name=name, slots_by_node=sorted((c for c in counts if c > 0), reverse=True))
+    return Slots(device=chosen, device_name=name, slots_by_node=sorted(slots_of.values(), reverse=True)), slots_of
 
 
 def _fits_beside(shape: Shape, held: Sequence[Shape], slots_by_node: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import SweepError
+from orchestrator.core.errors import ClusterUnavailable, SweepError
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
+MACHINE_FAULTS_IN_A_ROW = (
+    5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
+)
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
 
 
@@ -140,11 +143,14 @@ class _Loop:
         self._finished_now = 0
         self._began = self._renewed = clock()
         self._last = ""
+        self._failed_last: int | None = None  # the trial that waits for another attempt since the machine failed it
+        self._machine_faults_in_a_row = 0
+        self._last_machine_fault = ""
         self._cancelling = False
         self._requested = Stop.GO_ON
 
     def run(self) -> SweepResult:
-        shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)  # before anything is written
+        shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
         lost = self._store.reap(self._sweep_id, self._epoch)
         if lost:
             logger.warning("%d attempts of a dead orchestrator were given back", len(lost), extra={"action": "reaped"})
@@ -165,7 +171,7 @@ class _Loop:
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
         objective = self._spec.objective
         searcher = Searcher(candidates, search=self._spec.search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
-        run = CellRun(id=cell_id, cell=cell, shape=shape, objective=objective, searcher=searcher)
+        run = CellRun(id=cell_id, cell=cell, shape=shape, objective=objective, searcher=searcher, num_candidates=len(candidates))
         trials = self._store.trials(self._sweep_id, cell_id=cell_id)
         self._counts.update(trial.state for trial in trials)
         self._fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
@@ -197,6 +203,11 @@ class _Loop:
                         self._progressed(event)
                     case Finished():
                         self._finished(event)
+            if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
+                raise ClusterUnavailable(
+                    f"the last {self._machine_faults_in_a_row} attempts failed by the machine's fault, the last one: {self._last_machine_fault}."
+                    f" Mend it (`sweep doctor` helps to find it); the same command goes on"
+                )
             self._keep_lease()
         self._show()
 
@@ -236,17 +247,22 @@ class _Loop:
             return StopReason.WALL_TIME
         return run.had_enough(search)
 
+    def _within_trials(self, run: CellRun) -> bool:
+        most = self._spec.search.max_trials
+        return most is None or run.launched < most
+
     def _held_gpu_seconds(self) -> float:
         """What is spent, with what runs now: a budget counts what is held, not what succeeded."""
         now = self._clock()
         return self._gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
     def _next_trial(self, run: CellRun) -> TrialRow | None:
-        if run.waiting:
+        # One that just failed by the machine's fault lets another go first, where there is one: it may be what ails the machine.
+        if run.waiting and run.waiting[0].id != self._failed_last:
             return run.waiting.pop(0)
-        proposal = run.searcher.ask()
+        proposal = run.searcher.ask() if self._within_trials(run) else None
         if proposal is None:
-            return None
+            return run.waiting.pop(0) if run.waiting else None
         trial = self._store.add_trial(
             run.id,
             proposal.layout,
@@ -331,6 +347,8 @@ class _Loop:
         )
         self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
         self._fingerprints.add(fingerprint.digest)
+        self._machine_faults_in_a_row = 0
+        flight.run.measured_with(fingerprint.digest)
         value = measurement.step_time.median if self._spec.objective is Objective.STEP_SECONDS else measurement.tokens_per_second_per_gpu
         flight.run.note(flight.layout, value)
         flight.run.searcher.tell(flight.layout, Measured(value=value))
@@ -342,6 +360,7 @@ class _Loop:
 
     def _failed(self, flight: _Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> None:
         outcome = self._outcome_of(flight, failure)
+        self._count_machine_fault(failure)
         peak, device = failed_memory(event.reports)
         self._store.record_failure(
             flight.trial_id,
@@ -363,6 +382,7 @@ class _Loop:
                 self._prune(flight.run, condemned, flight.trial_id, layout)
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:
+                self._failed_last = flight.trial_id
                 self._move(before, TrialState.QUEUED)
                 flight.run.waiting.append(self._store.trial(flight.trial_id).trial)
                 self._say(flight, f"{failure.kind}, will be tried again: {failure.message}", warn=True)
@@ -378,6 +398,13 @@ class _Loop:
                 where = f" (log: {failure.log_path})" if failure.log_path else ""
                 self._say(flight, f"failed, {failure.kind}: {failure.message}{where}", warn=True)
 
+    def _count_machine_fault(self, failure: Failure) -> None:
+        if POLICIES[failure.kind].fault is Fault.MACHINE:
+            self._machine_faults_in_a_row += 1
+            self._last_machine_fault = failure.message
+        elif failure.kind is not FailureKind.CANCELLED:
+            self._machine_faults_in_a_row = 0
+
     def _outcome_of(self, flight: _Flight, failure: Failure) -> TrialEvent:
         if failure.kind is FailureKind.CANCELLED:
             # Asked to stop: the trial waits for the next call rather than being given up.
@@ -392,7 +419,7 @@ class _Loop:
 
     def _result(self) -> SweepResult:
         interrupted = self._asked() is not Stop.GO_ON
-        nothing = [run.cell for run in self._runs if run.best is None and run.ended and not interrupted]
+        nothing = [run.cell for run in self._runs if run.best is None and (run.ended or not run.num_candidates) and not interrupted]
         return SweepResult(
             sweep_id=self._sweep_id,
             counts=dict(self._counts),

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.output import plain
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.spec import Objective
 from orchestrator.progress import Snapshot
@@ -56,19 +57,20 @@ class Progress:
         notes, self._notes = self._notes, []
         for text in notes:
             self._console.print(Text(text, style="yellow"))
-        finished = snapshot.last != self._last
-        self._last = snapshot.last
+        last = plain(snapshot.last)  # it may quote what a rank said
+        finished = last != self._last
+        self._last = last
         if self._quiet:
             return
         if self._live is not None:
             if finished:
-                self._live.console.print(Text(snapshot.last, style="dim"), soft_wrap=True)
+                self._live.console.print(Text(last, style="dim"), soft_wrap=True)
             if finished or now - self._drawn > REDRAW_SECONDS:
                 self._live.update(_panel(snapshot, self._objective), refresh=True)
                 self._drawn = now
         elif finished or now - self._drawn > QUIET_SECONDS:
             self._drawn = now
-            print(f"[{_clock(snapshot.seconds)}] {_counts(snapshot)} | {snapshot.last or 'starting'}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"[{_clock(snapshot.seconds)}] {_counts(snapshot)} | {last or 'starting'}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _panel(snapshot: Snapshot, objective: Objective) -> Group:
@@ -91,7 +93,7 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
 
 def _counts(snapshot: Snapshot) -> str:
     count = snapshot.counts.get
-    parts = [f"{count(TrialState.MEASURED, 0)} measured", f"{len(snapshot.running)} running", f"{snapshot.untried} waiting"]
+    parts = [f"{count(TrialState.MEASURED, 0)} measured", f"{len(snapshot.running)} running", f"{snapshot.untried} untried"]
     labels = {TrialState.OUT_OF_MEMORY: "out of memory", TrialState.PRUNED: "pruned", TrialState.FAILED: "failed"}
     parts += [f"{count(state, 0)} {label}" for state, label in labels.items() if count(state, 0)]
     return ", ".join(parts)

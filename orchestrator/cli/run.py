@@ -126,6 +126,9 @@ def run(
     from orchestrator.sweep import run_sweep
 
     def open_scheduler() -> Any:
+        if ray_address is None:
+            # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
 
         progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
@@ -337,7 +340,7 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
             "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
         )
     for cell in result.nothing_feasible:
-        _note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`.")
+        _note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
 
 
 def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:

@@ -36,12 +36,6 @@ class ResourcesInsufficient(SweepError):
     exit_code = 2
 
 
-class NothingFeasible(SweepError):
-    """No layout of a cell could be measured."""
-
-    exit_code = 4
-
-
 class SweepHeld(SweepError):
     """Another orchestrator holds this sweep. Wait for it, or stop it."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ def started(command: Command, file: Path, store: Store) -> Running:
 def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(command: Command, slow_sweep: Path) -> None:
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)
+        assert_loopback_only(running)
         second = command.run("run", slow_sweep)
         assert second.returncode == 5
         assert str(running.process.pid) in second.stderr
@@ -44,6 +47,15 @@ def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(com
         states = {t.state for t in store.trials(store.sweep_named("t").id)}
         assert states == {TrialState.MEASURED}, "draining lets what runs finish"
         assert running.survivors(seconds=10) == []
+
+
+def assert_loopback_only(running: Running) -> None:
+    """Nothing that the sweep has started, Ray's servers included, can be reached from another machine."""
+    running.look()
+    listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=False).stdout if shutil.which("ss") else ""
+    lines = [line.split() for line in listening.splitlines()]
+    ours = {fields[3] for fields in lines if any(f"pid={pid}," in fields[-1] for pid in running.seen)}
+    assert {address for address in ours if not address.startswith(("127.", "[::1]", "[::ffff:127."))} == set()
 
 
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)])
