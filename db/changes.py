@@ -201,8 +201,6 @@ def transition(
     if was_in_flight and standing.state not in IN_FLIGHT:
         values = {"state": AttemptState(event.value), "ended_at": now()}
         connection.execute(sa.update(attempt).where(*_attempt_is(trial_id, standing.num_attempts)).values(**values))
-    if event is TrialEvent.INVALIDATED:
-        connection.execute(sa.update(attempt).where(attempt.c.trial_id == trial_id).values(superseded=True))
     return standing.state
 
 
@@ -305,23 +303,41 @@ def invalidate(
             ttl_seconds=0.0,
             holder_is_dead=holder_is_dead,
         )
-        for some in _chunks(trial_ids):
-            rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
-            moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
-            for state in {state for _, state in moves}:
-                ids = [trial_id for trial_id, old in moves if old is state]
-                waiting = advance(state, TrialEvent.INVALIDATED)
-                changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(state=waiting, updated_at=now())
-                num_changed += connection.execute(changed).rowcount
-                connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
-                detail = {"where": records.storable(where)}
-                events = [_event(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
-                _log(connection, change, events)
+        freed = _condemned_by(connection, trial_ids)
+        for some in _chunks(sorted({*trial_ids, *freed})):
+            num_changed += _invalidate_some(connection, change, sweep_id, some, where, epoch)
         lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
     return num_changed
 
 
-REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED})
+REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED})
+
+
+def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
+    """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
+    pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
+    return [
+        int(row.id) for some in _chunks(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
+    ]
+
+
+def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some: Sequence[int], where: str, epoch: int) -> int:
+    num_changed = 0
+    rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
+    moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
+    for state in {state for _, state in moves}:
+        ids = [trial_id for trial_id, old in moves if old is state]
+        waiting = advance(state, TrialEvent.INVALIDATED)
+        values: records.Columns = {"state": waiting, "updated_at": now()}
+        if state is TrialState.PRUNED:
+            values |= {"condemned_by": None, "why": None}  # why it cannot fit, which nobody knows any more
+        changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
+        num_changed += connection.execute(changed).rowcount
+        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
+        detail = {"where": records.storable(where)}
+        events = [_event(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
+        _log(connection, change, events)
+    return num_changed
 
 
 def _standing(connection: Connection, trial_id: int, epoch: int) -> _Standing:

@@ -197,8 +197,8 @@ class Store:
 
         Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
         """
-        if event in (TrialEvent.GANG_PLACED, TrialEvent.MEASURED):
-            raise ValueError(f"{event} is written by start_attempt and record_measurement, together with what belongs to it")
+        if event in (TrialEvent.GANG_PLACED, TrialEvent.MEASURED, TrialEvent.INVALIDATED):
+            raise ValueError(f"{event} is written by start_attempt, record_measurement and invalidate, together with what belongs to it")
         return self._database.write(
             lambda connection, change: changes.transition(connection, change, trial_id, event, epoch, attempt, detail)
         )
@@ -206,11 +206,11 @@ class Store:
     def invalidate(
         self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone
     ) -> int:
-        """Let measured, out-of-memory and failed trials that match a condition over v_trial wait again; return how many.
+        """Let trials that have ended and match a condition over v_trial wait again, with those that they condemned; return how many.
 
-        Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
+        Their attempts are kept, superseded. Cancelled trials wait anyway. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
         """
-        found = self._repeatable("sweep_id, trial_id", where, sweep)
+        found = self._matching("SELECT sweep_id, trial_id FROM matching", where, sweep)
         by_sweep: dict[int, list[int]] = {}
         for sweep_id, trial_id in found.rows:
             by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
@@ -220,17 +220,18 @@ class Store:
 
     def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
         """How many trials `invalidate` would take, by state. Raises UsageInvalid for a bad condition."""
-        rows = self._repeatable("state, count(*)", where, sweep, "GROUP BY state").rows
-        return {TrialState(state): int(count) for state, count in rows}
+        ids = "(SELECT trial_id FROM matching)"
+        taken = f"SELECT state, count(*) FROM trial WHERE id IN {ids} OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY state"
+        return {TrialState(state): int(count) for state, count in self._matching(taken, where, sweep).rows}
 
-    def _repeatable(self, columns: str, where: str, sweep: str | None, rest: str = "") -> readonly.Result:
-        """Ask the read-only engine about trials that have a result and match a person's condition."""
+    def _matching(self, statement: str, where: str, sweep: str | None) -> readonly.Result:
+        """Ask the read-only engine about `matching`: the rows of v_trial that can be repeated and match a person's condition."""
         sql_text.refuse_loose_ends(where)
         named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
         raw_url = self._database.url.render_as_string(hide_password=False)
         states = ", ".join(f"'{state}'" for state in sorted(changes.REPEATABLE))
-        statement = f"SELECT {columns} FROM v_trial WHERE (\n{where}\n) AND state IN ({states}){named} {rest}"
-        return readonly.query(raw_url, statement, max_rows=10_000_000)
+        matching = f"SELECT sweep_id, trial_id FROM v_trial WHERE (\n{where}\n) AND state IN ({states}){named}"
+        return readonly.query(raw_url, f"WITH matching AS ({matching}) {statement}", max_rows=10_000_000)
 
     # Attempts and how they end.
 

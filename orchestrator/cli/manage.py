@@ -75,7 +75,7 @@ def invalidate(
 ) -> None:
     """Have trials that match a condition measured again.
 
-    Their old numbers are kept, but no longer count. Only measured, out-of-memory and failed trials are touched.
+    Their old numbers are kept, but no longer count. An out-of-memory takes along the layouts that it condemned.
     """
     with existing_store(db) as store:
         counts = store.count_repeatable(where, sweep=sweep)
@@ -93,7 +93,7 @@ def invalidate(
     elif invalidated:
         write_line(f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file.")
     else:
-        write_line("No measured, out-of-memory or failed trial matches: nothing was changed.")
+        write_line("No measured, out-of-memory, failed or pruned trial matches: nothing was changed.")
 
 
 def _confirm(total: int) -> None:

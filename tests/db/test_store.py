@@ -341,6 +341,26 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     assert store.record_measurement(slow, 2, epoch=again.epoch, measurement=measurement(11.0))
 
 
+def test_an_invalidated_out_of_memory_frees_what_it_condemned(bench: Bench) -> None:
+    store, epoch = bench.store, bench.epoch
+    proofs = {size: bench.start(size) for size in (4, 40)}
+    for size, (proof, number) in proofs.items():
+        store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        store.add_pruned(bench.cell_id, [(layout(size + 1), f"needs more than {size}")], condemned_by=proof, epoch=epoch)
+    store.release(bench.sweep_id, epoch)
+    where = f"trial_id = {proofs[4][0]}"
+    assert store.count_repeatable(where) == {TrialState.OUT_OF_MEMORY: 1, TrialState.PRUNED: 1}
+    assert store.invalidate(where) == 2
+    rows = {row.layout.micro_batch_size: row for row in store.trials(bench.sweep_id)}
+    assert [rows[size].state for size in (4, 5)] == [TrialState.QUEUED, TrialState.QUEUED]
+    assert (rows[5].condemned_by, rows[5].why) == (None, None)
+    assert [e.event for e in store.trial(rows[5].id).events] == ["added", "pruned", "invalidated"]
+    assert (rows[41].state, rows[41].condemned_by) == (TrialState.PRUNED, proofs[40][0])
+    assert store.invalidate("state = 'pruned'") == 1
+    assert store.trial(rows[41].id).trial.state is TrialState.QUEUED
+    assert store.trial(proofs[40][0]).trial.state is TrialState.OUT_OF_MEMORY
+
+
 def _another(store: Store) -> Store:
     return Store(store._database)  # the same database under another owner's token
 
