@@ -308,6 +308,10 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "illegal access far from the memory limit, ECC, off the bus, no usable device",
         "`nvidia-smi`, `dmesg`; take the node out if it repeats",
     ),
+    _K.STORAGE: _failure(
+        "disk full, over quota, read-only, stale or broken file system, or too many open files",
+        "`df`, the quota, `ulimit -n` and the mounts of the node that it names",
+    ),
     _K.PORT_CLASH: _failure("a port was taken", "a program that picks its own port: let it use MASTER_PORT"),
     _K.LAUNCH_FAILED: _failure(
         "the launcher could not start the ranks, or got no nodes", "the message says why: folder, foreign process on the GPU, no slots"

@@ -22,6 +22,7 @@ class FailureKind(StrEnum):
     START_TIMEOUT = "start_timeout"  # never got as far as its first step: start or rendezvous limit
     NCCL = "nccl"  # communication failed with nobody else to blame
     DEVICE_ERROR = "device_error"  # the GPU or its driver failed: illegal access far from the memory limit, ECC, off the bus
+    STORAGE = "storage"  # disk full, over quota, read-only, stale or broken, or no file handle left
     PORT_CLASH = "port_clash"
     LAUNCH_FAILED = "launch_failed"  # the launcher could not start the ranks
     NODE_LOST = "node_lost"
@@ -58,6 +59,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.START_TIMEOUT: Policy(Fault.MACHINE, 1),
         _K.NCCL: Policy(Fault.MACHINE, 2),
         _K.DEVICE_ERROR: Policy(Fault.MACHINE, 1),
+        _K.STORAGE: Policy(Fault.MACHINE, 2),
         _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
         _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
         _K.NODE_LOST: Policy(Fault.MACHINE, 2),
@@ -119,6 +121,7 @@ class Evidence:
 _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
 AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise
+_DISGUISES = re.compile(r"illegal memory access|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)|unspecified launch failure")
 
 _NOTED = "out of memory by the rank's own word: "  # before the evidence where only the failure note's flag says so
 _REFUSED_BY_HOST = re.compile(r"DefaultCPUAllocator|MemoryError\b")  # an allocation of this process, which a smaller layout may not need
@@ -131,7 +134,7 @@ _CRASHES = frozenset(
 _FATAL = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM}
 )  # not SIGABRT: so end watchdogs
-_MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH})
+_MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH, FailureKind.STORAGE})
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
 _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
@@ -155,13 +158,16 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.OOM_HOST, r"\bMemoryError\b|_ArrayMemoryError"),
         (_K.OOM_HOST, r"cannot allocate memory|std::bad_alloc|unable to mmap \d+ bytes"),
         (_K.OOM_HOST, r"oom-kill|oom_reaper|(?:Memory cgroup )?out of memory: Killed process"),
-        (_K.OOM_HOST, r"insufficient shared memory \(shm\)"),
+        # torch's DataLoader, when /dev/shm is full.
+        (_K.OOM_HOST, r"insufficient shared memory \(shm\)|workers are out of shared memory|unable to write to file </torch_"),
         (_K.PORT_CLASH, r"EADDRINUSE|address already in use"),
-        (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_NOT_INITIALIZED"),
+        (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)"),
         (_K.DEVICE_ERROR, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)|NVRM: Xid"),
         (_K.DEVICE_ERROR, r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available"),
         (_K.DEVICE_ERROR, r"Found no NVIDIA driver|invalid device ordinal"),
         (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure"),
+        (_K.STORAGE, r"No space left on device|Disk quota exceeded|Read-only file system"),
+        (_K.STORAGE, r"Stale (?:NFS )?file handle|Input/output error|Too many open files"),
         (_K.NCCL, r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"),
         (_K.NCCL, r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL (?:communicator was aborted|error)"),
         (_K.NCCL, r"Watchdog caught collective operation timeout|HeartbeatMonitor|heartbeat monitor timed out"),
@@ -199,6 +205,7 @@ _SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
         _K.START_TIMEOUT: "did not get to its first step",
         _K.NCCL: "lost communication",
         _K.DEVICE_ERROR: "had its device fail",
+        _K.STORAGE: "could not read or write its files",
         _K.PORT_CLASH: "found its port taken",
     }
 )
@@ -281,7 +288,7 @@ def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
         early = evidence.phase in _PHASES_BEFORE_THE_FIRST_STEP
         return (FailureKind.START_TIMEOUT if early else FailureKind.HUNG), evidence.timed_out
     match = _match(said) if _ended_badly(evidence) else None
-    if match is not None and match[0] is FailureKind.DEVICE_ERROR and _near_the_memory_limit(evidence):
+    if match is not None and _DISGUISES.search(match[1]) and _near_the_memory_limit(evidence):
         return FailureKind.OOM_GPU, f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use"
     if match is not None and match[0] not in OUT_OF_MEMORY_KINDS and not (_only_mutters(evidence, exception) and match[0] in _MUTTERED):
         return match

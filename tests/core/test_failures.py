@@ -97,6 +97,20 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.DEVICE_ERROR, "RuntimeError: No CUDA GPUs are available"),
     (K.DEVICE_ERROR, "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment"),
     (K.DEVICE_ERROR, "NVRM: Xid (PCI:0000:1b:00): 79, pid=4121, GPU has fallen off the bus."),
+    (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`"),
+    (K.DEVICE_ERROR, "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
+    (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: invalid device ordinal"),
+    (
+        K.OOM_HOST,
+        "RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+    ),
+    (K.OOM_HOST, "RuntimeError: unable to write to file </torch_77_1>: No space left on device (28)"),
+    (K.STORAGE, "OSError: [Errno 28] No space left on device: '/scratch/step-3.pt'"),
+    (K.STORAGE, "OSError: [Errno 122] Disk quota exceeded"),
+    (K.STORAGE, "OSError: [Errno 116] Stale file handle: '/data/tokens.bin'"),
+    (K.STORAGE, "OSError: [Errno 5] Input/output error"),
+    (K.STORAGE, "OSError: [Errno 30] Read-only file system: '/scratch'"),
+    (K.STORAGE, "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too many open files (24)"),
     (K.CONFIG_REJECTED, "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8"),
     (K.USER_ERROR, "ValueError: expected 4 arguments"),
     (K.USER_ERROR, "AssertionError: loss is nan"),
@@ -153,7 +167,9 @@ def test_an_illegal_access_is_an_out_of_memory_only_near_the_limit() -> None:
     assert classify(evidence(log_tail=text)).kind is K.DEVICE_ERROR
     assert classify(evidence(log_tail=text, peak_memory_bytes=60 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
     assert classify(evidence(log_tail=text, peak_memory_bytes=70 * gib, device_memory_bytes=80 * gib)).kind is K.OOM_GPU
-    assert POLICIES[K.DEVICE_ERROR].fault is Fault.MACHINE
+    broken = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"  # whatever the memory held
+    assert classify(evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
+    assert POLICIES[K.DEVICE_ERROR].fault is POLICIES[K.STORAGE].fault is Fault.MACHINE
 
 
 def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:
