@@ -25,13 +25,23 @@ class Hardware:
 
 
 def _gpu(
-    name: str, bf16: float, tf32: float, fp8: float | None, gib: float, hbm: float, nvlink: float, network: float, price: float | None
+    name: str,
+    bf16: float | None,
+    tf32: float,
+    fp8: float | None,
+    gib: float,
+    hbm: float,
+    nvlink: float,
+    network: float,
+    price: float | None,
+    *,
+    fp16: float | None = None,  # None: as bf16
 ) -> Hardware:
     # fp32 training runs its matrix products in TF32 where the device has it (torch.set_float32_matmul_precision("high")).
-    peaks = {Precision.BF16: bf16, Precision.FP16: bf16, Precision.FP32: tf32} | ({Precision.FP8: fp8} if fp8 else {})
+    peaks = {Precision.BF16: bf16, Precision.FP16: fp16 or bf16, Precision.FP32: tf32, Precision.FP8: fp8}
     return Hardware(
         name=name,
-        peak_flops=MappingProxyType({k: v * 1e12 for k, v in peaks.items()}),
+        peak_flops=MappingProxyType({precision: peak * 1e12 for precision, peak in peaks.items() if peak is not None}),
         memory_bytes=int(gib * GIB),
         memory_bandwidth=hbm * 1e12,
         intra_node_bandwidth=nvlink * 1e9,
@@ -52,27 +62,36 @@ DEVICES: Mapping[str, Hardware] = MappingProxyType(
             _gpu("h200", 989, 494, 1979, 139.7, 4.8, 450, 50, 5.0),
             _gpu("b200", 2250, 1100, 4500, 178.0, 8.0, 900, 50, 8.0),
             _gpu("l40s", 362, 183, 733, 44.4, 0.864, 32, 12, 1.8),
-            _gpu("v100-32gb", 125, 15.7, None, 31.7, 0.9, 150, 12, 1.5),
+            _gpu("v100-32gb", None, 15.7, None, 31.7, 0.9, 150, 12, 1.5, fp16=125),
         )
     }
 )
 
-# What the driver calls a device (nvidia-smi, torch.cuda.get_device_name) -> its name above. First match wins.
-_DRIVER_NAMES = (
-    ("H200", "h200"),
-    ("H100 PCIe", "h100-pcie"),
-    ("H100", "h100-sxm"),
-    ("B200", "b200"),
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100-PCIE-40GB", "a100-40gb"),
-    ("A100", "a100-80gb"),
-    ("L40S", "l40s"),
-    ("V100-SXM2-32GB", "v100-32gb"),
+# What names a device for certain -> its name above. Whole names: a slice ("... MIG 1g.10gb"), a superchip or a card with other memory or
+# clocks ("GH200", "H100 NVL", "A100-SXM-64GB") begins or ends like one of these, and has another peak.
+_DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
+    {
+        # The driver's (nvidia-smi, torch.cuda.get_device_name).
+        "NVIDIA A100-SXM4-40GB": "a100-40gb",
+        "NVIDIA A100-PCIE-40GB": "a100-40gb",
+        "NVIDIA A100-SXM4-80GB": "a100-80gb",
+        "NVIDIA A100 80GB PCIe": "a100-80gb",
+        "NVIDIA H100 80GB HBM3": "h100-sxm",
+        "NVIDIA H100 PCIe": "h100-pcie",
+        "NVIDIA H200": "h200",
+        "NVIDIA B200": "b200",
+        "NVIDIA L40S": "l40s",
+        "Tesla V100-SXM2-32GB": "v100-32gb",
+        # Ray's accelerator types, which are cut short: "A100", "H100", "H200" and "V100" each stand for devices that differ.
+        "A100-40G": "a100-40gb",
+        "A100-80G": "a100-80gb",
+        "B200": "b200",
+        "L40S": "l40s",
+    }
 )
 
 
 def from_driver_name(name: str) -> Hardware | None:
-    """The device that a driver calls so; None when the table does not know it. `GH200` and `H100 NVL` are not the devices they resemble."""
-    if "GH200" in name or "NVL" in name or "GB200" in name:
-        return None
-    return next((DEVICES[key] for text, key in _DRIVER_NAMES if text in name), None)
+    """The device that a driver, or Ray, calls so; None where the table does not know it, or the name does not say which of several it is."""
+    key = _DEVICE_OF_NAME.get(name)
+    return DEVICES[key] if key is not None else None
