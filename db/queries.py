@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, SweepRow, TrialDetail, TrialRow
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
@@ -64,11 +64,12 @@ def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
     if not found:
         raise UsageInvalid(f"there is no trial with id {trial_id}")
     cell_row = _cell_row(connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one())
-    name = connection.execute(sa.select(sweep.c.name).where(sweep.c.id == cell_row.sweep_id)).scalar_one()
+    own = connection.execute(sa.select(sweep.c.name, sweep.c.run_token).where(sweep.c.id == cell_row.sweep_id)).one()
     attempts = connection.execute(_ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)).mappings()
     log = connection.execute(sa.select(event).where(event.c.trial_id == trial_id).order_by(event.c.id)).mappings()
     return TrialDetail(
-        sweep_name=name,
+        sweep_name=own.name,
+        run_folder=run_folder(own.name, own.run_token),
         cell=cell_row,
         trial=found[0],
         attempts=tuple(_attempt_row(row) for row in attempts),

@@ -41,6 +41,15 @@ class SweepRow:
     owner_epoch: int
     stop_requested: StopRequest | None
 
+    @property
+    def run_folder(self) -> str:
+        """The name of its folder under SWEEP_HOME/runs."""
+        return run_folder(self.name, self.run_token)
+
+
+def run_folder(name: str, run_token: str) -> str:
+    return f"{name}-{run_token}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellRow:
@@ -120,6 +129,7 @@ class EventRow:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialDetail:
     sweep_name: str
+    run_folder: str  # of the sweep, under SWEEP_HOME/runs
     cell: CellRow
     trial: TrialRow
     attempts: tuple[AttemptRow, ...]

@@ -25,7 +25,6 @@ from orchestrator.core.protocol import (
     Heartbeat,
     LaunchOrder,
     NodeReport,
-    Phase,
     TrialRequest,
     encode,
 )
@@ -129,7 +128,7 @@ class NodeLauncher:
                 run_dir=run_dir,
                 wake=self._wake_read,
                 is_cancelled=lambda: request.tag in self._cancelled,
-                on_phase=lambda phase: monitor.count(phase is Phase.STEADY),
+                on_timed=monitor.count,
             )
             self._gang = gang
             server_lost = self._run_gang(gang, order, run_dir)

@@ -21,7 +21,7 @@ from orchestrator.core.failures import classify, is_aftermath
 from orchestrator.core.protocol import LaunchOrder, Phase, log_file
 from orchestrator.launcher_log import RankLog
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
-from orchestrator.launcher_watch import RankWatch, phase_order
+from orchestrator.launcher_watch import RankWatch
 from orchestrator.processes import kill
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS
 
@@ -47,14 +47,14 @@ class Gang:
         run_dir: Path,
         wake: int,
         is_cancelled: Callable[[], bool],
-        on_phase: Callable[[Phase], None],
+        on_timed: Callable[[bool], None],
     ) -> None:
         self._order = order
         self._node = node
         self._run_dir = run_dir
         self._wake = wake
         self._is_cancelled = is_cancelled
-        self._on_phase = on_phase
+        self._on_timed = on_timed
         self._selector = selectors.DefaultSelector()
         self._forked_at = 0.0  # monotonic
         self._next_tick = 0.0
@@ -185,7 +185,7 @@ class Gang:
         alive = [watch for watch in self.watches if not watch.ended]
         for watch in alive:
             watch.read_heartbeat(now)
-        self._on_phase(min((watch.phase for watch in alive), key=phase_order))
+        self._on_timed(all(watch.timed for watch in alive))
         overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
         total = self._order.request.limits.total
         if now - self._forked_at > total:

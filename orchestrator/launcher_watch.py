@@ -45,6 +45,7 @@ class RankWatch:
     ended_at_unix_seconds: float | None = None
     phase: Phase = Phase.START
     step: int = 0
+    timed: bool = False
     phase_since: float = 0.0  # monotonic
     progress_at: float = 0.0  # monotonic
     limit_passed: str | None = None
@@ -81,7 +82,7 @@ class RankWatch:
         self._seen = seen
         if heartbeat.phase is not self.phase:
             self.phase_since = now
-        self.phase, self.step, self.progress_at = heartbeat.phase, heartbeat.step, now
+        self.phase, self.step, self.timed, self.progress_at = heartbeat.phase, heartbeat.step, heartbeat.timed, now
 
     def read_last_words(self, now: float) -> None:
         """What it left in the run directory, once it has ended."""

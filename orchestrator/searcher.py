@@ -147,15 +147,15 @@ class Searcher:
         self._hold(row)
         return self._proposal(row, f"{why}; {self._ranked(row)}" if why else self._ranked(row))
 
-    def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
-        """Record how a layout ended. Returns the untried layouts that an out-of-memory condemns: they will not be asked for."""
+    def tell(self, layout: Layout, outcome: Outcome, *, proves: bool = True) -> list[Layout]:
+        """Record how a layout ended. Returns the untried layouts that an out-of-memory condemns, if it `proves` so: they are not asked for."""
         row = self._rows.get(layout)
         if row is not None:
             self._status[row] = _Status.TOLD
             self._outcomes[row] = outcome
             if self._sampler is not None:
                 self._sampler.tell(row, outcome)
-        if not isinstance(outcome, OutOfMemory):
+        if not isinstance(outcome, OutOfMemory) or not proves:
             return []
         return [self._candidates.table.layout(r) for r in self._condemn(layout)]
 

@@ -19,7 +19,7 @@ from db.store import Store
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ClusterUnavailable, SweepError
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
@@ -378,7 +378,8 @@ class _Loop:
             case TrialEvent.OUT_OF_MEMORY:
                 self._move(before, TrialState.OUT_OF_MEMORY)
                 flight.run.note(layout, None)
-                condemned = searcher.tell(layout, OutOfMemory(excess=relative_excess(peak, device)))
+                proves = proves_out_of_memory(failure, on_cpu=self._scheduler.slots.device is Device.CPU)
+                condemned = searcher.tell(layout, OutOfMemory(excess=relative_excess(peak, device)), proves=proves)
                 self._prune(flight.run, condemned, flight.trial_id, layout)
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:

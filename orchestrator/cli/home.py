@@ -13,11 +13,11 @@ def sweep_home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or ".sweep").expanduser().absolute()
 
 
-def run_root(sweep: str) -> Path:
-    """The folder of a sweep's run folders: each node's launcher makes its own in it, on that node."""
-    return sweep_home() / "runs" / sweep
+def run_root(run_folder: str) -> Path:
+    """Where a sweep's run folders lie (`SweepRow.run_folder`): each node's launcher makes its own in it, on that node."""
+    return sweep_home() / "runs" / run_folder
 
 
-def attempt_folders(sweep: str, trial_id: int, attempt: int) -> list[Path]:
+def attempt_folders(run_folder: str, trial_id: int, attempt: int) -> list[Path]:
     """The run folders of an attempt that lie on this machine, one per node of its gang (see `launcher.run_directory`)."""
-    return sorted((run_root(sweep) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*"))
+    return sorted((run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*"))

@@ -135,7 +135,9 @@ def run(
 
         device = None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None
-        scheduler = RayScheduler(address=ray_address, device=device, root=home.run_root(spec.name), gpus_per_node=per_node)
+        scheduler = RayScheduler(
+            address=ray_address, device=device, root=home.run_root(store.sweep_named(spec.name).run_folder), gpus_per_node=per_node
+        )
         signals.install()  # after Ray, which installs a handler of its own
         return scheduler
 

@@ -88,17 +88,17 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     for values in found.rows:
         row = dict(zip(found.columns, values, strict=True))
         seconds = max(show.age_seconds(_moment(row.pop("updated_at")), now), 0.0)
-        phase, step = _progress(sweep.name, row["trial_id"], row["attempt"]) if sweep.holder is not None else (None, None)
+        phase, step = _progress(sweep.run_folder, row["trial_id"], row["attempt"]) if sweep.holder is not None else (None, None)
         rows.append({**row, "phase": phase, "step": step, "seconds": seconds})
     return rows
 
 
-def _progress(sweep: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
+def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
     """How far its least advanced rank on this machine is, by the ranks' heartbeats. Unknown where its nodes are others."""
     from orchestrator.core.protocol import BadResult, Phase, decode_heartbeat
 
     beats = []
-    for path in (path for folder in attempt_folders(sweep, trial_id, attempt) for path in folder.glob("heartbeat-*.json")):
+    for path in (path for folder in attempt_folders(run_folder, trial_id, attempt) for path in folder.glob("heartbeat-*.json")):
         try:
             with path.open("rb") as file:
                 beats.append(decode_heartbeat(file.read(MAX_HEARTBEAT_BYTES)))

@@ -295,7 +295,7 @@ def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | Non
     """The rank's log file where it lies on this machine: as its failure says, or where this machine's launcher puts it."""
     from orchestrator.core.protocol import log_file  # pydantic, 0.05 s
 
-    folders = attempt_folders(detail.sweep_name, detail.trial.id, attempt.number)
+    folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
     failure = attempt.failure
     if failure is not None and failure.log_path and Path(failure.log_path).name == log_file(failure.rank or 0):
         folders.insert(0, Path(failure.log_path).parent)

@@ -112,6 +112,7 @@ class TrialRequest(_Message):
 class Heartbeat(_Message):
     phase: Phase
     step: Annotated[int, Field(ge=0)] = 0
+    timed: bool = False  # a timed step runs: no warm-up, and nothing that is looked at apart
 
 
 class RankResult(_Message):
