@@ -268,19 +268,22 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     """The ids of the trials that wait again. Their attempts are of earlier epochs, so nobody is left who could end them."""
     lease.fence(connection, sweep_id, epoch)
     left = (
-        sa.select(trial.c.id)
+        sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
         .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts))
+        .join(schema.cell, schema.cell.c.id == trial.c.cell_id)
         .where(trial.c.sweep_id == sweep_id, trial.c.state.in_(sorted(IN_FLIGHT)), attempt.c.epoch < epoch)
         .order_by(trial.c.id)
     )
-    trial_ids = [int(row.id) for row in connection.execute(left).fetchall()]
+    rows = connection.execute(left).fetchall()
     failure = Failure(kind=FailureKind.ORCHESTRATOR_LOST, message="the orchestrator of this attempt died; found at the next start")
-    for trial_id in trial_ids:
-        standing = _standing(connection, trial_id, epoch)
+    for row in rows:
+        standing = _standing(connection, row.id, epoch)
         _advance(connection, change, standing, TrialEvent.REQUEUED, epoch, detail={"kind": failure.kind.value})
-        values = {"state": AttemptState.LOST, "ended_at": now(), **records.failure_columns(failure)}
-        connection.execute(sa.update(attempt).where(*_attempt_is(trial_id, standing.num_attempts)).values(**values))
-    return trial_ids
+        # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
+        held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
+        values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
+        connection.execute(sa.update(attempt).where(*_attempt_is(row.id, standing.num_attempts)).values(**values))
+    return [int(row.id) for row in rows]
 
 
 def invalidate(

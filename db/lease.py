@@ -20,7 +20,7 @@ from db.rows import Holder
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.errors import LeaseLost, SweepHeld, UsageInvalid
 
-sweep = schema.sweep
+sweep, attempt = schema.sweep, schema.attempt
 
 
 def acquire(
@@ -59,6 +59,7 @@ def acquire(
         )
     )
     assert taken.rowcount == 1, "the row was locked, yet it changed"
+    _end_attempts(connection, sweep_id, min(row.now, row.lease_until))
     return int(row.owner_epoch) + 1
 
 
@@ -118,6 +119,13 @@ def process_namespace() -> str:
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # no /proc: then no pid is ever judged, because a fresh name equals no other
         return f"unknown/{os.urandom(8).hex()}"
+
+
+def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
+    """Note until when the earlier owner can have held GPUs for what it left in flight; who comes later must not move that."""
+    of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
+    left = (attempt.c.state == sa.literal_column("'running'"), attempt.c.ended_at.is_(None), attempt.c.trial_id.in_(of_sweep))
+    connection.execute(sa.update(attempt).where(*left).values(ended_at=at))
 
 
 def _is_owner(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:

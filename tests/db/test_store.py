@@ -298,6 +298,35 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
         assert other.start_attempt(running, epoch, ["n"]) == 2
 
 
+def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(store: Store, store_url: str) -> None:
+    old = Bench.on(store)
+    (long_lost, _), (just_lost, _) = old.start(1), old.start(2)
+    _set_time(store, "attempt", "started_at", -1000.0)
+    _set_time(store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}")  # begun by an owner that slept past its lease
+    _set_time(store, "sweep", "lease_until", -400.0)
+    with Store.open(store_url) as other:
+        other.release(old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1))  # did not get as far as to reap
+        epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
+        other.reap(old.sweep_id, epoch)
+        assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(600.0 * cell().num_gpus, abs=60.0)
+        assert other.trial(just_lost).attempts[0].gpu_seconds == 0.0
+        assert other.status(old.sweep_id)[0].gpu_seconds == pytest.approx(1200.0, abs=60.0)
+
+
+def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_until_now(bench: Bench) -> None:
+    trial_id, _ = bench.start()
+    _set_time(bench.store, "attempt", "started_at", -100.0)
+    epoch = bench.store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
+    bench.store.reap(bench.sweep_id, epoch)
+    (attempt,) = bench.store.trial(trial_id).attempts
+    assert attempt.gpu_seconds == pytest.approx(100.0 * cell().num_gpus, abs=30.0)  # the lease would have gone on for another 30 s x 2
+
+
+def _set_time(store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1") -> None:
+    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: schema.now(seconds_from_now)})
+    store._database.write(lambda connection, change: connection.execute(statement))
+
+
 def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None:
     bench.measure(1, 500.0)
     best = bench.measure(2, 900.0)
