@@ -57,10 +57,13 @@ class Rank:
     finished: bool = field(default=False, init=False)
     _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
 
-    def heartbeat(self, phase: Phase, step: int = 0) -> None:
-        """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step."""
+    def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
+        """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step.
+
+        What the node's GPUs do counts as usage only while every rank's last heartbeat said `timed`.
+        """
         self.phase, self.step = phase, step
-        text = f'{{"phase":"{phase}","step":{step}}}'.ljust(_HEARTBEAT_BYTES).encode()
+        text = f'{{"phase":"{phase}","step":{step},"timed":{"true" if timed else "false"}}}'.ljust(_HEARTBEAT_BYTES).encode()
         if self._heartbeat_fd is None:
             path = self.run_dir / heartbeat_file(self.rank)
             _write_renamed(path, text)

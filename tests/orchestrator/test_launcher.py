@@ -139,6 +139,19 @@ def test_each_phase_has_a_limit_of_its_own(launcher: NodeLauncher, at: str, phas
     assert report.failure.phase == phase
 
 
+@pytest.mark.parametrize(("hangs_at", "is_timed"), [("step_3", False), ("step_4", True)])  # the warm-up has three steps
+def test_gpu_usage_counts_while_every_rank_times_its_steps(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch, hangs_at: str, is_timed: bool
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr("orchestrator.launcher.GpuMonitor.count", lambda _, timed: told.append(timed))
+    hanging = order(options=faulty("hang", at=hangs_at), limits={"steady": 0.5})
+    plan = hanging.request.measurement.model_copy(update={"warmup_steps": 3})
+    launcher.run(replace(hanging, request=hanging.request.model_copy(update={"measurement": plan})))
+    assert told[-1] is is_timed
+    assert is_timed or not any(told)
+
+
 def test_the_total_limit_ends_what_still_makes_progress(launcher: NodeLauncher) -> None:
     report = launcher.run(order(options={"sleep": True, "time_scale": 1000.0}, limits={"total": 0.5}))
     assert report.failure is not None and report.failure.kind is K.HUNG

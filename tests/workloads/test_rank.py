@@ -51,9 +51,9 @@ def test_a_result_is_written_and_the_rank_is_in_its_teardown(run_dir: Path) -> N
 
 def test_a_heartbeat_replaces_the_one_before_whatever_their_lengths(run_dir: Path) -> None:
     rank = ranks.context()
-    for phase, step in [(Phase.RENDEZVOUS, 0), (Phase.STEADY, 123456789), (Phase.STEADY, 1)]:
-        rank.heartbeat(phase, step)
-        assert decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes()) == Heartbeat(phase=phase, step=step)
+    for phase, step, timed in [(Phase.RENDEZVOUS, 0, False), (Phase.STEADY, 123456789, True), (Phase.STEADY, 1, False)]:
+        rank.heartbeat(phase, step, timed=timed)
+        assert decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes()) == Heartbeat(phase=phase, step=step, timed=timed)
 
 
 def test_an_exception_becomes_a_note_that_says_where(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,8 @@ class _Metrics:
             except ValidationError:
                 continue
         if len(self.step_seconds) > before:
-            self._rank.heartbeat(Phase.STEADY, len(self.step_seconds))
+            done = len(self.step_seconds)
+            self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
 
 
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:

@@ -57,9 +57,12 @@ def train(rank: Rank) -> RankResult:
         step,
         plan=request.measurement,
         device=device,
-        before_step=lambda number: rank.heartbeat(Phase.STEADY if number else Phase.FIRST_STEP, number),
+        before_step=lambda number: rank.heartbeat(
+            Phase.STEADY if number else Phase.FIRST_STEP, number, timed=number >= request.measurement.warmup_steps
+        ),
         after_first_step=memory.after_first_step,
     )
+    rank.heartbeat(Phase.STEADY, rank.step)  # what follows is not timed
     report = memory.report(trainer.untimed_step)
     peak = peak_flops(device, request.layout.precision)
     result = RankResult(

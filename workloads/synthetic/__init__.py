@@ -89,7 +89,7 @@ def _run_steps(
         step += 1
         seconds = model_seconds * noise.lognormvariate(0.0, options.noise)
         if step > 1:
-            rank.heartbeat(Phase.STEADY, step)
+            rank.heartbeat(Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps)
             _strike(faults, f"step_{step}", rank)
             _allocate(rank, needs.step_2, capacity)
         if options.sleep:
