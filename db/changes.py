@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from db import lease, records, schema
+from db import lease, queries, records, schema
 from db.engine import Change
 from db.rows import Holder
 from db.schema import AttemptState, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import LeaseLost, UsageInvalid
-from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.failures import Failure, FailureKind, may_retry
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
@@ -265,7 +265,7 @@ def record_failure(
 
 
 def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
-    """The ids of the trials that wait again. Their attempts are of earlier epochs, so nobody is left who could end them."""
+    """The ids of the trials that wait again; one that was lost too often has failed. Their attempts are of earlier epochs: nobody can end them."""
     lease.fence(connection, sweep_id, epoch)
     left = (
         sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
@@ -275,15 +275,31 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         .order_by(trial.c.id)
     )
     rows = connection.execute(left).fetchall()
-    failure = Failure(kind=FailureKind.ORCHESTRATOR_LOST, message="the orchestrator of this attempt died; found at the next start")
+    waiting: list[int] = []
     for row in rows:
         standing = _standing(connection, row.id, epoch)
-        _advance(connection, change, standing, TrialEvent.REQUEUED, epoch, detail={"kind": failure.kind.value})
+        times = queries.failure_counts(connection, row.id).get(_LOST, 0) + 1
+        failure = Failure(kind=_LOST, message=_lost_message(row.id, times))
+        event = TrialEvent.REQUEUED if may_retry(_LOST, {_LOST: times}) else TrialEvent.FAILED
+        _advance(connection, change, standing, event, epoch, detail={"kind": _LOST.value, "message": failure.message})
+        if event is TrialEvent.REQUEUED:
+            waiting.append(int(row.id))
         # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
         held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
         values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
         connection.execute(sa.update(attempt).where(*_attempt_is(row.id, standing.num_attempts)).values(**values))
-    return [int(row.id) for row in rows]
+    return waiting
+
+
+_LOST = FailureKind.ORCHESTRATOR_LOST
+
+
+def _lost_message(trial_id: int, times: int) -> str:
+    found = "the orchestrator of this attempt died; found at the next start"
+    if may_retry(_LOST, {_LOST: times}):
+        return found
+    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}'"
+    return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
 
 
 def invalidate(

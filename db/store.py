@@ -149,7 +149,10 @@ class Store:
         return self._database.write(work)
 
     def reap(self, sweep_id: int, epoch: int) -> list[TrialRow]:
-        """Mark attempts that an earlier owner left in flight as lost, let their trials wait again, and return these."""
+        """Mark attempts that an earlier owner left in flight as lost, let their trials wait again, and return these.
+
+        A trial that was lost more often than its kind of failure is retried has FAILED, and is not among them.
+        """
 
         def work(connection: sa.Connection, change: Change) -> list[TrialRow]:
             return queries.trials_by_id(connection, changes.reap(connection, change, sweep_id, epoch))

@@ -194,12 +194,8 @@ def failure_table() -> str:
             f"`{kind}`",
             FAILURES[kind].means,
             whose[policy.fault],
-            "always" if policy.max_retries > 1000 else str(policy.max_retries) if policy.fault is not Fault.NOBODY else "next run",
-            "waits"
-            if policy.max_retries > 1000 or policy.fault is Fault.NOBODY
-            else "out_of_memory"
-            if kind in OUT_OF_MEMORY_KINDS
-            else "failed",
+            str(policy.max_retries) if policy.fault is not Fault.NOBODY else "next run",
+            "waits" if policy.fault is Fault.NOBODY else "out_of_memory" if kind in OUT_OF_MEMORY_KINDS else "failed",
             FAILURES[kind].do,
         )
         for kind, policy in POLICIES.items()

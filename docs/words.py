@@ -318,7 +318,8 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     ),
     _K.NODE_LOST: _failure("the node, or its agent, is gone", "look after the node; what is left of the cluster goes on"),
     _K.ORCHESTRATOR_LOST: _failure(
-        "the attempt's orchestrator was killed; found by the next `sweep run`", "nothing: the trial waits again"
+        "the attempt's orchestrator was killed; found by the next `sweep run`",
+        "nothing: the trial waits again; where it failed so, see whether it takes the machine down, then `sweep invalidate`",
     ),
     _K.CANCELLED: _failure("ended by Ctrl-C, SIGTERM or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"),
 }

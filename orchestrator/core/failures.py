@@ -63,7 +63,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
         _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
         _K.NODE_LOST: Policy(Fault.MACHINE, 2),
-        _K.ORCHESTRATOR_LOST: Policy(Fault.MACHINE, 1_000_000),  # says nothing about the layout, however often
+        _K.ORCHESTRATOR_LOST: Policy(Fault.MACHINE, 5),  # a trial under way at six deaths may well be what takes the machine down
         _K.CANCELLED: Policy(Fault.NOBODY, 0),
     }
 )

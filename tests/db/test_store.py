@@ -14,7 +14,7 @@ from db import schema
 from db.schema import AttemptState, SweepState
 from db.store import Store
 from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
-from orchestrator.core.failures import FailureKind
+from orchestrator.core.failures import POLICIES, FailureKind
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.lifecycle import IllegalTransition, TrialEvent, TrialState
 from orchestrator.core.model_shape import PRESETS
@@ -296,6 +296,24 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
         with pytest.raises(LeaseLost, match="elsewhere"):
             store.record_measurement(running, 1, epoch=old.epoch, measurement=measurement())
         assert other.start_attempt(running, epoch, ["n"]) == 2
+
+
+def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id, _ = bench.start()
+    epoch, retries = bench.epoch, POLICIES[FailureKind.ORCHESTRATOR_LOST].max_retries
+    for _ in range(retries):
+        epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
+        assert [row.id for row in store.reap(bench.sweep_id, epoch)] == [trial_id]
+        store.start_attempt(trial_id, epoch)
+    epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
+    assert store.reap(bench.sweep_id, epoch) == []
+    detail = store.trial(trial_id)
+    assert (detail.trial.state, detail.trial.failure_kind) == (TrialState.FAILED, FailureKind.ORCHESTRATOR_LOST)
+    assert detail.trial.failure_message is not None
+    assert f"{retries + 1} times" in detail.trial.failure_message
+    assert [a.state for a in detail.attempts] == [AttemptState.LOST] * (retries + 1)
+    assert (detail.events[-1].event, detail.events[-1].to_state) == ("failed", "failed")
 
 
 def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(store: Store, store_url: str) -> None:
