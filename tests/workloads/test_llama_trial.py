@@ -8,6 +8,8 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -38,10 +40,11 @@ from orchestrator.core.protocol import (
 )
 from workloads.llama import main
 from workloads.llama.data import Tokens
+from workloads.llama.model import Llama
 from workloads.llama.options import TokenDtype
 from workloads.llama.peak_flops import peak_flops
-from workloads.llama.train import check
-from workloads.rank import ConfigRejected
+from workloads.llama.train import check, train
+from workloads.rank import ConfigRejected, Rank, context
 
 TINY = PRESETS["llama-tiny"]
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=4, max_steps=8, relative_confidence=0.02)
@@ -251,9 +254,61 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
     torch.set_num_threads(1)
     peak = peak_flops(torch.device("cpu"), precision)
     again = peak_flops(torch.device("cpu"), precision)
+    assert peak is not None
+    assert again is not None
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
     assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy with other things meanwhile
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Phase, int, bool]]]:
+    """Sets this process up as the only rank of a trial in fp32, and holds what it tells its launcher."""
+    trial = request(Layout(micro_batch_size=1, precision=Precision.FP32))
+    (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", RUN_DIR_VARIABLE: str(tmp_path)}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    heartbeats: list[tuple[Phase, int, bool]] = []
+    tell = Rank.heartbeat
+
+    def listen(rank: Rank, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
+        heartbeats.append((phase, step, timed))
+        tell(rank, phase, step, timed=timed)
+
+    monkeypatch.setattr(Rank, "heartbeat", listen)
+    threads = torch.get_num_threads()
+    yield heartbeats
+    torch.set_num_threads(threads)
+
+
+def test_only_steps_after_the_warm_up_are_told_to_be_timed(told: list[tuple[Phase, int, bool]]) -> None:
+    result = train(context())
+    timed = [(step, timed) for phase, step, timed in told if phase is Phase.STEADY]
+    last = PLAN.warmup_steps + len(result.step_seconds) - 1
+    assert timed == [(1, False), *((step, True) for step in range(PLAN.warmup_steps, last + 1)), (last, False)]
+
+
+def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
+    told: list[tuple[Phase, int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[weakref.ref[Llama]] = []
+    alive_at_the_peak: list[bool] = []
+    initialise = Llama.initialise
+
+    def remember(model: Llama, seed: int) -> None:
+        models.append(weakref.ref(model))
+        initialise(model, seed)
+
+    def no_room(*_: object) -> float:
+        alive_at_the_peak.append(models[0]() is not None)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Llama, "initialise", remember)
+    monkeypatch.setattr("workloads.llama.peak_flops._best_matmul", no_room)
+    result = train(context())
+    assert (result.peak_flops, result.peak_flops_source) == (None, None)
+    assert alive_at_the_peak == [False]
 
 
 @pytest.mark.gpu

@@ -21,16 +21,24 @@ class PeakFlops:
     source: str  # "table: ..." or "measured: ..."
 
 
-def peak_flops(device: torch.device, precision: Precision) -> PeakFlops:
-    """Look up or measure. The measurement uses the threads that training uses; ranks of one node measure at once, as they train."""
+def peak_flops(device: torch.device, precision: Precision) -> PeakFlops | None:
+    """Look up or measure. The measurement uses the threads that training uses; ranks of one node measure at once, as they train.
+
+    None where the device has no room left for the matrices: that says nothing about the layout that was measured before.
+    """
     if device.type == "cuda":
         hardware = from_driver_name(torch.cuda.get_device_name(device))
         if hardware is not None and precision in hardware.peak_flops:
             return PeakFlops(flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense")
     dtype = _DTYPES[precision]
-    flops, size, dtype_used = max(
-        (_best_matmul(n, d, device), n, str(d)) for d in _dtypes_to_try(dtype, device) for n in _SIZES[device.type]
-    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        flops, size, dtype_used = max(
+            (_best_matmul(n, d, device), n, str(d)) for d in _dtypes_to_try(dtype, device) for n in _SIZES[device.type]
+        )
+    except torch.OutOfMemoryError:
+        return None
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return PeakFlops(flops=flops, source=f"measured: matmul {size}^3 {dtype_used.removeprefix('torch.')}{threads}")
 

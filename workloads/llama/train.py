@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from workloads.llama.data import Tokens
 from workloads.llama.data_parallel import Replica
-from workloads.llama.memory import DeviceMemory, LiveMemory, States
+from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.options import GradientDtype, Options, parse_options
 from workloads.llama.peak_flops import peak_flops
 from workloads.llama.stack import describe_stack
-from workloads.llama.timing import time_steps
+from workloads.llama.timing import TimedSteps, time_steps
 from workloads.rank import ConfigRejected, Rank
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -40,6 +41,39 @@ def train(rank: Rank) -> RankResult:
     device = _open_device(rank, options)
     if rank.world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    timed, report, rendezvous_seconds = _train_and_look(rank, options, device=device, begin=begin)
+    gc.collect()  # what is left of the model: a measured peak needs room for its matrices, however tight the layout was
+    peak = peak_flops(device, request.layout.precision)
+    result = RankResult(
+        step_seconds=timed.step_seconds,
+        warmup_seconds=timed.warmup_seconds,
+        tokens_per_step=request.layout.global_batch_size * request.sequence_length,
+        phase_seconds={
+            **({Phase.START: start_seconds} if start_seconds is not None else {}),
+            Phase.RENDEZVOUS: rendezvous_seconds,
+            Phase.FIRST_STEP: timed.first_step_seconds,
+            Phase.STEADY: timed.steady_seconds,
+        },
+        peak_memory_allocated_bytes=report.peak_allocated_bytes,
+        peak_memory_reserved_bytes=report.peak_reserved_bytes,
+        memory_bytes_by_part=report.bytes_by_part,
+        device_memory_bytes=report.device_bytes,
+        allocator_retries=report.allocator_retries,
+        peak_flops=peak.flops if peak is not None else None,
+        peak_flops_source=peak.source if peak is not None else None,
+        loss_first=timed.loss_first,
+        loss_last=timed.loss_last,
+        stack=describe_stack(device),
+    )
+    rank.finish(result)  # before the process group goes: a hang in there would change nothing
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result
+
+
+def _train_and_look(rank: Rank, options: Options, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
+    """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took from `begin` to build."""
+    request = rank.request
     trainer = Trainer(request, options, device=device, data_parallel_rank=rank.rank)
     memory = (
         DeviceMemory(trainer.states(), device=device)
@@ -63,33 +97,7 @@ def train(rank: Rank) -> RankResult:
         after_first_step=memory.after_first_step,
     )
     rank.heartbeat(Phase.STEADY, rank.step)  # what follows is not timed
-    report = memory.report(trainer.untimed_step)
-    peak = peak_flops(device, request.layout.precision)
-    result = RankResult(
-        step_seconds=timed.step_seconds,
-        warmup_seconds=timed.warmup_seconds,
-        tokens_per_step=request.layout.global_batch_size * request.sequence_length,
-        phase_seconds={
-            **({Phase.START: start_seconds} if start_seconds is not None else {}),
-            Phase.RENDEZVOUS: rendezvous_seconds,
-            Phase.FIRST_STEP: timed.first_step_seconds,
-            Phase.STEADY: timed.steady_seconds,
-        },
-        peak_memory_allocated_bytes=report.peak_allocated_bytes,
-        peak_memory_reserved_bytes=report.peak_reserved_bytes,
-        memory_bytes_by_part=report.bytes_by_part,
-        device_memory_bytes=report.device_bytes,
-        allocator_retries=report.allocator_retries,
-        peak_flops=peak.flops,
-        peak_flops_source=peak.source,
-        loss_first=timed.loss_first,
-        loss_last=timed.loss_last,
-        stack=describe_stack(device),
-    )
-    rank.finish(result)  # before the process group goes: a hang in there would change nothing
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return result
+    return timed, memory.report(trainer.untimed_step), rendezvous_seconds
 
 
 class Trainer:
