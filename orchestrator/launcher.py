@@ -145,7 +145,7 @@ class NodeLauncher:
         try:
             self.prepare(order.program)
             assert self._server is not None
-            gang.run(self._server, environment=_gang_environment(order, port, run_dir), ranks=_places(order))
+            gang.run(self._server, environment=gang_environment(order, port, run_dir), ranks=_places(order))
         except ServerLost as exc:
             lost = str(exc)
             gang.processes_killed += self._stop_server()
@@ -244,6 +244,31 @@ def hold_port() -> socket.socket:
     return held
 
 
+def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, str]:
+    """torchrun's environment, as far as it is the same for all ranks of this node."""
+    request = order.request
+    if order.cpus:
+        threads = len(order.cpus) // order.local_world_size
+    else:
+        threads = len(os.sched_getaffinity(0)) // max(order.local_world_size, order.node_slots or 0)
+    environment = {
+        "WORLD_SIZE": str(request.layout.world_size),
+        "LOCAL_WORLD_SIZE": str(order.local_world_size),
+        "GROUP_RANK": str(order.node_rank),
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": request.tag,
+        "OMP_NUM_THREADS": str(max(1, threads)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts them
+        "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
+        RUN_DIR_VARIABLE: str(run_dir),
+        ATTEMPT_VARIABLE: request.tag,
+    }
+    if order.local_world_size == request.layout.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to an address that it does not have
+    return environment | dict(order.environment)
+
+
 def _check(order: LaunchOrder) -> None:
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
@@ -264,28 +289,6 @@ def _make_run_directory(run_dir: Path, request: TrialRequest) -> str | None:
         return f"{run_dir} exists: an attempt's directory is never written twice. Give the attempt a new number, or the sweep a new folder"
     (run_dir / REQUEST_FILE).write_bytes(encode(request))
     return None
-
-
-def _gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, str]:
-    """torchrun's environment, as far as it is the same for all ranks of this node."""
-    request = order.request
-    num_cores = len(order.cpus) or len(os.sched_getaffinity(0))
-    environment = {
-        "WORLD_SIZE": str(request.layout.world_size),
-        "LOCAL_WORLD_SIZE": str(order.local_world_size),
-        "GROUP_RANK": str(order.node_rank),
-        "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": request.tag,
-        "OMP_NUM_THREADS": str(max(1, num_cores // order.local_world_size)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts them
-        "CUDA_VISIBLE_DEVICES": ",".join(order.devices),
-        RUN_DIR_VARIABLE: str(run_dir),
-        ATTEMPT_VARIABLE: request.tag,
-    }
-    if order.local_world_size == request.layout.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to an address that it does not have
-    return environment | dict(order.environment)
 
 
 def _places(order: LaunchOrder) -> list[dict[str, Any]]:

@@ -246,4 +246,5 @@ class LaunchOrder:
     master_port: int | None = None  # None: this node holds the whole gang, its launcher binds a port itself
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
+    node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
     environment: Mapping[str, str] = field(default_factory=dict)

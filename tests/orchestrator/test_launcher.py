@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase
-from orchestrator.launcher import NodeLauncher, hold_port
+from orchestrator.launcher import NodeLauncher, gang_environment, hold_port
 from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
@@ -322,6 +322,22 @@ def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_n
         "omp": "1",
     }
     assert report.failure is not None and report.failure.kind is K.BAD_RESULT  # it ended well, and wrote none
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "known", "threads"),
+    [
+        (64, {"node_slots": 8}, 8),  # seven other gangs may need the rest
+        (64, {}, 64),
+        (64, {"node_slots": 8, "cpus": [0, 1, 2, 3]}, 4),  # pinned: these are its own
+        (4, {"node_slots": 8}, 1),
+    ],
+)
+def test_ranks_of_all_gangs_share_the_cores_of_their_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int, known: dict[str, Any], threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cores)))
+    assert gang_environment(order(world_size=1, **known), 29500, tmp_path)["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
