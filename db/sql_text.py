@@ -109,8 +109,8 @@ _PG_NAMES = frozenset({"pg_typeof", "pg_size_pretty"})
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>\s+|--[^\n\r]*)
-  | (?P<comment>/\*)
+    (?P<space>\s+)
+  | (?P<comment>/\*|--[^\n\r]*)
   | (?P<escape>[eE]'(?:[^'\\]|\\.|'')*')
   | (?P<unicode>[uU]&['"])
   | (?P<string>[bBxXnN]?'(?:[^']|'')*')
@@ -143,9 +143,12 @@ def refuse_beyond_reading(sql: str) -> None:
 
 
 def refuse_loose_ends(condition: str) -> None:
-    """Raise UsageInvalid for a condition that would not stay within the parentheses it is put into."""
+    """Raise UsageInvalid for a condition that would not stay within the parentheses it is put into.
+
+    A comment is refused: PostgreSQL nests them and SQLite does not, so what one skips the other runs.
+    """
     depth = 0
-    for word in _tokens(condition):
+    for word in _tokens(condition, with_comments=False):
         depth += {"(": 1, ")": -1}.get(word, 0)
         if depth < 0 or word == ";":
             break
@@ -155,7 +158,7 @@ def refuse_loose_ends(condition: str) -> None:
     raise UsageInvalid(f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement")
 
 
-def _tokens(sql: str) -> Iterator[str]:
+def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
     """Words in lower case, quoted names as they stand, punctuation; no literal, comment or space."""
     place = 0
     while place < len(sql):
@@ -163,7 +166,9 @@ def _tokens(sql: str) -> Iterator[str]:
         assert match is not None, "the last alternative takes any character"
         place = match.end()
         kind = match.lastgroup if match.lastgroup != "tag" else "dollar"
-        if kind == "comment":
+        if kind == "comment" and not with_comments:
+            raise UsageInvalid(f"a condition holds no comment; leave out what begins with {match[0][:2]}")
+        if kind == "comment" and match[0] == "/*":
             place = _end_of_comment(sql, place)
         elif kind == "dollar":
             end = sql.find(match["dollar"], place)

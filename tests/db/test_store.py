@@ -375,7 +375,7 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     with pytest.raises(SweepHeld):
         Store.invalidate(_another(store), "tokens_per_second_per_gpu < 50")
     store.release(bench.sweep_id, bench.epoch)
-    assert store.invalidate("tokens_per_second_per_gpu < 50 OR state = 'out_of_memory' -- slow") == 2
+    assert store.invalidate("tokens_per_second_per_gpu < 50 OR state = 'out_of_memory'") == 2
     assert store.trial(slow).trial.state is TrialState.QUEUED
     assert store.trial(slow).trial.tokens_per_second_per_gpu is None
     assert store.trial(slow).attempts[0].superseded
