@@ -29,5 +29,5 @@ SELECT
     last.failure_message
 FROM v_trial
 LEFT JOIN trial AS proof ON proof.id = v_trial.condemned_by
-LEFT JOIN attempt AS last ON last.trial_id = v_trial.trial_id AND last.number = v_trial.num_attempts
+LEFT JOIN attempt AS last ON last.trial_id = v_trial.trial_id AND last.number = v_trial.num_attempts AND NOT last.superseded
 WHERE v_trial.state IN ('out_of_memory', 'pruned')

@@ -79,4 +79,5 @@ JOIN model ON model.digest = cell.model_digest
 LEFT JOIN attempt AS counting ON counting.trial_id = trial.id AND counting.state = 'measured' AND NOT counting.superseded
 LEFT JOIN measurement ON measurement.attempt_id = counting.id
 LEFT JOIN fingerprint ON fingerprint.digest = counting.fingerprint_digest
-LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts
+-- An invalidated failure is no longer the trial's.
+LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts AND NOT last.superseded

@@ -36,6 +36,22 @@ def test_v_trial_has_one_row_per_trial_however_many_attempts(bench: Bench, store
     assert (queued["state"], queued["tokens_per_second"], queued["is_current_fingerprint"]) == ("queued", None, None)
 
 
+def test_v_trial_shows_no_failure_that_was_invalidated(bench: Bench, store_url: str) -> None:
+    trial_id, number = bench.start()
+    bench.store.record_failure(
+        trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED, gpu_seconds=2.0
+    )
+    columns = "state, last_attempt_state, failure_kind, failure_message, gpu_seconds"
+    (before,) = ask(store_url, f"SELECT {columns} FROM v_trial")
+    assert list(before.values()) == ["failed", "failed", "user_error", "CUDA out of memory", 2.0]
+    bench.store.release(bench.sweep_id, bench.epoch)
+    assert bench.store.invalidate("failure_kind = 'user_error'") == 1
+    (after,) = ask(store_url, f"SELECT {columns} FROM v_trial")
+    assert list(after.values()) == ["queued", None, None, None, None]
+    row = bench.store.trial(trial_id).trial
+    assert (row.failure_kind, row.failure_message, row.gpu_seconds) == (None, None, None)
+
+
 def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_url: str) -> None:
     old = bench.measure(1, 5000.0, torch="2.12.0")
     bench.measure(2, 700.0)
