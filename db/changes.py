@@ -385,14 +385,13 @@ def _advance(
     """Compare and set the state, and log it. `number`: of the attempt that this event begins."""
     state = advance(standing.state, event)
     num_attempts = standing.num_attempts if number is None else number
-    is_owner = sa.exists().where(schema.sweep.c.id == trial.c.sweep_id, schema.sweep.c.owner_epoch == epoch)
     statement = (
         sa.update(trial)
-        .where(trial.c.id == standing.id, trial.c.state == standing.state, trial.c.num_attempts == standing.num_attempts, is_owner)
+        .where(trial.c.id == standing.id, trial.c.state == standing.state, trial.c.num_attempts == standing.num_attempts)
         .values(state=state, num_attempts=num_attempts, updated_at=now())
     )
-    if connection.execute(statement).rowcount != 1:
-        raise LeaseLost(lease.lost(connection, standing.sweep_id, epoch))
+    if connection.execute(statement).rowcount != 1:  # _standing keeps other owners out, not another thread of this one
+        raise IllegalTransition(f"trial {standing.id}: {event} came too late, its state was no longer {standing.state}")
     of_attempt = num_attempts if state in IN_FLIGHT or standing.state in IN_FLIGHT else None
     _log(connection, change, [_event(standing.sweep_id, standing.id, event, standing.state, state, epoch, of_attempt, detail)])
     return replace(standing, state=state, num_attempts=num_attempts)

@@ -25,8 +25,8 @@ from db import url as urls
 from db.engine import Change, Database
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
-from orchestrator.core.lifecycle import TrialState
-from tests.db.builders import CONDITIONS, Bench, layout
+from orchestrator.core.lifecycle import TrialEvent, TrialState
+from tests.db.builders import CONDITIONS, Bench, failure, layout, measurement
 
 SECRET = "s3cr3t%zz"
 
@@ -305,15 +305,21 @@ def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: st
 
 
 def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> None:
+    normal, full = 1, 2  # of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns
     seen: list[int] = []
     with Store.open(sqlite_url) as store:
+        bench = Bench.on(store)
 
-        def ask(connection: sa.Connection, change: Change) -> None:
+        @sa.event.listens_for(store._database.engine, "commit")
+        def ask(connection: sa.Connection) -> None:
             seen.append(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
 
-        for durable in (True, False):
-            store._database.write(ask, durable=durable)
-    assert seen == [2, 1]  # FULL, NORMAL
+        (measured, first), (failed, second) = bench.start(1), bench.start(2)
+        assert seen == [normal] * 4
+        store.record_measurement(measured, first, epoch=bench.epoch, measurement=measurement())
+        store.record_failure(failed, second, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        bench.add(3)
+    assert seen[4:] == [full, full, normal]
 
 
 def test_writers_wait_for_each_other(sqlite_url: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import schema
+from db import changes, schema
+from db.engine import Change
 from db.schema import AttemptState, SweepState
 from db.store import Store
 from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
@@ -239,6 +240,20 @@ def test_a_move_that_the_table_lacks_changes_nothing(bench: Bench) -> None:
     with pytest.raises(IllegalTransition, match="first_step is not possible in state queued"):
         bench.store.transition(trial.id, TrialEvent.FIRST_STEP, epoch=bench.epoch)
     assert bench.store.trial(trial.id) == before
+
+
+def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothing(bench: Bench) -> None:
+    trial = bench.add()
+
+    def overtaken(connection: sa.Connection, change: Change) -> None:
+        standing = changes._standing(connection, trial.id, bench.epoch)
+        changes._advance(connection, change, standing, TrialEvent.CANCELLED, bench.epoch)
+        with pytest.raises(IllegalTransition, match="pruned came too late, its state was no longer queued"):
+            changes._advance(connection, change, standing, TrialEvent.PRUNED, bench.epoch)
+
+    bench.store._database.write(overtaken)
+    detail = bench.store.trial(trial.id)
+    assert (detail.trial.state, [e.event for e in detail.events]) == (TrialState.CANCELLED, ["added", "cancelled"])
 
 
 def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
