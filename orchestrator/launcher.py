@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from orchestrator.processes import kill_found, launcher_identity, num_oom_kills,
 logger = logging.getLogger(__name__)
 
 MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
+REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
 LEFTOVER_PATIENCE_SECONDS = 5.0
 DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
 
@@ -53,10 +55,13 @@ class NodeLauncher:
         self._rendezvous: socket.socket | None = None
         self._running = threading.Lock()
         self._cancelled: set[str] = set()  # tags; one may arrive before its attempt does
+        self._ended: deque[str] = deque(maxlen=REMEMBERED_ATTEMPTS)  # tags whose cancellation comes too late
+        self._killing = threading.Lock()  # guards both, and the pipe's writing end
         self._gang: Gang | None = None
         self._closed = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._sweep_leftovers()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_is_open = True
 
     def run(self, order: LaunchOrder) -> NodeReport:
         """Run this node's share of an attempt, to the last process gone.
@@ -71,16 +76,21 @@ class NodeLauncher:
         try:
             return self._run(order)
         finally:
-            self._cancelled.discard(order.request.tag)
+            with self._killing:
+                self._cancelled.discard(order.request.tag)
+                self._ended.append(order.request.tag)
             self._gang = None
             self._release_rendezvous()
             self._running.release()
 
     def kill(self, tag: str) -> None:
         """Cancel an attempt (`TrialRequest.tag`), running or still to come. Returns at once; `run` returns when all is gone."""
-        self._cancelled.add(tag)
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b"k")
+        with self._killing:
+            if not self._wake_is_open or tag in self._ended:
+                return
+            self._cancelled.add(tag)
+            with suppress(BlockingIOError):
+                os.write(self._wake_write, b"k")
 
     def progress(self) -> Heartbeat | None:
         """How far the least advanced rank of the running attempt is; None between attempts."""
@@ -107,8 +117,9 @@ class NodeLauncher:
         if gang is not None:
             self.kill(gang.tag)
         with self._running:
-            self._stop_server()
+            self._close_wake()
             self._release_rendezvous()
+            self._stop_server()
 
     def _run(self, order: LaunchOrder) -> NodeReport:
         started = time.monotonic()
@@ -207,6 +218,13 @@ class NodeLauncher:
         """Returns how many processes outlived their server, and were found by their tag."""
         server, self._server = self._server, None
         return server.stop() if server is not None else 0
+
+    def _close_wake(self) -> None:
+        with self._killing:
+            if self._wake_is_open:
+                self._wake_is_open = False
+                os.close(self._wake_read)
+                os.close(self._wake_write)
 
     def _release_rendezvous(self) -> None:
         held, self._rendezvous = self._rendezvous, None

@@ -248,6 +248,26 @@ def test_an_attempt_cancelled_before_it_came_does_not_start(launcher: NodeLaunch
     assert report.failure is not None and report.failure.kind is K.CANCELLED
 
 
+def test_an_attempt_cancelled_after_its_end_leaves_nothing_behind(launcher: NodeLauncher) -> None:
+    tags = []
+    for trial_id in range(3):
+        ended = order(trial_id=trial_id, world_size=1)
+        assert launcher.run(ended).failure is None
+        launcher.kill(ended.request.tag)
+        tags.append(ended.request.tag)
+    assert launcher._cancelled.isdisjoint(tags)  # a launcher lives for thousands of attempts
+
+
+def test_a_closed_launcher_holds_no_descriptor(tmp_path: Path) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    launcher = NodeLauncher(tmp_path, node="node-a")
+    launcher.rendezvous()
+    assert launcher.run(order(world_size=1)).failure is None
+    launcher.close()
+    launcher.kill("test/1/1")  # a cancellation that comes late
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
 def test_progress_is_told_while_ranks_run(launcher: NodeLauncher) -> None:
     assert launcher.progress() is None
     hanging = order(options=faulty("hang", at="step_3"))
