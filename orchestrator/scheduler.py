@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import OutOfMemoryError as RayOutOfMemory
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -286,6 +287,9 @@ class RayScheduler:
             except RayTaskError as exc:
                 self._lose(flight, FailureKind.LAUNCH_FAILED, f"the launcher raised {_first_line(exc.cause or exc)}", detail=str(exc))
                 return
+            except RayOutOfMemory as exc:  # Ray's memory monitor chose the agent, whatever it was that grew: its ranks
+                self._lose(flight, FailureKind.OOM_HOST, "the node ran out of memory, and Ray ended the agent", detail=str(exc))
+                return
             except RayError as exc:  # the actor died, or its answer is lost with its node
                 node = flight.gang.nodes[index][1] if flight.gang.nodes else None
                 self._lose(
@@ -429,6 +433,8 @@ def _connect(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
     if address is None:
+        # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
         options |= {"address": "local", "include_dashboard": False}  # "local": never a cluster that happens to run on this machine
     else:
         options["address"] = address

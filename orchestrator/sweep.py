@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,9 +19,9 @@ from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import ClusterUnavailable, SweepError
+from orchestrator.core.errors import ClusterUnavailable, SweepError, UsageInvalid
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
-from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
@@ -42,6 +43,7 @@ POLL_SECONDS = 0.5
 MACHINE_FAULTS_IN_A_ROW = (
     5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
 )
+SAME_FAILURES = 5  # word for word, before anything was measured: a wrong option or path, told once instead of once per layout
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
 
 
@@ -143,9 +145,10 @@ class _Loop:
         self._finished_now = 0
         self._began = self._renewed = clock()
         self._last = ""
-        self._failed_last: int | None = None  # the trial that waits for another attempt since the machine failed it
         self._machine_faults_in_a_row = 0
         self._last_machine_fault = ""
+        self._nothing_else_yet = True  # every trial of this call has failed so far
+        self._same_failures, self._first_failure = 0, ""
         self._cancelling = False
         self._requested = Stop.GO_ON
 
@@ -203,6 +206,11 @@ class _Loop:
                         self._progressed(event)
                     case Finished():
                         self._finished(event)
+            if self._same_failures >= SAME_FAILURES:
+                raise UsageInvalid(
+                    f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
+                    " Mend it, then have them measured: sweep invalidate --where \"state = 'failed'\""
+                )
             if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
                 raise ClusterUnavailable(
                     f"the last {self._machine_faults_in_a_row} attempts failed by the machine's fault, the last one: {self._last_machine_fault}."
@@ -257,8 +265,8 @@ class _Loop:
         return self._gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
     def _next_trial(self, run: CellRun) -> TrialRow | None:
-        # One that just failed by the machine's fault lets another go first, where there is one: it may be what ails the machine.
-        if run.waiting and run.waiting[0].id != self._failed_last:
+        # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
+        if run.waiting and not self._machine_faults_in_a_row:
             return run.waiting.pop(0)
         proposal = run.searcher.ask() if self._within_trials(run) else None
         if proposal is None:
@@ -335,7 +343,7 @@ class _Loop:
             self._failed(flight, event, results, failure)
 
     def _measured(self, flight: _Flight, event: Finished, results: Sequence[RankResult], measurement: Measurement) -> None:
-        fingerprint = with_stack(self._code, results[0].stack)
+        fingerprint = with_stack(self._code, self._stack_of(results))
         self._store.record_measurement(
             flight.trial_id,
             flight.attempt,
@@ -348,6 +356,7 @@ class _Loop:
         self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
         self._fingerprints.add(fingerprint.digest)
         self._machine_faults_in_a_row = 0
+        self._nothing_else_yet, self._same_failures = False, 0
         flight.run.measured_with(fingerprint.digest)
         value = measurement.step_time.median if self._spec.objective is Objective.STEP_SECONDS else measurement.tokens_per_second_per_gpu
         flight.run.note(flight.layout, value)
@@ -360,7 +369,7 @@ class _Loop:
 
     def _failed(self, flight: _Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> None:
         outcome = self._outcome_of(flight, failure)
-        self._count_machine_fault(failure)
+        self._count_faults(failure)
         peak, device = failed_memory(event.reports)
         self._store.record_failure(
             flight.trial_id,
@@ -370,7 +379,7 @@ class _Loop:
             event=outcome,
             peak_memory_bytes=peak,
             device_memory_bytes=device,
-            **attempt_facts(event, results, with_stack(self._code, results[0].stack) if results else None),
+            **attempt_facts(event, results, with_stack(self._code, self._stack_of(results)) if results else None),
         )
         before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
         searcher, layout = flight.run.searcher, flight.layout
@@ -383,10 +392,10 @@ class _Loop:
                 self._prune(flight.run, condemned, flight.trial_id, layout)
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:
-                self._failed_last = flight.trial_id
                 self._move(before, TrialState.QUEUED)
                 flight.run.waiting.append(self._store.trial(flight.trial_id).trial)
-                self._say(flight, f"{failure.kind}, will be tried again: {failure.message}", warn=True)
+                why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
+                self._say(flight, f"{why}; waits for another attempt")
             case TrialEvent.CANCELLED:
                 self._move(before, TrialState.CANCELLED)
                 self._say(flight, "cancelled")
@@ -397,9 +406,14 @@ class _Loop:
                     searcher.tell(layout, Failed())
                 # Else it says nothing of the layout; in flight for the search, it is not asked for again.
                 where = f" (log: {failure.log_path})" if failure.log_path else ""
-                self._say(flight, f"failed, {failure.kind}: {failure.message}{where}", warn=True)
+                self._say(flight, f"failed, {failure.kind}: {failure.message}{where}")
 
-    def _count_machine_fault(self, failure: Failure) -> None:
+    def _count_faults(self, failure: Failure) -> None:
+        """Notice what no layout is to blame for: the machine failing all, or the program failing the same way from the first trial on."""
+        said = re.sub(r"^rank \d+ ", "", failure.message)
+        if self._nothing_else_yet and POLICIES[failure.kind].fault is not Fault.MACHINE and failure.kind not in OUT_OF_MEMORY_KINDS:
+            self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
+            self._first_failure = said
         if POLICIES[failure.kind].fault is Fault.MACHINE:
             self._machine_faults_in_a_row += 1
             self._last_machine_fault = failure.message
@@ -430,6 +444,11 @@ class _Loop:
             num_fingerprints=len(self._fingerprints),
         )
 
+    def _stack_of(self, results: Sequence[RankResult]) -> Stack:
+        """As the ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
+        stack = results[0].stack
+        return stack if stack.device_name is not None else stack.model_copy(update={"device_name": self._scheduler.slots.device_name})
+
     def _prune(self, run: CellRun, layouts: Sequence[Layout], proof_id: int, proof: Layout) -> None:
         """Write down what an out-of-memory proves of others, without launching them."""
         if layouts:
@@ -443,14 +462,9 @@ class _Loop:
         self._counts[before] -= 1
         self._counts[after] += 1
 
-    def _say(self, flight: _Flight, what: str, *, warn: bool = False) -> None:
+    def _say(self, flight: _Flight, what: str) -> None:
         self._last = f"trial {flight.trial_id} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
-        logger.log(
-            logging.WARNING if warn else logging.INFO,
-            "%s",
-            self._last,
-            extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt},
-        )
+        logger.info("%s", self._last, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
         self._show()
 
     def _show(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.output import note
 from orchestrator.core.errors import SweepError, UsageInvalid
 
 if TYPE_CHECKING:
@@ -57,14 +58,13 @@ def existing_store(db: str | None) -> Iterator[Store]:
 
 
 def chosen_sweep(store: Store, name: str | None) -> SweepRow:
-    """The sweep of a name, or the only one. Raises UsageInvalid with the names there are."""
+    """The sweep of a name, else the newest, which is said on stderr where there are others. Raises UsageInvalid where there is none."""
     if name is not None:
         return store.sweep_named(name)
     sweeps = store.sweeps()
-    if len(sweeps) == 1:
-        return sweeps[0]
     if not sweeps:
         raise UsageInvalid(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
-    names = ", ".join(sweep.name for sweep in sweeps[:20])
-    more = f" and {len(sweeps) - 20} more" if len(sweeps) > 20 else ""
-    raise UsageInvalid(f"{store.url} holds {len(sweeps)} sweeps; say which: {names}{more}")
+    if len(sweeps) > 1:
+        others = ", ".join(sweep.name for sweep in sweeps[1:6]) + (", ..." if len(sweeps) > 6 else "")
+        note(f"sweep {sweeps[0].name}, the newest of {len(sweeps)}; there are also {others}")
+    return sweeps[0]

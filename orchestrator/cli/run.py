@@ -115,6 +115,7 @@ def run(
     """
     spec = _load(file, overrides)
     _check_command(spec)
+    _check_home()
     if ray_address is None:
         _check_this_machine(spec)
     from db.store import Store
@@ -241,6 +242,21 @@ def _check_this_machine(spec: SweepSpec) -> None:
         shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
 
 
+def _check_home() -> None:
+    from orchestrator.core.errors import StoreUnavailable
+
+    runs = home.sweep_home() / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        probe = runs / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as exc:
+        raise StoreUnavailable(
+            f"run folders cannot be written to {runs}: {exc.strerror}. Free space, or set SWEEP_HOME to a folder that can"
+        ) from None
+
+
 def _check_command(spec: SweepSpec) -> None:
     from orchestrator.core.errors import UsageInvalid
 
@@ -313,7 +329,7 @@ def _planned_cell(spec: SweepSpec, planned: Any, hardware: Hardware | None, top:
 def _print_planned(row: dict[str, Any]) -> None:
     hours = f", about {row['gpu_hours']:,.2f} GPU-hours" if row["gpu_hours"] is not None else ""
     _print(
-        f"\n{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, predicted to fit {row['num_predicted_to_fit']:,}, to run {row['num_to_run']:,}{hours}"
+        f"\n{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {_fitting(row)}, to run {row['num_to_run']:,}{hours}"
     )
     for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
         if count:
@@ -325,6 +341,12 @@ def _print_planned(row: dict[str, Any]) -> None:
             limit = f" of {row['memory_limit_bytes'] / 2**30:.3g}" if row["memory_limit_bytes"] else ""
             facts.append(f"{memory / 2**30:.3g}{limit} GiB{'' if layout['fits'] else ', predicted not to fit'}")
         _print(f"  {place:>2}. {layout['short']:<44} {', '.join(facts)}")
+
+
+def _fitting(row: dict[str, Any]) -> str:
+    if row["memory_limit_bytes"] is None:
+        return "memory unknown (name a device: device=h100-sxm)"
+    return f"predicted to fit {row['num_predicted_to_fit']:,}"
 
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:

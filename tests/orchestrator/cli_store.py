@@ -32,6 +32,7 @@ class Filled:
     cancelled: int
     old_conditions: int
     log: Path
+    run_folder: str
 
 
 def layout(micro_batch_size: int, recompute: str = "none") -> Layout:
@@ -116,4 +117,5 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
         cancelled=cancelled,
         old_conditions=old,
         log=log,
+        run_folder=store.sweep_named(name).run_folder,
     )

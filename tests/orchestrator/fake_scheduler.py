@@ -13,6 +13,9 @@ from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shap
 Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
 
 
+EVIDENCE = {FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory"}
+
+
 class FakeScheduler:
     """`slots` free slots on one node; attempts end in the order they were started, one per poll."""
 
@@ -48,9 +51,8 @@ class FakeScheduler:
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
         if isinstance(ending, FailureKind):
-            report = NodeReport(
-                node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=Failure(kind=ending, message=f"scripted {ending}")
-            )
+            failure = Failure(kind=ending, message=f"scripted {ending}", evidence=EVIDENCE.get(ending, ""))
+            report = NodeReport(node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
             return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=float(shape.num_slots))]
         ranks = [
             RankOutcome(

@@ -97,7 +97,7 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
 
 
 def test_status_tells_the_phase_of_the_least_advanced_rank(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
-    folder = tmp_path / "home" / "runs" / "tiny" / f"trial-{ids.running}" / "attempt-1" / "node-0"
+    folder = tmp_path / "home" / "runs" / ids.run_folder / f"trial-{ids.running}" / "attempt-1" / "node-0"
     folder.mkdir(parents=True)
     (folder / "heartbeat-0.json").write_text('{"phase": "steady", "step": 12}')
     (folder / "heartbeat-1.json").write_text('{"phase": "steady", "step": 9}')
@@ -193,7 +193,7 @@ def test_logs_come_from_the_failure_s_file(sweep: Sweep, ids: Filled) -> None:
 
 
 def test_logs_come_from_the_run_folder_of_this_machine(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
-    folder = tmp_path / "home" / "runs" / "tiny" / f"trial-{ids.measured}" / "attempt-1" / "node-1"
+    folder = tmp_path / "home" / "runs" / ids.run_folder / f"trial-{ids.measured}" / "attempt-1" / "node-1"
     folder.mkdir(parents=True)
     (folder / "log-3.txt").write_text("rank three\n")
     assert sweep("logs", str(ids.measured), "--rank", "3") == "rank three\n"
@@ -225,7 +225,7 @@ def test_logs_follow_a_running_attempt_to_its_end(
     with Store.open(url) as store:
         bench = Bench.on(store)
         trial_id, _ = bench.start()
-        log = tmp_path / "runs" / "tiny" / f"trial-{trial_id}" / "attempt-1" / "node-0" / "log-0.txt"
+        log = tmp_path / "runs" / store.sweep_named("tiny").run_folder / f"trial-{trial_id}" / "attempt-1" / "node-0" / "log-0.txt"
         log.parent.mkdir(parents=True)
         log.write_text("one\n")
 
@@ -301,7 +301,7 @@ def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) ->
     assert "already" in sweep("export", "optuna", "-o", storage, code=2)
 
 
-def test_a_sweep_need_not_be_named_where_there_is_one_and_must_be_where_there_are_two(
+def test_a_sweep_need_not_be_named_where_there_is_one_and_is_the_newest_where_there_are_two(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/two.sqlite")
@@ -310,7 +310,7 @@ def test_a_sweep_need_not_be_named_where_there_is_one_and_must_be_where_there_ar
         assert "holds no sweep yet" in sweep("status")
         Bench.on(store, "first").measure()
         Bench.on(store, "second")
-        assert "say which: second, first" in sweep("best", code=2)
+        assert "nothing measured yet" in sweep("best")  # of the newest
         assert "did you mean 'first'" in sweep("best", "frist", code=2)
         text = sweep("status")
         assert text.index("second") < text.index("first")

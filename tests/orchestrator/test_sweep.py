@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from db.store import Store
-from orchestrator.core.errors import ResourcesInsufficient, SweepChanged, SweepHeld
+from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import RecomputeMode
@@ -19,6 +19,7 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
+from orchestrator.searcher import Measured
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
@@ -49,9 +50,8 @@ def spec(**changes: Any) -> SweepSpec:
 def run(store: Store, script: Script, *, scheduler: FakeScheduler | None = None, **kwargs: Any) -> tuple[SweepResult, FakeScheduler]:
     chosen = scheduler or FakeScheduler(script)
     kwargs.setdefault("spec", spec())
-    result = run_sweep(
-        kwargs.pop("spec"), store=store, open_scheduler=lambda: chosen, code=CODE, hardware=lambda _: None, clock=time.monotonic, **kwargs
-    )
+    kwargs.setdefault("clock", time.monotonic)
+    result = run_sweep(kwargs.pop("spec"), store=store, open_scheduler=lambda: chosen, code=CODE, hardware=lambda _: None, **kwargs)
     return result, chosen
 
 
@@ -113,11 +113,12 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
 
 
 def test_an_out_of_memory_condemns_what_needs_more_without_a_launch(store: Store) -> None:
-    _, scheduler = run(store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "exhaustive"}))
+    _, scheduler = run(store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "random", "seed": 5}))
     rows = store.trials(store.sweep_named("t").id)
     oom = [t for t in rows if t.state is TrialState.OUT_OF_MEMORY]
     pruned = [t for t in rows if t.state is TrialState.PRUNED]
     assert oom
+    assert pruned
     assert all(t.condemned_by in {o.id for o in oom} and "ran out of it" in (t.why or "") for t in pruned)
     assert not {t.layout for t in pruned} & {layout for layout, _ in scheduler.started}
     assert len(rows) == 6
@@ -147,14 +148,15 @@ def test_a_node_lost_once_is_measured_at_the_second_attempt(store: Store) -> Non
     lost: set[int] = set()
 
     def script(request: TrialRequest) -> float | FailureKind:
-        if request.trial_id in lost:
+        if request.trial_id in lost or request.layout.micro_batch_size != 2:
             return fast(request)
         lost.add(request.trial_id)
         return FailureKind.NODE_LOST
 
     run(store, script)
     assert states(store) == {TrialState.MEASURED: 12}
-    assert {t.num_attempts for t in store.trials(store.sweep_named("t").id)} == {2}
+    attempts = {(t.layout.micro_batch_size, t.num_attempts) for t in store.trials(store.sweep_named("t").id)}
+    assert attempts == {(1, 1), (2, 2), (4, 1)}
 
 
 def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
@@ -266,3 +268,83 @@ def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Sto
     run(store, fast, scheduler=Boasting(fast), spec=spec(gpus=1))
     rows = store.trials(store.sweep_named("t").id)
     assert {t.failure_kind for t in rows} == {FailureKind.BAD_RESULT}
+
+
+def test_a_machine_that_fails_everybody_ends_the_call_before_any_trial_is_used_up(store: Store) -> None:
+    with pytest.raises(ClusterUnavailable, match="the last 5 attempts failed by the machine's fault"):
+        run(store, lambda _: FailureKind.LAUNCH_FAILED)
+    assert TrialState.FAILED not in states(store)
+    assert store.sweep_named("t").holder is None
+    run(store, fast)
+    assert states(store) == {TrialState.MEASURED: 12}
+
+
+def test_one_mistake_in_the_program_is_told_once_not_once_per_layout(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="the first 5 trials failed in the same way"):
+        run(store, lambda _: FailureKind.USER_ERROR)
+    assert states(store)[TrialState.FAILED] == 5
+
+
+def test_a_trial_that_the_machine_failed_lets_another_go_first(store: Store) -> None:
+    lost: list[int] = []
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        if not lost:
+            lost.append(request.trial_id)
+            return FailureKind.NODE_LOST
+        return fast(request)
+
+    _, scheduler = run(store, script, spec=spec(gpus=1))
+    first, second, third = scheduler.started[:3]
+    assert (first[0] == second[0], third[0] == first[0], third[1]) == (False, True, 2)
+
+
+def test_a_machines_fault_is_not_told_to_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    from orchestrator.searcher import Searcher
+
+    tell = Searcher.tell
+    monkeypatch.setattr(Searcher, "tell", lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k))
+    run(store, lambda r: FailureKind.NODE_LOST if r.layout.micro_batch_size == 4 else fast(r), spec=spec(gpus=1))
+    assert len(told) == 4
+    assert all(isinstance(outcome, Measured) for outcome in told)
+
+
+def test_a_cell_without_a_legal_layout_is_not_feasible(store: Store) -> None:
+    result, scheduler = run(store, fast, spec=spec(axes={"micro_batch_size": [3]}))
+    assert len(result.nothing_feasible) == 2
+    assert scheduler.started == []
+
+
+def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_the_search(store: Store) -> None:
+    run(store, lambda _: 0.001, spec=spec(search={"max_trials": 2}, gpus=1))
+    seen: list[Snapshot] = []
+    chosen = FakeScheduler(lambda _: 1.0)
+    other = Fingerprint(orchestrator_version="other")
+    run_sweep(
+        spec(gpus=1),
+        store=store,
+        open_scheduler=lambda: chosen,
+        code=other,
+        hardware=lambda _: None,
+        clock=time.monotonic,
+        observe=seen.append,
+    )
+    (best,) = seen[-1].best.values()
+    assert best[1] == pytest.approx(64 * 8 / 1.0)
+    assert len(chosen.started) == 4
+
+
+def test_what_was_held_before_counts_against_the_budget(store: Store) -> None:
+    run(store, fast, spec=spec(search={"max_trials": 3}, gpus=1))  # 3 GPU-seconds
+    result, scheduler = run(store, fast, spec=spec(search={"max_gpu_hours": 3 / 3600}, gpus=1))
+    assert scheduler.started == []
+    assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
+
+
+def test_wall_time_ends_a_call_and_the_next_goes_on(store: Store) -> None:
+    now = iter(range(0, 100_000, 10))
+    result, scheduler = run(store, fast, spec=spec(search={"max_wall_time": 60}, gpus=1), clock=lambda: float(next(now)))
+    assert set(result.stopped.values()) == {StopReason.WALL_TIME}
+    assert not result.finished
+    assert len(scheduler.started) < 6
