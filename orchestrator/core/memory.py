@@ -1,8 +1,9 @@
 """Predicted peak memory of one GPU, by part, for many layouts at once (numpy).
 
-Closed forms of `workloads/llama`, exact there for live tensors (`memory_allocated`) without parallel sizes; tensor, pipeline and ZeRO
-sharding divide them as the literature does. What an allocator holds on top is not predicted. Symbols: h hidden, k kv width, f ffn,
-a heads, s sequence length, V vocabulary, e bytes of an element, T tokens of a micro-batch.
+Closed forms of `workloads/llama` (docs/measuring.md), within 1 % there for live tensors (`memory_allocated`) without parallel sizes, and
+without the 16 bytes of every token's ids; tensor, pipeline and ZeRO sharding divide them as the literature does. What an allocator holds
+on top is not predicted. Symbols: h hidden, k kv width, f ffn, a heads, s sequence length, V vocabulary, e bytes of an element, T tokens
+of a micro-batch.
 """
 
 from __future__ import annotations
@@ -64,15 +65,19 @@ def predict_memory(table: LayoutTable, cell: Cell, trainer: Trainer) -> MemoryPr
     tokens = table.micro_batch_size * (cell.sequence_length // cp)
     kept, working = _layers(table, model, cell.sequence_length, trainer, element)
     in_flight = np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
-    temporaries = tokens * np.maximum(working, np.where(pp == 1, _loss_per_token(model, element, tp), 0.0))
+    head = np.where(pp == 1, element * model.vocab_size * model.hidden_size / tp, 0.0)  # its weights' gradient, before it is added
+    waits = head if model.tied_embeddings else np.zeros(len(table))  # for the embedding's, through the backward pass of all layers
+    temporaries = np.maximum(tokens * working + waits, np.where(pp == 1, _head_moments(model, element, tp, tokens, head), 0.0))
     stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(zero, shards, element, widened=mixed & (accumulated == 0))
     activations = tokens * kept * in_flight
+    # No activation is alive in the optimizer step, nor when tied embeddings add up: the head's gradient, the embedding's, and their sum.
+    alone = np.maximum(stepping, 3 * waits)
     return MemoryPrediction(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        temporaries=np.maximum(temporaries, stepping - activations),
+        temporaries=np.maximum(temporaries, alone - activations),
     )
 
 
@@ -92,10 +97,14 @@ def _parameters_of_first_stage(model: ModelShape, tp: Ints, pp: Ints) -> Floats:
     return parameters
 
 
-def _loss_per_token(model: ModelShape, element: Floats, tp: Ints) -> Floats:
-    """Final norm, logits in fp32 and their gradient: 12 bytes a logit at the fullest moment of an unchunked loss."""
-    per_token: Floats = 2.0 * element * model.hidden_size + 4 + 12.0 * model.vocab_size / tp
-    return per_token
+def _head_moments(model: ModelShape, element: Floats, tp: Ints, tokens: Ints, head_gradient: Floats) -> Floats:
+    """The fuller of the loss's backward (final norm, logits in fp32 and their gradient: 12 bytes a logit, unchunked) and the head's."""
+    h, vocab = model.hidden_size, model.vocab_size / tp
+    fuller: Floats = np.maximum(
+        tokens * (2 * element * h + 4 + 12 * vocab),
+        tokens * (3 * element * h + element * vocab) + head_gradient,
+    )
+    return fuller
 
 
 def _layers(table: LayoutTable, model: ModelShape, sequence_length: int, trainer: Trainer, element: Floats) -> tuple[Floats, Floats]:
@@ -104,15 +113,35 @@ def _layers(table: LayoutTable, model: ModelShape, sequence_length: int, trainer
     layers = -(-model.num_layers // table.pipeline_parallel_size)
     kept, working = np.zeros(len(table)), np.zeros(len(table))
     none = _kept_by_layer(model, Recompute(), sequence_length, trainer, element, tp)
-    backward = element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp  # gradients of a layer's widest products
     for code, recompute in enumerate(table.recomputes):
         rows = table.recompute == code
         mine = _kept_by_layer(model, recompute, sequence_length, trainer, element, tp)
         recomputed = np.minimum(layers, recompute.layers_of(model.num_layers))
         kept[rows] = (recomputed * mine + (layers - recomputed) * none)[rows]
-        last_is_recomputed = recomputed == layers
-        working[rows] = (backward + np.where(last_is_recomputed, none - mine, 0.0))[rows]
+        last = _backward_of_last_layer(model, recompute, sequence_length, trainer, element, tp, recomputed=none - mine)
+        last_as_it_is = _backward_of_last_layer(model, Recompute(), sequence_length, trainer, element, tp, recomputed=np.zeros(len(table)))
+        working[rows] = np.where(recomputed == layers, last, last_as_it_is)[rows]
     return kept, working
+
+
+def _backward_of_last_layer(
+    model: ModelShape, recompute: Recompute, sequence_length: int, trainer: Trainer, element: Floats, tp: Ints, *, recomputed: Floats
+) -> Floats:
+    """Bytes per token beyond what the layers keep, in the fuller part of the last layer's backward: feed-forward, or eager attention."""
+    h, k, f = model.hidden_size, model.kv_size, model.ffn_hidden_size
+    gradients = element * (h + 2 * f) / tp  # of the layer's widest products
+    if recompute.mode is RecomputeMode.FULL:
+        feed_forward, core, scores = recomputed + gradients, 6 * h + 2 * k, np.full(len(element), 12.0)
+    elif recompute.policy is SelectivePolicy.OPS:
+        feed_forward, core, scores = recomputed + gradients + element * h / tp, 5 * h + k, np.where(element < 4, 10.0, 8.0)
+    elif recompute.policy is SelectivePolicy.ATTENTION:  # its attention is recomputed later
+        feed_forward, core, scores = gradients, 2 * h - 4 * f, np.full(len(element), 12.0)
+    else:
+        feed_forward, core, scores = gradients, 2 * k - 2 * h - 4 * f, np.where(element < 4, 6.0, 8.0)
+    if not trainer.eager_attention:
+        return feed_forward
+    fuller: Floats = np.maximum(feed_forward, (scores * model.num_attention_heads * sequence_length + element * core) / tp)
+    return fuller
 
 
 def _kept_by_layer(model: ModelShape, recompute: Recompute, sequence_length: int, trainer: Trainer, element: Floats, tp: Ints) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,7 +60,8 @@ def test_zero_shards_optimizer_then_gradients_then_parameters(zero_stage: int, b
 )
 def test_an_optimizer_step_works_on_a_chunk_of_the_weights(precision: Precision, zero_stage: int, bytes_per_weight: float) -> None:
     layout = Layout(data_parallel_size=8, precision=precision, zero_stage=zero_stage, recompute=Recompute.parse("full"))
-    prediction = predict(layout, sequence_length=1)  # so short that the step's end is its peak
+    few_words = dataclasses.replace(LLAMA_8B, vocab_size=256)
+    prediction = predict(layout, model=few_words, sequence_length=1)  # so few and so short that the step's end is its peak
     above = float((prediction.activations + prediction.temporaries)[0])
     assert above == bytes_per_weight * (1 << 26) if bytes_per_weight else above < 1 << 26
 
@@ -66,6 +69,27 @@ def test_an_optimizer_step_works_on_a_chunk_of_the_weights(precision: Precision,
 def test_the_loss_of_a_large_vocabulary_takes_12_bytes_a_logit() -> None:
     # Traced: 11.7 GiB at 8,192 tokens and 128k vocabulary; and the final norm's input and output.
     assert predict(Layout(), sequence_length=8192).temporaries[0] == 8192 * (12 * 128_256 + 2 * 2 * 4096 + 4)
+
+
+def test_of_a_short_sequence_the_gradient_of_the_head_is_the_peak() -> None:
+    # T (3 e h + e V) + e V h, the gradient being all weights of the head: 1.05 GB in bf16, whatever the tokens.
+    above = (2 * 64) * (3 * 4096 + 128_256) + 2 * 128_256 * 4096
+    assert predict(Layout(), sequence_length=64).temporaries[0] == above
+
+
+def test_tied_embeddings_hold_three_gradients_at_the_end_of_the_backward_pass() -> None:
+    tied = dataclasses.replace(LLAMA_8B, tied_embeddings=True)
+    prediction = predict(Layout(recompute=Recompute.parse("full")), model=tied, sequence_length=64)
+    assert float((prediction.activations + prediction.temporaries)[0]) == 3 * 2 * 128_256 * 4096  # the head's, the embedding's, their sum
+
+
+def test_tied_embeddings_hold_the_head_s_gradient_while_the_last_layer_is_at_its_peak() -> None:
+    above = []
+    for tied in (False, True):
+        few_words = dataclasses.replace(LLAMA_8B, vocab_size=1024, tied_embeddings=tied)
+        prediction = predict(Layout(), model=few_words, sequence_length=4096)
+        above.append(float((prediction.activations + prediction.temporaries)[0]))
+    assert above[1] - above[0] == 2 * 1024 * 4096
 
 
 @pytest.mark.parametrize(
@@ -118,11 +142,12 @@ def cells_layouts(draw: st.DrawFn) -> list[Layout]:
     ]
 
 
-@given(cells_layouts())
-@settings(max_examples=200, deadline=None)
-def test_what_a_proof_condemns_is_never_predicted_to_need_less(layouts: list[Layout]) -> None:
+@given(cells_layouts(), st.booleans(), st.booleans(), st.sampled_from([64, 4096]))
+@settings(max_examples=300, deadline=None)
+def test_what_a_proof_condemns_is_never_predicted_to_need_less(layouts: list[Layout], tied: bool, eager: bool, length: int) -> None:
     table = LayoutTable.of(layouts)
-    total = predict(*layouts).total
+    model = dataclasses.replace(LLAMA_8B, tied_embeddings=tied)
+    total = predict(*layouts, model=model, sequence_length=length, trainer=Trainer(eager_attention=eager)).total
     for row, layout in enumerate(layouts):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))

@@ -8,7 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from orchestrator.core.cell import Cell
 from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import Trainer as Planned
+from orchestrator.core.memory import predict_memory
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from workloads.llama.live_tensors import LiveTensors
@@ -149,6 +153,28 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
         return parts["activations"] + parts["temporaries"]
 
     assert above_states(True) - above_states(False) == 4 * 64 * SHAPE.hidden_size
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("vocab_size", "length", "precision", "recompute", "attention"),
+    [
+        (16000, 64, Precision.FP32, "full", AttentionKind.SDPA),  # the head's gradient is the peak, or three of them
+        (16000, 64, Precision.BF16, "none", AttentionKind.SDPA),
+        (64, 256, Precision.FP32, "selective_ops", AttentionKind.SDPA),  # a layer
+        (64, 256, Precision.FP32, "full:2", AttentionKind.SDPA),
+        (64, 256, Precision.BF16, "full", AttentionKind.EAGER),
+    ],
+)
+def test_the_planner_predicts_the_peak_within_1_percent(
+    vocab_size: int, length: int, precision: Precision, recompute: str, attention: AttentionKind, tied: bool
+) -> None:
+    shape = dataclasses.replace(SHAPE, hidden_size=128, ffn_hidden_size=352, vocab_size=vocab_size, tied_embeddings=tied)
+    layout = Layout(recompute=Recompute.parse(recompute), precision=precision)
+    measured = report(trainer(layout, shape=shape, length=length, attention=attention))
+    cell = Cell(model=shape, num_gpus=1, sequence_length=length, global_batch_size=1)
+    predicted = predict_memory(LayoutTable.of([layout]), cell, Planned(eager_attention=attention is AttentionKind.EAGER))
+    assert measured.peak_allocated_bytes == pytest.approx(float(predicted.total[0]), rel=0.01)
 
 
 @pytest.mark.parametrize(
