@@ -20,7 +20,6 @@ CONFIDENCE = 0.95
 # Stopping as soon as the 95 % interval is narrow would choose the samples for which it is too narrow (docs/decisions, by simulation).
 STOPPING_CONFIDENCE = 0.99
 _LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
-THRASH_RESERVED_FRACTION = 0.97  # of the device's memory; with allocator retries it marks a run at the memory edge
 
 
 class ImplausibleMeasurement(ValueError):
@@ -130,8 +129,6 @@ def measure(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
                 f" peak {peak:.3g} FLOP/s ({results[0].peak_flops_source}). A formula, the peak or a clock is wrong"
             )
-    reserved = _worst(r.peak_memory_reserved_bytes for r in results)
-    device_memory = min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None)
     retries = _worst(r.allocator_retries for r in results)
     return Measurement(
         tokens_per_second=tokens / step_time.median,
@@ -145,13 +142,11 @@ def measure(
         peak_flops=peak,
         peak_flops_source=results[0].peak_flops_source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
-        peak_memory_reserved_bytes=reserved,
-        device_memory_bytes=device_memory,
+        peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
+        device_memory_bytes=min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None),
         allocator_retries=retries,
-        thrashing=bool(retries)
-        and reserved is not None
-        and device_memory is not None
-        and reserved >= THRASH_RESERVED_FRACTION * device_memory,
+        # It retries only when the device refused it memory, so it is full, however much of that context and NCCL hold beside the allocator.
+        thrashing=bool(retries),
         loss_first=results[0].loss_first,
         loss_last=results[0].loss_last,
     )

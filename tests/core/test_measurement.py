@@ -180,22 +180,10 @@ def test_memory_is_that_of_the_worst_rank_and_unknown_stays_unknown() -> None:
     assert measured(result(1.0)).peak_memory_allocated_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("retries", "reserved", "device", "thrashes"),
-    [
-        (3, 98, 100, True),
-        (3, 97, 100, True),
-        (3, 96, 100, False),
-        (0, 99, 100, False),
-        (None, 99, 100, False),
-        (3, None, 100, False),
-        (3, 99, None, False),
-    ],
-)
-def test_retries_of_the_allocator_at_the_edge_of_memory_are_thrashing(
-    retries: int | None, reserved: int | None, device: int | None, thrashes: bool
-) -> None:
-    found = measured(result(1.0, allocator_retries=retries, peak_memory_reserved_bytes=reserved, device_memory_bytes=device))
+@pytest.mark.parametrize(("retries", "thrashes"), [(3, True), (1, True), (0, False), (None, False)])
+def test_retries_of_the_allocator_while_steps_run_are_thrashing(retries: int | None, thrashes: bool) -> None:
+    # Of 24 GiB, 22.5 for the allocator: the rest is CUDA's context, NCCL's buffers and the display.
+    found = measured(result(1.0, allocator_retries=retries, peak_memory_reserved_bytes=int(22.5 * 2**30), device_memory_bytes=24 * 2**30))
     assert found.thrashing is thrashes
 
 
