@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase
-from orchestrator.launcher import NodeLauncher, gang_environment, hold_port
+from orchestrator.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, gang_environment, hold_port
 from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
@@ -207,6 +207,21 @@ def test_an_attempt_never_writes_into_the_directory_of_another(launcher: NodeLau
     assert again.failure is not None and again.failure.kind is K.LAUNCH_FAILED
     assert "never written twice" in again.failure.message
     assert launcher.run(order(attempt=2)).failure is None
+
+
+def test_nothing_is_started_on_a_gpu_that_another_process_holds(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], float]] = []
+
+    def held(devices: Sequence[str], *, patience_seconds: float) -> str:
+        asked.append((list(devices), patience_seconds))
+        return "GPU 3 is held by process 4711"
+
+    monkeypatch.setattr("orchestrator.launcher.wait_until_clean", held)
+    report = launcher.run(order(world_size=1, devices=["3"]))
+    assert asked == [(["3"], DEVICES_CLEAN_SECONDS)]
+    assert report.failure is not None and report.failure.kind is K.LAUNCH_FAILED
+    assert report.failure.evidence == "GPU 3 is held by process 4711"
+    assert report.ranks == ()
 
 
 def test_whatever_a_rank_started_is_gone_when_the_report_comes(launcher: NodeLauncher, tmp_path: Path) -> None:
