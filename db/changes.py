@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from db import lease, queries, records, schema
+from db import event_log, lease, queries, records, schema
 from db.engine import Change
 from db.rows import Holder
 from db.schema import AttemptState, SweepState, now
@@ -30,10 +30,8 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
 
 CHUNK = 500  # values in one IN (...): SQLite takes 32,766 in all, and short statements are cached
-ADDED = "added"  # the log's word for a trial's first row
-SUPERSEDED = "superseded"  # and for a result that came too late to count
 
-trial, attempt, event_log = schema.trial, schema.attempt, schema.event
+trial, attempt = schema.trial, schema.attempt
 
 _T = TypeVar("_T")
 
@@ -127,7 +125,7 @@ def add_trial(
     }
     insert = sa.insert(trial).values(created_at=now(), updated_at=now(), **values).returning(trial.c.id)
     trial_id = int(connection.execute(insert).scalars().all()[0])
-    _log(connection, change, [_event(sweep_id, trial_id, ADDED, None, INITIAL, epoch)])
+    event_log.append(connection, change, [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)])
     return trial_id
 
 
@@ -149,12 +147,12 @@ def add_pruned(
         update.values(state=pruned, condemned_by=condemned_by, why=sa.bindparam("text"), updated_at=now()),
         [{"trial_id": row.id, "text": records.storable(why[row.layout_key][1])} for row in waiting],
     )
-    added = [_event(sweep_id, row.id, ADDED, None, INITIAL, epoch) for row in waiting if row.layout_key not in before]
+    added = [event_log.entry(sweep_id, row.id, event_log.ADDED, None, INITIAL, epoch) for row in waiting if row.layout_key not in before]
     detail = {"condemned_by": condemned_by}
-    _log(
+    event_log.append(
         connection,
         change,
-        [*added, *(_event(sweep_id, row.id, TrialEvent.PRUNED, INITIAL, pruned, epoch, detail=detail) for row in waiting)],
+        [*added, *(event_log.entry(sweep_id, row.id, TrialEvent.PRUNED, INITIAL, pruned, epoch, detail=detail) for row in waiting)],
     )
     return len(waiting)
 
@@ -163,7 +161,7 @@ def start_attempt(
     connection: Connection, change: Change, trial_id: int, epoch: int, nodes: Sequence[str] | None, shared_nodes: bool | None
 ) -> int:
     standing = _standing(connection, trial_id, epoch)
-    if (number := _done(connection, change, trial_id)) is not None:
+    if (number := event_log.number_of_repeat(connection, change, trial_id)) is not None:
         return number
     number = standing.num_attempts + 1
     detail = {"nodes": list(nodes)} if nodes is not None else None
@@ -192,7 +190,7 @@ def transition(
     detail: Mapping[str, Any] | None,
 ) -> TrialState:
     standing = _standing(connection, trial_id, epoch)
-    if _done(connection, change, trial_id) is not None:
+    if event_log.number_of_repeat(connection, change, trial_id) is not None:
         return standing.state
     if number is not None and number != standing.num_attempts:
         raise IllegalTransition(f"trial {trial_id}: {event} of attempt {number}, but its latest is {standing.num_attempts}")
@@ -232,7 +230,9 @@ def record_measurement(
         connection.execute(sa.update(cell).where(cell.c.id == standing.cell_id).values(fingerprint_digest=digest))
     else:
         state = standing.state
-        _log(connection, change, [_event(standing.sweep_id, trial_id, SUPERSEDED, state, state, epoch, number)])
+        event_log.append(
+            connection, change, [event_log.entry(standing.sweep_id, trial_id, event_log.SUPERSEDED, state, state, epoch, number)]
+        )
         values |= {"superseded": True}
     connection.execute(sa.update(attempt).where(attempt.c.id == row.id).values(**values))
     columns = records.measurement_columns(measurement, gpu, memory_by_part)
@@ -354,8 +354,8 @@ def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some
         num_changed += connection.execute(changed).rowcount
         connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
         detail = {"where": records.storable(where)}
-        events = [_event(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
-        _log(connection, change, events)
+        events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
+        event_log.append(connection, change, events)
     return num_changed
 
 
@@ -393,17 +393,10 @@ def _advance(
     if connection.execute(statement).rowcount != 1:  # _standing keeps other owners out, not another thread of this one
         raise IllegalTransition(f"trial {standing.id}: {event} came too late, its state was no longer {standing.state}")
     of_attempt = num_attempts if state in IN_FLIGHT or standing.state in IN_FLIGHT else None
-    _log(connection, change, [_event(standing.sweep_id, standing.id, event, standing.state, state, epoch, of_attempt, detail)])
+    event_log.append(
+        connection, change, [event_log.entry(standing.sweep_id, standing.id, event, standing.state, state, epoch, of_attempt, detail)]
+    )
     return replace(standing, state=state, num_attempts=num_attempts)
-
-
-def _done(connection: Connection, change: Change, trial_id: int) -> int | None:
-    """The attempt's number (0: none) in what this same change has logged, when an earlier try of it was committed after all; else None."""
-    if not change.is_repeat:
-        return None
-    statement = sa.select(event_log.c.attempt).where(event_log.c.trial_id == trial_id, event_log.c.change_id == change.id)
-    rows = connection.execute(statement).fetchall()
-    return (rows[0].attempt or 0) if rows else None
 
 
 def _fence_cell(connection: Connection, cell_id: int, epoch: int) -> int:
@@ -455,33 +448,6 @@ def _ensure_fingerprint(connection: Connection, fingerprint: Fingerprint | None)
         return None
     insert_absent(connection, schema.fingerprint, {**records.fingerprint_columns(fingerprint), "first_seen_at": now()})
     return fingerprint.digest
-
-
-def _event(
-    sweep_id: int,
-    trial_id: int,
-    event: str,
-    from_state: TrialState | None,
-    to_state: TrialState,
-    epoch: int,
-    number: int | None = None,
-    detail: Mapping[str, Any] | None = None,
-) -> records.Columns:
-    return {
-        "sweep_id": sweep_id,
-        "trial_id": trial_id,
-        "attempt": number,
-        "event": event,
-        "from_state": from_state,
-        "to_state": to_state,
-        "epoch": epoch,
-        "detail": None if detail is None else dict(detail),
-    }
-
-
-def _log(connection: Connection, change: Change, events: Sequence[records.Columns]) -> None:
-    if events:
-        connection.execute(sa.insert(event_log).values(at=now(), change_id=change.id), list(events))
 
 
 def _chunks(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
