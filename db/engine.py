@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from db import url as urls
-from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class Change:
 
 class Database:
     def __init__(self, url: sa.URL) -> None:
-        """Prepare an engine; nothing is connected yet. Raises StoreUnavailable for a missing driver or an unsafe file system."""
+        """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system."""
         self.url = url
         self.is_sqlite = url.drivername == "sqlite"
         self._was_reached = False  # until then an error means a wrong address, and waiting does not mend that
         try:
             self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
         except ModuleNotFoundError as exc:
-            raise StoreUnavailable("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from exc
+            raise UsageInvalid("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from exc
         except OSError as exc:
             place = "Choose a place that is yours to write with SWEEP_DB"
             raise StoreUnavailable(f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}") from exc

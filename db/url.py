@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 URL_VARIABLE = "SWEEP_DB"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
@@ -49,19 +49,19 @@ def resolve(url: str | None, *, environment: Mapping[str, str] = os.environ) -> 
     try:
         parsed = make_url(text.strip())
     except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
-        raise StoreUnavailable(f"the database URL cannot be read. It should look like {ALLOWED}") from None
+        raise UsageInvalid(f"the database URL cannot be read. It should look like {ALLOWED}") from None
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return _resolve_file(parsed)
-    raise StoreUnavailable(f"database {parsed.drivername!r} is not supported. Use {ALLOWED}")
+    raise UsageInvalid(f"database {parsed.drivername!r} is not supported. Use {ALLOWED}")
 
 
 def _resolve_file(url: URL) -> URL:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-        raise StoreUnavailable("a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file")
+        raise UsageInvalid("a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file")
     if unknown := set(url.query) - {UNSAFE}:
-        raise StoreUnavailable(f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1")
+        raise UsageInvalid(f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1")
     return url.set(drivername="sqlite", database=str(Path(url.database).expanduser().absolute()))
 
 

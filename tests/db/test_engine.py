@@ -24,7 +24,7 @@ from db import readonly
 from db import url as urls
 from db.engine import Change, Database
 from db.store import Store
-from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.errors import StoreUnavailable, SweepError
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from tests.db.builders import CONDITIONS, Bench, failure, layout, measurement
 
@@ -32,7 +32,7 @@ SECRET = "s3cr3t%zz"
 
 
 def refusal(url: str) -> str:
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(SweepError) as caught:
         Store.open(url)
     message = str(caught.value)
     assert "\n" not in message

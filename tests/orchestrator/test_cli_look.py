@@ -351,9 +351,9 @@ def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "code"),
     [
-        ("nonsense", 75),
-        ("mysql://me:c4nary@host/db", 75),
-        ("sqlite://", 75),
+        ("nonsense", 2),
+        ("mysql://me:c4nary@host/db", 2),
+        ("sqlite://", 2),
         ("postgresql://me:c4nary%zz@127.0.0.1:1/db?connect_timeout=1", 75),
     ],
 )
