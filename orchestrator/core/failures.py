@@ -317,6 +317,9 @@ def _last_words(evidence: Evidence, exception: str, said: str) -> str:
     """What the rank died of in its own words: its exception and what caused that, never a line of source or an out-of-memory survived."""
     if evidence.exception:
         return f"{said}\n{_chain(evidence.traceback)}"
+    number = _signal(evidence)
+    if not exception and number is not None and number not in _CRASHES:
+        return ""  # ended from outside, whatever it had survived before
     match = _match(said) if exception else None
     if not exception or _MESSENGERS.search(said) or (match is not None and match[0] in _MUTTERED):
         return evidence.log_tail

@@ -153,6 +153,7 @@ def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text:
         (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady"}),
         (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "log_tail": "NCCL error in: x"}),
         (K.HUNG, {"exit_code": None, "timed_out": "steady limit", "phase": "steady", "log_tail": "std::bad_alloc caught, ignored"}),
+        (K.KILLED, {"signal": signal.SIGKILL, "exit_code": None, "log_tail": "caught CUDA out of memory in autotune, retrying"}),
         (K.BAD_RESULT, {"exit_code": 0, "bad_result": "none", "log_tail": "caught CUDA out of memory in autotune, retrying"}),
         (K.OOM_GPU, {"exception": "mylib.DoesNotFit", "noted_out_of_memory": True}),
     ],
