@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import NodeReport
+from orchestrator.core.protocol import MeasurementPlan, NodeReport
 from orchestrator.launcher import NodeLauncher
 from tests.orchestrator.launching import order
 from workloads.command import fill
@@ -29,10 +30,18 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]
 _trial_ids = count(1)
 
 
-def run(launcher: NodeLauncher, program: str, *arguments: str, env: dict[str, str] | None = None, **known: Any) -> NodeReport:
+def run(
+    launcher: NodeLauncher,
+    program: str,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    plan: MeasurementPlan | None = None,
+    **known: Any,
+) -> NodeReport:
     source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
     options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}}
-    return launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, **known))
+    asked = order("workloads.command", trial_id=next(_trial_ids), options=options, **known)
+    return launcher.run(replace(asked, request=asked.request.model_copy(update={"measurement": plan or asked.request.measurement})))
 
 
 def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
@@ -48,6 +57,24 @@ def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
     first, second = report.ranks
     assert first.result is not None and (first.result.step_seconds, first.result.loss_last) == ([0.5, 0.6], 2.5)
     assert second.result is None and second.exit_code == 0
+
+
+def test_steps_are_timed_once_the_lines_of_the_warm_up_have_come(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr("orchestrator.launcher.GpuMonitor.count", lambda _, timed: told.append(timed))
+    program = """
+        import json, os, sys, time
+        if os.environ["RANK"] == "0":
+            with open(os.environ["SWEEP_METRICS_FILE"], "w", buffering=1) as file:
+                for step in range(int(sys.argv[1])):
+                    file.write(json.dumps({"step_seconds": 0.1}) + "\\n")
+        time.sleep(1)
+        """
+    for lines, is_timed in (("1", False), ("2", True)):
+        told.clear()
+        plan = order().request.measurement.model_copy(update={"warmup_steps": 2})
+        run(launcher, program, lines, plan=plan)
+        assert any(told) is is_timed
 
 
 def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: NodeLauncher) -> None:
