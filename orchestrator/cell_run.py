@@ -27,7 +27,8 @@ class CellRun:
     objective: Objective
     searcher: Searcher
     num_candidates: int
-    waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched (again)
+    waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched again
+    added: set[Layout] = field(default_factory=set)  # in the store, never launched
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
@@ -40,6 +41,9 @@ class CellRun:
         Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
         """
         rows = list(trials)
+        # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
+        self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
+        rows = [t for t in rows if t.layout not in self.added]
         condemned = self.searcher.replay((t.layout, self._known(t)) for t in rows)
         for trial in rows:
             self.launched += trial.num_attempts > 0

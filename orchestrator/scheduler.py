@@ -337,6 +337,7 @@ class RayScheduler:
                     first_rank=i * gang.shape.slots_per_node,
                     local_world_size=gang.shape.slots_per_node,
                     node_rank=i,
+                    node_slots=self._slots_of.get(gang.nodes[i][0]),
                     master_addr=gang.nodes[0][2] if master_port is not None else "127.0.0.1",
                     master_port=master_port,
                     environment=self._rank_environment,

@@ -279,7 +279,8 @@ class _Loop:
             predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
             predicted_memory_bytes=proposal.predicted_memory_bytes,
         )
-        self._counts[TrialState.QUEUED] += 1
+        if proposal.layout not in run.added:
+            self._counts[TrialState.QUEUED] += 1
         return trial
 
     def _launch(self, run: CellRun, trial: TrialRow) -> None:

@@ -348,3 +348,15 @@ def test_wall_time_ends_a_call_and_the_next_goes_on(store: Store) -> None:
     assert set(result.stopped.values()) == {StopReason.WALL_TIME}
     assert not result.finished
     assert len(scheduler.started) < 6
+
+
+def test_what_a_fallen_proof_frees_is_chosen_again_like_any_other_layout(store: Store) -> None:
+    chosen = spec(gpus=1, search={"strategy": "random", "seed": 5})
+    run(store, out_of_memory_above(1), spec=chosen)
+    assert states(store)[TrialState.PRUNED] == 1
+    freed = store.invalidate("state = 'out_of_memory'")
+    assert freed == 2
+    result, scheduler = run(store, fast, spec=chosen)
+    assert states(store) == {TrialState.MEASURED: 6}
+    assert result.counts[TrialState.QUEUED] == 0
+    assert len(scheduler.started) == 2
