@@ -291,7 +291,9 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
         return None
     if spec.device in DEVICES:
         return DEVICES[spec.device]
-    return from_driver_name(slots.device_name) if slots.device_name else _planned_hardware(spec)
+    # Ray's name of a device is often short of what tells its kinds apart; this machine's driver knows its own.
+    known = from_driver_name(slots.device_name) if slots.device_name else None
+    return known or _planned_hardware(spec)
 
 
 def _planned_cell(spec: SweepSpec, planned: Any, hardware: Hardware | None, top: int) -> dict[str, Any]:
