@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import home
+from orchestrator.cli.output import note, write_json
 
 if TYPE_CHECKING:
     from orchestrator.core.hardware import Hardware
@@ -51,7 +51,7 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     spec = _load(file, overrides)
     cells = spec.cells()
     if as_json:
-        _print_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
+        write_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
     else:
         _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
 
@@ -83,7 +83,7 @@ def plan(
         planned = plan_cell(spec, cell, hardware=hardware, gpus_per_node=per_node)
         rows.append(_planned_cell(spec, planned, hardware, top))
     if as_json:
-        _print_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cells": rows})
+        write_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cells": rows})
         return
     _print(
         f"sweep {spec.name}: {len(rows)} cell(s), strategy {spec.search.strategy}, device {hardware.name if hardware else 'cpu or unknown: no times predicted'}"
@@ -159,7 +159,7 @@ def run(
             if signals.received is None:
                 raise
             # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
-            _note(f"Stopped by signal {signals.received}: {exc}")
+            note(f"Stopped by signal {signals.received}: {exc}")
             raise typer.Exit(128 + signals.received) from None
         where = store.url
     if as_json:
@@ -357,16 +357,16 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
     if result.interrupted:
-        _note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
+        note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
-        _note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+        note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
     if result.num_fingerprints > 1:
-        _note(
+        note(
             "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
         )
     for cell in result.nothing_feasible:
-        _note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
+        note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
 
 
 def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:
@@ -381,11 +381,3 @@ def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:
 
 def _print(text: str) -> None:
     print(text)  # noqa: T201
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201
-
-
-def _print_json(command: str, content: dict[str, Any]) -> None:
-    _print(json.dumps({"schema": 1, "command": command, **content}))
