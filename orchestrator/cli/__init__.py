@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -24,8 +26,8 @@ from orchestrator import __version__
 from orchestrator.cli import doctor, export, look, manage, run, status, trial
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import examples, note, plain
-from orchestrator.core.errors import SweepError
+from orchestrator.cli.output import examples, note, plain, write_error
+from orchestrator.core.errors import SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
@@ -35,8 +37,18 @@ BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
 _FLAGS_OF_ALL = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}  # number of values; -q means more to `run`, which has its own
 
 
+class _Interrupted(Exception):
+    """Ctrl-C. Typer would end with 130 in silence."""
+
+
 class _Commands(TyperGroup):
     """Takes the logging options after the command's name too: `sweep run FILE -v` is what people type."""
+
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]  # its types are private to typer
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # its types are private to typer
         return super().parse_args(ctx, _to_the_front(args))
@@ -100,23 +112,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for `±`, and that is no error
     try:
-        code = app(args=arguments, prog_name="sweep", standalone_mode=False)
+        code = _outcome(arguments, redact)
         sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
+    except BrokenPipeError:
+        return _give_up_stdout()
+    return code
+
+
+def _outcome(arguments: list[str], redact: Redactor) -> int:
+    """Run a command line; what goes wrong is told in one line on stderr, and to who asked for JSON also on stdout."""
+    try:
+        code = app(args=arguments, prog_name="sweep", standalone_mode=False)
     except SweepError as exc:
-        note(f"error: {redact(str(exc))}")
-        return exc.exit_code
+        kind, message, code = _kind_of(type(exc)), redact(str(exc)), exc.exit_code
     except typer.TyperException as exc:
-        return _explain_usage(exc, redact)
-    except (KeyboardInterrupt, typer.Abort):
+        if type(exc).__name__ == "NoArgsIsHelpError":  # its message is the help; typer keeps the class private
+            note(exc.format_message())
+            return USAGE_ERROR
+        kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
+    except (KeyboardInterrupt, _Interrupted, typer.Abort):
         note("interrupted")
+        if _wants_json(arguments):
+            write_error("interrupted", "interrupted", INTERRUPTED)
         return INTERRUPTED
     except SystemExit as exc:  # typer's answer to a broken pipe, else a command's own
         return _code_of(exc)
     except BrokenPipeError:
-        return _give_up_stdout()
+        raise
     except Exception as exc:  # noqa: BLE001  # the last door: what nobody foresaw becomes one line, and its place is kept
-        return _explain_bug(exc, redact)
-    return code if isinstance(code, int) else 0
+        kind, message, code = "bug", _explain_bug(exc, redact), INTERNAL_ERROR
+    else:
+        return code if isinstance(code, int) else 0
+    note(f"error: {message}")
+    if _wants_json(arguments):
+        write_error(kind, message, code)
+    return code
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether stdout was to hold one JSON document; asked of the command line itself, which may be too wrong to be parsed."""
+    options = list(itertools.takewhile(lambda argument: argument != "--", arguments))
+    return "--json" in options or "--format=json" in options or ("--format", "json") in itertools.pairwise(options)
+
+
+def _kind_of(error: type[SweepError]) -> str:
+    """The class of an error as JSON says it: usage_invalid, sweep_held, ..."""
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", error.__name__).lower()
 
 
 def _to_the_front(arguments: list[str]) -> list[str]:
@@ -137,24 +178,19 @@ def _to_the_front(arguments: list[str]) -> list[str]:
     return [*front, *rest]
 
 
-def _explain_usage(exc: typer.TyperException, redact: Redactor) -> int:
-    if type(exc).__name__ == "NoArgsIsHelpError":  # its message is the help; typer keeps the class private
-        note(exc.format_message())
-        return USAGE_ERROR
+def _usage_mistake(exc: typer.TyperException, redact: Redactor) -> str:
     context = getattr(exc, "ctx", None)
     where = f"; see {context.command_path} --help" if context is not None else ""
-    note(f"error: {redact(plain(exc.format_message())).rstrip('.')}{where}")
-    return exc.exit_code
+    return f"{redact(plain(exc.format_message())).rstrip('.')}{where}"
 
 
-def _explain_bug(exc: Exception, redact: Redactor) -> int:
+def _explain_bug(exc: Exception, redact: Redactor) -> str:
     """One line, and a file with what a developer needs."""
     said = next((line for line in str(exc).splitlines() if line.strip()), "")[:300]
     text = redact("".join(traceback.format_exception(exc)))
     place = _save(f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}")
     kept = f"the traceback is in {place}" if place is not None else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
-    note(f"error: unexpected {redact(f'{type(exc).__name__}: {said}')} ; this is a bug: {kept}")
-    return INTERNAL_ERROR
+    return f"unexpected {redact(f'{type(exc).__name__}: {said}')} ; this is a bug: {kept}"
 
 
 def _save(text: str) -> Path | None:

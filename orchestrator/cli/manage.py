@@ -86,7 +86,7 @@ def invalidate(
                 + ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items()))
             )
         if total and not yes:
-            _confirm(total)
+            _confirm(total, as_json=as_json)
         invalidated = store.invalidate(where, sweep=sweep) if total else 0
     if as_json:
         write_json("invalidate", {"where": where, "sweep": sweep, "matched": counts, "num_invalidated": invalidated})
@@ -96,9 +96,9 @@ def invalidate(
         write_line("No measured, out-of-memory, failed or pruned trial matches: nothing was changed.")
 
 
-def _confirm(total: int) -> None:
-    # Without a terminal nobody can answer; who runs this in a script has to say so.
-    if not sys.stdin.isatty():
+def _confirm(total: int, *, as_json: bool) -> None:
+    # Without a terminal nobody can answer, and who wants JSON is a program; a script has to say so.
+    if as_json or not sys.stdin.isatty():
         raise UsageInvalid(f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes")
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)

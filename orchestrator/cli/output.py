@@ -82,6 +82,12 @@ def write_json(command: str, fields: Mapping[str, Any]) -> None:
     write(json_text({"schema": SCHEMA, "command": command, **fields}, indent=2))
 
 
+def write_error(kind: str, message: str, exit_code: int) -> None:
+    """What a command writes to stdout in place of its JSON document when it ends with an error: a machine need not read stderr."""
+    error = {"kind": kind, "message": plain(message, lines=True), "exit_code": exit_code}
+    write(json_text({"schema": SCHEMA, "error": error}, indent=2))
+
+
 def json_text(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(_jsonable(value), indent=indent, allow_nan=False)  # ensure_ascii is on: no raw escape character gets through
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import home
-from orchestrator.cli.output import note, write_json
+from orchestrator.cli.output import note, write_error, write_json
 
 if TYPE_CHECKING:
     from orchestrator.core.hardware import Hardware
@@ -160,6 +160,8 @@ def run(
                 raise
             # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
             note(f"Stopped by signal {signals.received}: {exc}")
+            if as_json:
+                write_error("interrupted", str(exc), 128 + signals.received)
             raise typer.Exit(128 + signals.received) from None
         where = store.url
     if as_json:

@@ -193,7 +193,65 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     assert said in captured.err
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert bool(captured.out) == ("--json" in arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["best", "--json"],
+        ["best", "--format", "json"],
+        ["best", "--format=json"],
+        ["statsu", "--json"],
+        ["show", "x", "--json"],
+        ["sql", "--json"],
+        ["export", "csv", "--json"],
+        ["cancel", "--json"],
+        ["invalidate", "--where", "true", "--json"],
+        ["db", "upgrade", "--db", "nothing://x", "--json"],
+        ["plan", "nothing.yaml", "--json"],
+        ["run", "nothing.yaml", "--json"],
+        ["validate", "nothing.yaml", "--json"],
+    ],
+)
+def test_who_asks_for_json_is_told_of_an_error_in_json(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SWEEP_DB", raising=False)
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage_invalid", 2)
+    assert err == f"error: {error['message']}\n"
+
+
+def test_a_mistake_in_a_sweep_file_a_bug_and_ctrl_c_are_told_in_json_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    (tmp_path / "s.yaml").write_text("name: s\n")
+
+    def ends_with(exc: BaseException) -> dict[str, object]:
+        def ended(*_: object) -> object:
+            raise exc
+
+        monkeypatch.setattr(look, "existing_store", ended)
+        code = cli.main(["best", "--json"])
+        error: dict[str, object] = json.loads(capsys.readouterr().out)["error"]
+        assert error["exit_code"] == code
+        return error
+
+    assert cli.main(["validate", str(tmp_path / "s.yaml"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "spec_invalid"
+    assert ends_with(SweepHeld("held by a"))["kind"] == "sweep_held"
+    assert ends_with(KeyboardInterrupt())["kind"] == "interrupted"
+    assert ends_with(RuntimeError("\x1b[31mno"))["kind"] == "bug"
+
+
+def test_a_word_after_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["best", "--db", f"sqlite:///{tmp_path}/none.sqlite", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_logging_options_are_taken_before_and_after_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
