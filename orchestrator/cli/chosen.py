@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from db.store import Store
 
 
-def _complete_names(incomplete: str) -> list[str]:
+def complete_names(incomplete: str) -> list[str]:
     """Sweep names for the shell, from the store that the environment names. Silent when there is none: nobody asked."""
     from db import readonly
 
@@ -33,7 +33,7 @@ SweepArgument = Annotated[
         metavar="[SWEEP]",
         help="The sweep's name; may be left out where the store holds one sweep only.",
         show_default=False,
-        autocompletion=_complete_names,
+        autocompletion=complete_names,
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chosen import chosen_sweep, existing_store
+from orchestrator.cli.chosen import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.output import (
     Cell,
     Column,
@@ -67,7 +68,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "sweep export csv -o trials.csv",
-            "sweep export parquet --sweep 8b -o 8b.parquet",
+            "sweep export parquet 8b -o 8b.parquet",
             "sweep export optuna -o sqlite:///optuna.sqlite && optuna-dashboard sqlite:///optuna.sqlite",
         )
     )(export)
@@ -154,11 +155,20 @@ def _print_schema(db: str | None, format: Format) -> None:
 
 def export(
     target: Annotated[Target, typer.Argument(help="What to write.")],
+    sweep: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP]",
+            help="Only this sweep. Default: all of the store; for optuna its newest.",
+            show_default=False,
+            autocompletion=complete_names,
+        ),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to; for optuna a storage URL. Default: stdout.", show_default=False),
     ] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="Only this sweep; default: all of the store.", show_default=False)] = None,
+    sweep_option: Annotated[str | None, typer.Option("--sweep", hidden=True)] = None,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -166,11 +176,17 @@ def export(
 
     Every trial with all its numbers (the columns of v_trial), or one Optuna study per cell.
     """
+    if sweep is not None and sweep_option not in (None, sweep):
+        raise UsageInvalid(f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them")
+    name = sweep or sweep_option
+    output = None if output == "-" else output
+    if as_json and output is None and target in (Target.CSV, Target.PARQUET):
+        raise UsageInvalid(f"--json and {target} cannot both go to stdout; say where the rows go to: sweep export {target} -o FILE --json")
     with existing_store(db) as store:
         if target is Target.OPTUNA:
-            _export_optuna(store, sweep, output, as_json=as_json)
+            _export_optuna(store, name, output, as_json=as_json)
             return
-        condition = "" if sweep is None else f" WHERE sweep_id = {store.sweep_named(sweep).id}"
+        condition = "" if name is None else f" WHERE sweep_id = {store.sweep_named(name).id}"
     from db import readonly  # needs SQLAlchemy
 
     result = readonly.query(
@@ -209,7 +225,7 @@ def _moment(value: Any) -> datetime:
 
 
 def _write_text(text: str, output: str | None) -> None:
-    if output is None or output == "-":
+    if output is None:
         write(text.rstrip("\n"))
         return
     _write_bytes(text.encode(), output)
@@ -227,8 +243,8 @@ def _write_bytes(content: bytes, output: str) -> None:
 
 
 def _write_parquet(result: Result, output: str | None) -> None:
-    if output is None:
-        raise UsageInvalid("Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet")
+    if output is None and sys.stdout.isatty():
+        raise UsageInvalid("Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet, or into a pipe")
     try:
         # pyarrow is an extra: only this format needs it.
         import pyarrow
@@ -238,7 +254,11 @@ def _write_parquet(result: Result, output: str | None) -> None:
     columns = {name: [row[i] for row in result.rows] for i, name in enumerate(result.columns)}
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table({name: _arrow_values(values) for name, values in columns.items()}), buffer)
-    _write_bytes(buffer.getvalue().to_pybytes(), output)
+    content = buffer.getvalue().to_pybytes()
+    if output is None:
+        sys.stdout.buffer.write(content)
+    else:
+        _write_bytes(content, output)
 
 
 def _arrow_values(values: Sequence[Any]) -> list[Any]:

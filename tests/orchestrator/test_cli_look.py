@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -285,9 +287,32 @@ def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_pat
     assert document(sweep("export", "parquet", "--sweep", "tiny", "-o", str(target), "--json"))["num_trials"] == 11
     table = parquet.read_table(target)
     assert table.column("tokens_per_second_per_gpu").to_pylist()[1] == 1234.5
-    assert "say where to" in sweep("export", "parquet", code=2)
     assert "cannot write" in sweep("export", "csv", "-o", str(tmp_path / "no" / "folder.csv"), code=2)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_export_takes_the_sweep_as_the_other_commands_do(sweep: Sweep) -> None:
+    assert sweep("export", "csv", "tiny") == sweep("export", "csv", "--sweep", "tiny") == sweep("export", "csv", "-o", "-")
+    assert "did you mean 'tiny'" in sweep("export", "csv", "tinyy", code=2)
+    assert "contradict" in sweep("export", "csv", "tiny", "--sweep", "other", code=2)
+
+
+def test_parquet_goes_into_a_pipe_and_not_onto_a_terminal(
+    sweep: Sweep, database: tuple[str, Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as parquet
+
+    program = "from orchestrator.cli import main; raise SystemExit(main(['export', 'parquet', 'tiny']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=True, env=os.environ | {"SWEEP_DB": database[0]}
+    )
+    assert parquet.read_table(io.BytesIO(done.stdout)).num_rows == 11
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert "not for a terminal" in sweep("export", "parquet", code=2)
+
+
+def test_rows_and_the_json_document_do_not_share_stdout(sweep: Sweep) -> None:
+    assert "cannot both go to stdout" in sweep("export", "csv", "--json", code=2)
 
 
 def test_export_makes_one_optuna_study_per_cell(sweep: Sweep, tmp_path: Path) -> None:
