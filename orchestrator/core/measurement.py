@@ -118,16 +118,16 @@ def measure(
     step_time = summarise_steps(slowest)
     tokens = results[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
-    peak = min((r.peak_flops for r in results if r.peak_flops is not None), default=None)
+    peak, source = min(((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None), key=_flops, default=(None, None))
     mfu = hfu = None
     if peak is not None:
         model_flops = model.flops_per_token(sequence_length)
         mfu = per_gpu * model_flops / peak
-        hfu = per_gpu * (model_flops + model.recomputed_flops_per_token(sequence_length, layout.recompute)) / peak
+        hfu = per_gpu * hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout) / peak
         if hfu > 1:
             raise ImplausibleMeasurement(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
-                f" peak {peak:.3g} FLOP/s ({results[0].peak_flops_source}). A formula, the peak or a clock is wrong"
+                f" peak {peak:.3g} FLOP/s ({source}). A formula, the peak or a clock is wrong"
             )
     retries = _worst(r.allocator_retries for r in results)
     return Measurement(
@@ -140,7 +140,7 @@ def measure(
         hfu=hfu,
         mfu_formula=MFU_FORMULA,
         peak_flops=peak,
-        peak_flops_source=results[0].peak_flops_source,
+        peak_flops_source=source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
         device_memory_bytes=min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None),
@@ -150,6 +150,15 @@ def measure(
         loss_first=results[0].loss_first,
         loss_last=results[0].loss_last,
     )
+
+
+def hardware_flops_per_token(model: ModelShape, *, sequence_length: int, layout: Layout) -> float:
+    """FLOPs that a device does for a token, recomputed ones included: what HFU counts."""
+    return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(sequence_length, layout.recompute)
+
+
+def _flops(peak: tuple[float, str | None]) -> float:
+    return peak[0]
 
 
 def _worst(values: Iterable[int | None]) -> int | None:

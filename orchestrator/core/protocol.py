@@ -87,6 +87,20 @@ class PhaseLimits(_Message):
     total: PositiveSeconds
 
 
+PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device in a second
+PeakSource = Annotated[str, Field(max_length=200)]  # "table: ...", or MEASURED_PEAK and how and in which trial
+MEASURED_PEAK = "measured: "
+
+
+class KnownPeak(_Message):
+    """The peak of one device as an earlier trial of the sweep has measured it on a node: one node's MFUs all rest on it."""
+
+    node: str  # its host name
+    device_name: str | None  # as that trial's ranks saw it; another device on the same node has another peak
+    flops: PositiveFlops
+    source: PeakSource
+
+
 class TrialRequest(_Message):
     """All that a rank program needs to run one layout."""
 
@@ -102,6 +116,7 @@ class TrialRequest(_Message):
     measurement: MeasurementPlan
     limits: PhaseLimits
     seed: int
+    peaks: tuple[KnownPeak, ...] = ()  # at the layout's precision, of the nodes where one was measured already
 
     @property
     def tag(self) -> str:
@@ -127,8 +142,8 @@ class RankResult(_Message):
     memory_bytes_by_part: Annotated[dict[str, Bytes], Field(max_length=32)] = {}
     device_memory_bytes: Bytes | None = None
     allocator_retries: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
-    peak_flops: Annotated[float, Field(gt=0, le=1e18)] | None = None  # of one device at the layout's precision
-    peak_flops_source: Annotated[str, Field(max_length=200)] | None = None  # "table: ..." or "measured: ..."
+    peak_flops: PositiveFlops | None = None  # of one device at the layout's precision
+    peak_flops_source: PeakSource | None = None
     loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     stack: Stack = Stack()

@@ -151,6 +151,12 @@ def test_mfu_is_model_flops_over_the_peak_and_hfu_adds_what_was_recomputed() -> 
     assert found.peak_flops_source == "table: h100-sxm"
 
 
+def test_the_peak_is_that_of_the_slowest_node_with_its_source() -> None:
+    slow = result(*[3.0] * 6, peak_flops=9e14, peak_flops_source="measured: slow")
+    found = measured(result(*[3.0] * 6, peak_flops=1e15, peak_flops_source="measured: fast"), slow, result(*[3.0] * 6))
+    assert (found.peak_flops, found.peak_flops_source) == (9e14, "measured: slow")
+
+
 def test_more_than_the_device_can_do_is_refused_as_a_bug() -> None:
     with pytest.raises(ImplausibleMeasurement, match="more than the device can do"):
         measured(result(*[0.01] * 6, peak_flops=989e12))

@@ -26,6 +26,7 @@ from orchestrator.core.protocol import (
     REQUEST_FILE,
     RUN_DIR_VARIABLE,
     Device,
+    KnownPeak,
     MeasurementPlan,
     Phase,
     PhaseLimits,
@@ -42,7 +43,8 @@ from workloads.llama import main
 from workloads.llama.data import Tokens
 from workloads.llama.model import Llama
 from workloads.llama.options import TokenDtype
-from workloads.llama.peak_flops import peak_flops
+from workloads.llama.peak_flops import measured_peak, trial_peak
+from workloads.llama.stack import describe_stack
 from workloads.llama.train import check, train
 from workloads.rank import ConfigRejected, Rank, context
 
@@ -134,6 +136,7 @@ def test_a_trial_measures_its_layout(layout: Layout, tmp_path: Path, server: For
     assert result.peak_memory_reserved_bytes is None
     assert result.device_memory_bytes is None
     assert result.peak_flops_source.startswith("measured: matmul")
+    assert result.peak_flops_source.endswith("1 threads, in trial 1")
     assert result.stack.torch == torch.__version__
     assert result.stack.device_name
     assert result.stack.cuda is None
@@ -252,13 +255,49 @@ def test_synthetic_tokens_depend_on_seed_step_and_place_alone() -> None:
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Precision) -> None:
     torch.set_num_threads(1)
-    peak = peak_flops(torch.device("cpu"), precision)
-    again = peak_flops(torch.device("cpu"), precision)
+    peak = measured_peak(torch.device("cpu"), precision)
+    again = measured_peak(torch.device("cpu"), precision)
     assert peak is not None
     assert again is not None
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
     assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy with other things meanwhile
+
+
+def peak_of(flops: float, **changes: object) -> KnownPeak:
+    known = {"node": "n1", "device_name": "a CPU", "flops": flops, "source": "measured: matmul 512^3 float32, 1 threads, in trial 1"}
+    return KnownPeak.model_validate(known | changes)
+
+
+def the_peak(*known: KnownPeak, achieved_flops: float) -> tuple[float, str]:
+    """What a second trial on node n1 rests on."""
+    trial = request(Layout(precision=Precision.FP32)).model_copy(update={"trial_id": 2, "peaks": known})
+    found = trial_peak(trial, node="n1", device=torch.device("cpu"), device_name="a CPU", achieved_flops=achieved_flops)
+    assert found is not None
+    return found.flops, found.source
+
+
+def test_a_peak_that_an_earlier_trial_measured_on_this_node_is_taken_and_another_node_s_or_device_s_is_not() -> None:
+    others = (peak_of(1e3, node="n2"), peak_of(1e4, device_name="another CPU"))
+    assert the_peak(*others, peak_of(123e9), achieved_flops=1e9) == (123e9, peak_of(1).source)
+    flops, source = the_peak(*others, achieved_flops=1.0)
+    assert flops > 1e6  # its own: any machine multiplies more than these
+    assert source.endswith("in trial 2")
+
+
+def test_a_trial_faster_than_the_peak_it_is_told_measures_again_and_takes_the_larger() -> None:
+    flops, source = the_peak(peak_of(1e3), achieved_flops=2e3)
+    assert flops > 2e3
+    assert source.endswith("in trial 2")
+    assert the_peak(peak_of(1e17), achieved_flops=1.5e17) == (1e17, peak_of(1).source)  # the fault lies elsewhere: refused by `measure`
+
+
+def test_a_whole_trial_rests_on_the_peak_that_it_is_told(tmp_path: Path, server: ForkServerContext) -> None:
+    trial = request(Layout(data_parallel_size=2, micro_batch_size=2, precision=Precision.FP32))
+    device_name = describe_stack(torch.device("cpu")).device_name
+    known = peak_of(9e17, node=socket.gethostname(), device_name=device_name)
+    results = run_trial(trial.model_copy(update={"trial_id": 2, "peaks": (known,)}), tmp_path, server)
+    assert [(result.peak_flops, result.peak_flops_source) for result in results] == [(known.flops, known.source)] * 2
 
 
 @pytest.fixture

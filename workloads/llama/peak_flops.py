@@ -1,4 +1,7 @@
-"""The most FLOP/s that one device can do at a precision: from the makers' table, or measured by matrix products where it has no entry."""
+"""The most FLOP/s that one device can do at a precision: from the makers' table, or measured by matrix products where it has no entry.
+
+One node's MFUs are to be compared, so a sweep measures a node's peak once: the trials after the first are told it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 from orchestrator.core.hardware import from_driver_name
 from orchestrator.core.layout import Precision
+from orchestrator.core.protocol import MEASURED_PEAK, TrialRequest
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}
@@ -21,15 +25,32 @@ class PeakFlops:
     source: str  # "table: ..." or "measured: ..."
 
 
-def peak_flops(device: torch.device, precision: Precision) -> PeakFlops | None:
-    """Look up or measure. The measurement uses the threads that training uses; ranks of one node measure at once, as they train.
+def trial_peak(
+    request: TrialRequest, *, node: str, device: torch.device, device_name: str | None, achieved_flops: float
+) -> PeakFlops | None:
+    """What the MFU of a trial that achieved so much on a device is to rest on: the data sheet, else what an earlier trial measured here.
+
+    A trial that was faster than that shows that it was measured too low (the machine was busy then), so it measures again and takes the
+    larger. Ranks of one node are told the same and so do the same.
+    """
+    listed = _data_sheet_peak(device, request.layout.precision)
+    if listed is not None:
+        return listed
+    known = next((p for p in request.peaks if (p.node, p.device_name) == (node, device_name)), None)
+    told = PeakFlops(flops=known.flops, source=known.source) if known is not None else None
+    if told is not None and achieved_flops <= told.flops:
+        return told
+    own = measured_peak(device, request.layout.precision)
+    if own is not None:
+        own = PeakFlops(flops=own.flops, source=f"{own.source}, in trial {request.trial_id}")
+    return max((p for p in (told, own) if p is not None), key=lambda p: p.flops, default=None)
+
+
+def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
+    """Measure with the threads that training uses; ranks of one node measure at once, as they train.
 
     None where the device has no room left for the matrices: that says nothing about the layout that was measured before.
     """
-    if device.type == "cuda":
-        hardware = from_driver_name(torch.cuda.get_device_name(device))
-        if hardware is not None and precision in hardware.peak_flops:
-            return PeakFlops(flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense")
     dtype = _DTYPES[precision]
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -40,7 +61,14 @@ def peak_flops(device: torch.device, precision: Precision) -> PeakFlops | None:
     except torch.OutOfMemoryError:
         return None
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return PeakFlops(flops=flops, source=f"measured: matmul {size}^3 {dtype_used.removeprefix('torch.')}{threads}")
+    return PeakFlops(flops=flops, source=f"{MEASURED_PEAK}matmul {size}^3 {dtype_used.removeprefix('torch.')}{threads}")
+
+
+def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
+    hardware = from_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if hardware is None or precision not in hardware.peak_flops:
+        return None
+    return PeakFlops(flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense")
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:

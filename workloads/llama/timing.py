@@ -6,6 +6,7 @@ Every rank times its own steps; all ranks stop after the same one, because all d
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from orchestrator.core.protocol import MeasurementPlan
 class TimedSteps:
     warmup_seconds: list[float]
     step_seconds: list[float]  # this rank's
+    slowest_median_seconds: float  # median over the timed steps of the slowest rank's time: the same on every rank
     first_step_seconds: float  # wall time until the first step had ended, what surrounds it included
     steady_seconds: float
     loss_first: float | None  # of the global batch
@@ -75,6 +77,7 @@ def time_steps(
     return TimedSteps(
         warmup_seconds=warmup,
         step_seconds=own,
+        slowest_median_seconds=statistics.median(slowest),
         first_step_seconds=first_step_seconds,
         steady_seconds=time.perf_counter() - begin - first_step_seconds,
         loss_first=loss_first,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.layout import Precision
+from orchestrator.core.measurement import hardware_flops_per_token
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from workloads.llama.data import Tokens
 from workloads.llama.data_parallel import Replica
@@ -23,7 +25,7 @@ from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, State
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
 from workloads.llama.options import GradientDtype, Options, parse_options
-from workloads.llama.peak_flops import peak_flops
+from workloads.llama.peak_flops import trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
 from workloads.rank import ConfigRejected, Rank
@@ -43,11 +45,19 @@ def train(rank: Rank) -> RankResult:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
     timed, report, rendezvous_seconds = _train_and_look(rank, options, device=device, begin=begin)
     gc.collect()  # what is left of the model: a measured peak needs room for its matrices, however tight the layout was
-    peak = peak_flops(device, request.layout.precision)
+    stack = describe_stack(device)
+    tokens = request.layout.global_batch_size * request.sequence_length
+    peak = trial_peak(
+        request,
+        node=socket.gethostname(),  # as the launcher names its node
+        device=device,
+        device_name=stack.device_name,
+        achieved_flops=_achieved_flops(request, tokens_per_second=tokens / timed.slowest_median_seconds),
+    )
     result = RankResult(
         step_seconds=timed.step_seconds,
         warmup_seconds=timed.warmup_seconds,
-        tokens_per_step=request.layout.global_batch_size * request.sequence_length,
+        tokens_per_step=tokens,
         phase_seconds={
             **({Phase.START: start_seconds} if start_seconds is not None else {}),
             Phase.RENDEZVOUS: rendezvous_seconds,
@@ -63,12 +73,18 @@ def train(rank: Rank) -> RankResult:
         peak_flops_source=peak.source if peak is not None else None,
         loss_first=timed.loss_first,
         loss_last=timed.loss_last,
-        stack=describe_stack(device),
+        stack=stack,
     )
     rank.finish(result)  # before the process group goes: a hang in there would change nothing
     if dist.is_initialized():
         dist.destroy_process_group()
     return result
+
+
+def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float:
+    """FLOPs that each device did in a second, recomputed ones included."""
+    per_token = hardware_flops_per_token(request.model, sequence_length=request.sequence_length, layout=request.layout)
+    return tokens_per_second / request.layout.world_size * per_token
 
 
 def _train_and_look(rank: Rank, options: Options, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
