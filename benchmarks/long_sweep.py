@@ -12,7 +12,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class ScriptedScheduler:
 
     def can_start(self, shape: Shape) -> bool:
         return self._running is None
+
+    def standing(self, shape: Shape) -> Sequence[str]:
+        return ["here"]
 
     def start(self, request: TrialRequest, shape: Shape) -> None:
         self._running = request
@@ -110,6 +113,9 @@ class TimedScheduler:
 
     def can_start(self, shape: Shape) -> bool:
         return self._inner.can_start(shape)
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        return self._inner.standing(shape)
 
     def start(self, request: TrialRequest, shape: Shape) -> None:
         began, cpu = time.perf_counter(), time.thread_time()

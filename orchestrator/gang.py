@@ -1,4 +1,7 @@
-"""What a scheduler is asked to run and what it says back: plain values, shared by the Ray scheduler and its scripted twin in tests."""
+"""What a scheduler is asked to run and what it says back: plain values, shared by the Ray scheduler and its scripted twin in tests.
+
+And what follows from such values alone: whether gangs fit beside each other, how far one is, and what it died of.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Protocol
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ResourcesInsufficient
-from orchestrator.core.failures import Failure
-from orchestrator.core.protocol import Device, NodeReport, Phase, TrialRequest
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
+from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +79,37 @@ def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dic
     return shapes
 
 
+def fits_beside(shape: Shape, held: Sequence[Shape], slots_by_node: Sequence[int]) -> bool:
+    """Whether a gang fits while others are held, each node of theirs taken where it leaves the least over."""
+    free = sorted(slots_by_node, reverse=True)
+    for other in [*sorted(held, key=lambda s: (-s.slots_per_node, -s.num_nodes)), shape]:
+        roomy = sorted((i for i, count in enumerate(free) if count >= other.slots_per_node), key=lambda i: free[i])[: other.num_nodes]
+        if len(roomy) < other.num_nodes:
+            return False
+        for i in roomy:
+            free[i] -= other.slots_per_node
+    return True
+
+
+def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
+    """What every node has reached; None while one of them has not said yet how far it is."""
+    known = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
+    if len(known) < len(heartbeats):
+        return None
+    return min(known, key=lambda heartbeat: (tuple(Phase).index(heartbeat.phase), heartbeat.step), default=None)
+
+
+def first_failure(reports: Sequence[NodeReport]) -> Failure | None:
+    """The gang's: what one node died of, not what others then suffered. An out-of-memory explains the rest, whenever it was seen."""
+    bad = [(report.failure, report.failed_at_unix_seconds or 0.0) for report in reports if report.failure is not None]
+
+    def order(of: tuple[Failure, float]) -> tuple[bool, bool, bool, float]:
+        failure, at = of
+        return failure.kind is FailureKind.CANCELLED, failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), at
+
+    return min(bad, key=order, default=(None, 0.0))[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Placed:
     """The gang of an attempt has its nodes; its ranks are being started."""
@@ -86,7 +120,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Progressed:
-    """A running attempt reached a phase and step: the least advanced rank of its first node, with which the others move in step."""
+    """A running attempt reached a phase and step: those of its least advanced rank, which the others wait for, on whatever node."""
 
     trial_id: int
     phase: Phase
@@ -101,6 +135,7 @@ class Finished:
     reports: Sequence[NodeReport]
     failure: Failure | None
     gpu_seconds: float  # held for it, placement to clean-up
+    shared_nodes: bool | None = None  # another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed
 
 
 SchedulerEvent = Placed | Progressed | Finished
@@ -114,6 +149,10 @@ class Scheduler(Protocol):
 
     def can_start(self, shape: Shape) -> bool:
         """Whether slots for such a gang are free now."""
+        ...
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        """The nodes of the gang that stands idle and that `start` would use now, in rank order; None: it would form a new one."""
         ...
 
     def start(self, request: TrialRequest, shape: Shape) -> None:

@@ -25,9 +25,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
-from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, TrialRequest
-from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
+from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots, first_failure, fits_beside, least_advanced
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.ray_guard import RayGuard, ray_processes
@@ -89,6 +89,10 @@ class _Gang:
     nodes: list[tuple[str, str, str]] = field(default_factory=list)  # described, in rank order; empty until formed
     used_at: float = 0.0
 
+    @property
+    def names(self) -> list[str]:
+        return [name for _, name, _ in self.nodes]
+
 
 @dataclass(eq=False)
 class _Flight:
@@ -100,16 +104,29 @@ class _Flight:
     placed_at: float | None = None  # monotonic; from then on its slots are held
     described: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     reports: dict[int, NodeReport] = field(default_factory=dict)
-    progress_ref: Any = None
-    progress_at: float = 0.0
-    last_progress: Heartbeat | None = None
+    shares_nodes: bool = False  # another attempt ran on one of its nodes meanwhile
+    progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
+    progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding questions -> index of the agent
+    progress_at: float = 0.0  # monotonic; when the last question was asked
+    told: Heartbeat | None = None  # the last `Progressed`
     cancelled_at: float | None = None
 
 
 class RayScheduler:
-    """See `orchestrator.gang.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster."""
+    """See `orchestrator.gang.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster.
 
-    def __init__(self, *, address: str | None, device: Device | None, root: Path, gpus_per_node: int | None = None) -> None:
+    `rank_environment`, which may hold secrets, reaches ranks and nothing else.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None,
+        device: Device | None,
+        root: Path,
+        gpus_per_node: int | None = None,
+        rank_environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._root = str(root)
         self._local = address is None
         _connect(address)
@@ -117,7 +134,7 @@ class RayScheduler:
         self._slots, self._slots_of = _discover(device, gpus_per_node)
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
-        self._rank_environment = {"OMP_NUM_THREADS": threads} if threads else {}
+        self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
         self._resource = "GPU" if self._slots.device is Device.CUDA else "CPU"
         self._agent_class = ray.remote(NodeAgent)
         self._gangs: list[_Gang] = []  # every gang that holds slots
@@ -133,6 +150,10 @@ class RayScheduler:
         if any(gang.shape == shape and id(gang) not in busy for gang in self._gangs):
             return True
         return self._fits(shape, [gang for gang in self._gangs if id(gang) in busy])
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        gang = self._idle(shape)
+        return None if gang is None else gang.names
 
     def start(self, request: TrialRequest, shape: Shape) -> None:
         if not self._slots.hold(shape):
@@ -156,7 +177,7 @@ class RayScheduler:
         if self._ray_is_gone():
             raise ClusterUnavailable("the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on")
         if not self._events and self._flights:
-            refs = [ref for f in self._flights.values() for ref in (*f.refs, *([f.progress_ref] if f.progress_ref is not None else []))]
+            refs = [ref for f in self._flights.values() for ref in (*f.refs, *f.progress_refs)]
             try:
                 ready, _ = (
                     ray.wait(refs, num_returns=1, timeout=min(timeout_seconds, PROGRESS_SECONDS), fetch_local=True) if refs else ([], [])
@@ -223,7 +244,7 @@ class RayScheduler:
         for gang in held:
             for node_id, _, _ in gang.nodes:
                 free[node_id] = free.get(node_id, 0) - gang.shape.slots_per_node
-        return _fits_beside(shape, [gang.shape for gang in held if not gang.nodes], list(free.values()))
+        return fits_beside(shape, [gang.shape for gang in held if not gang.nodes], list(free.values()))
 
     def _form(self, shape: Shape, program: str) -> _Gang:
         bundle = {self._resource: float(shape.slots_per_node)} | ({"CPU": 1.0} if self._resource == "GPU" else {})
@@ -318,13 +339,20 @@ class RayScheduler:
 
     def _begin(self, flight: _Flight) -> None:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
-        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=[name for _, name, _ in flight.gang.nodes]))
+        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.gang.names))
         flight.since = flight.placed_at = time.monotonic()
+        self._note_shared_nodes(flight)
         if flight.gang.shape.num_nodes == 1:
             self._run(flight, master_port=None)
         else:
             flight.stage = _Stage.RENDEZVOUS
             flight.refs = {flight.gang.agents[0].rendezvous.remote(): 0}
+
+    def _note_shared_nodes(self, flight: _Flight) -> None:
+        own = {node_id for node_id, _, _ in flight.gang.nodes}
+        for other in self._flights.values():
+            if other is not flight and other.placed_at is not None and not own.isdisjoint(node_id for node_id, _, _ in other.gang.nodes):
+                flight.shares_nodes = other.shares_nodes = True
 
     def _run(self, flight: _Flight, *, master_port: int | None) -> None:
         gang = flight.gang
@@ -352,22 +380,26 @@ class RayScheduler:
                 agent.kill.remote(flight.request.tag)
 
     def _follow(self, flight: _Flight, ready: Sequence[Any]) -> None:
-        """Ask a long attempt how far it is, at most once a second."""
-        now = time.monotonic()
-        if flight.progress_ref is not None:
-            if flight.progress_ref not in ready:
-                return
-            ref, flight.progress_ref = flight.progress_ref, None
+        """Ask the nodes of a long attempt how far they are, at most once a second, and tell what all of them have reached."""
+        for ref in [ref for ref in ready if ref in flight.progress_refs]:
+            index = flight.progress_refs.pop(ref)
             try:
-                progress = ray.get(ref)
+                heartbeat = ray.get(ref)
             except RayError:
-                return  # the run's own ref says what happened
-            if progress is not None and progress != flight.last_progress and flight.request.trial_id in self._flights:
-                flight.last_progress = progress
-                self._events.append(Progressed(trial_id=flight.request.trial_id, phase=progress.phase, step=progress.step))
-        elif flight.stage is _Stage.RUNNING and now - max(flight.since, flight.progress_at) > PROGRESS_SECONDS:
+                continue  # the run's own ref says what happened
+            flight.progress[index] = heartbeat or flight.progress.get(index, Heartbeat(phase=Phase.START))
+        if flight.stage is not _Stage.RUNNING or self._flights.get(flight.request.trial_id) is not flight:
+            return
+        running = [index for index in range(len(flight.gang.agents)) if index not in flight.reports]
+        least = least_advanced([flight.progress.get(index) for index in running])
+        if least is not None and least != flight.told:
+            flight.told = least
+            self._events.append(Progressed(trial_id=flight.request.trial_id, phase=least.phase, step=least.step))
+        now = time.monotonic()
+        if now - max(flight.since, flight.progress_at) > PROGRESS_SECONDS:
             flight.progress_at = now
-            flight.progress_ref = flight.gang.agents[0].progress.remote()
+            unanswered = set(flight.progress_refs.values())
+            flight.progress_refs |= {flight.gang.agents[i].progress.remote(): i for i in running if i not in unanswered}
 
     def _overdue(self, flight: _Flight) -> None:
         if flight.request.trial_id not in self._flights:
@@ -387,7 +419,7 @@ class RayScheduler:
 
     def _finish(self, flight: _Flight) -> None:
         reports = [flight.reports[i] for i in sorted(flight.reports)]
-        failure = _first_failure(reports)
+        failure = first_failure(reports)
         self._end(flight, reports, failure)
 
     def _lose(self, flight: _Flight, kind: FailureKind, message: str, *, node: str | None = None, detail: str = "") -> None:
@@ -403,18 +435,15 @@ class RayScheduler:
         flight.gang.used_at = now
         del self._flights[flight.request.trial_id]
         held = (now - flight.placed_at) * flight.gang.shape.num_slots if flight.placed_at is not None else 0.0
-        self._events.append(Finished(trial_id=flight.request.trial_id, reports=reports, failure=failure, gpu_seconds=held))
-
-
-def _first_failure(reports: Sequence[NodeReport]) -> Failure | None:
-    """The gang's: what one node died of, not what others then suffered. An out-of-memory explains the rest, whenever it was seen."""
-    bad = [(report.failure, report.failed_at_unix_seconds or 0.0) for report in reports if report.failure is not None]
-
-    def order(of: tuple[Failure, float]) -> tuple[bool, bool, bool, float]:
-        failure, at = of
-        return failure.kind is FailureKind.CANCELLED, failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), at
-
-    return min(bad, key=order, default=(None, 0.0))[0]
+        self._events.append(
+            Finished(
+                trial_id=flight.request.trial_id,
+                reports=reports,
+                failure=failure,
+                gpu_seconds=held,
+                shared_nodes=flight.shares_nodes if flight.placed_at is not None else None,
+            )
+        )
 
 
 def _program(request: TrialRequest) -> str:
@@ -485,18 +514,6 @@ def _discover(device: Device | None, gpus_per_node: int | None) -> tuple[Slots, 
     slots_of = {node_id: count for node_id, count in counts.items() if count > 0}
     name = next((key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:")), None)
     return Slots(device=chosen, device_name=name, slots_by_node=sorted(slots_of.values(), reverse=True)), slots_of
-
-
-def _fits_beside(shape: Shape, held: Sequence[Shape], slots_by_node: Sequence[int]) -> bool:
-    """Whether a gang fits while others are held, each node of theirs taken where it leaves the least over."""
-    free = sorted(slots_by_node, reverse=True)
-    for other in [*sorted(held, key=lambda s: (-s.slots_per_node, -s.num_nodes)), shape]:
-        roomy = sorted((i for i, count in enumerate(free) if count >= other.slots_per_node), key=lambda i: free[i])[: other.num_nodes]
-        if len(roomy) < other.num_nodes:
-            return False
-        for i in roomy:
-            free[i] -= other.slots_per_node
-    return True
 
 
 def _node_environment() -> dict[str, str]:

@@ -24,6 +24,7 @@ class FakeScheduler:
         self._slots = Slots(device=device, device_name=None, slots_by_node=nodes or [slots])
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
+        self._formed: set[Shape] = set()
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0
         self.closed = False
@@ -34,6 +35,10 @@ class FakeScheduler:
 
     def can_start(self, shape: Shape) -> bool:
         return sum(s.num_slots for _, s in self._running.values()) + shape.num_slots <= self._slots.total
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        """As a leased gang: known from its second attempt on."""
+        return ["here"] if shape in self._formed else None
 
     def start(self, request: TrialRequest, shape: Shape) -> None:
         assert self.can_start(shape)
@@ -47,6 +52,7 @@ class FakeScheduler:
             return []
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
+        self._formed.add(shape)
         events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=["here"])]
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
