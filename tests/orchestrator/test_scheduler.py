@@ -77,7 +77,7 @@ def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) ->
     assert end.failure is None
     assert [outcome.rank for report in end.reports for outcome in report.ranks] == [0, 1]
     assert all(outcome.result is not None for report in end.reports for outcome in report.ranks)
-    assert end.gpu_seconds > 0
+    assert end.shared_nodes is False
 
 
 def test_a_gang_is_kept_while_the_next_attempt_has_its_shape(scheduler: RayScheduler) -> None:
@@ -87,6 +87,17 @@ def test_a_gang_is_kept_while_the_next_attempt_has_its_shape(scheduler: RaySched
     scheduler.start(request(), PAIR)
     until_finished(scheduler)
     assert {id(gang) for gang in scheduler._gangs} == agents
+
+
+def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayScheduler) -> None:
+    for hang_seconds in (0.5, 1.5):
+        asked = request(faults=[{"fault": "hang", "at": "step_2"}], total=hang_seconds)
+        began = time.monotonic()
+        scheduler.start(asked, PAIR)
+        (end,) = finished(until_finished(scheduler))
+        (report,) = end.reports
+        assert report.seconds >= hang_seconds
+        assert PAIR.num_slots * report.seconds <= end.gpu_seconds <= PAIR.num_slots * (time.monotonic() - began)
 
 
 def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None:
@@ -103,7 +114,8 @@ def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: Ra
         assert scheduler.can_start(SINGLE)
         scheduler.start(request(1, sleep=True), SINGLE)
     assert not scheduler.can_start(SINGLE)
-    assert all(end.failure is None for end in finished(until_finished(scheduler, slots)))
+    ends = finished(until_finished(scheduler, slots))
+    assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
     assert scheduler.can_start(PAIR)
 
 
