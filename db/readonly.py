@@ -17,13 +17,15 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from db import schema, sql_mistakes
 from db import url as urls
 from db.sql_text import ALLOWED_FUNCTIONS, refuse_beyond_reading
-from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 MAX_ROWS = 100_000
 TIMEOUT_SECONDS = 30.0
 _NO_ROWS = "the query gives no rows; only reading is possible here, for example: select * from v_best"
+_BEYOND_READING = frozenset({"25006", "42501"})  # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege
 _MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
 
 
@@ -39,9 +41,29 @@ def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeo
     url = urls.resolve(database_url)
     if "\0" in sql:
         raise UsageInvalid("the query holds a NUL character")
+    try:
+        return _query(url, sql, max_rows, timeout_seconds)
+    except _WrongStatement as exc:
+        raise UsageInvalid(sql_mistakes.wrong(str(exc), sql, _columns(url))) from None
+
+
+class _WrongStatement(Exception):
+    """What the database said of a statement that means nothing to it."""
+
+
+def _query(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
     if url.drivername == "sqlite":
         return _query_sqlite(url, sql, max_rows, timeout_seconds)
     return _query_postgresql(url, sql, max_rows, timeout_seconds)
+
+
+def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
+    """Those of every table and view; of a store whose views cannot be read, of the tables alone."""
+    columns = {name: tuple(table.columns.keys()) for name, table in schema.metadata.tables.items()}
+    try:
+        return columns | {view: _query(url, f"SELECT * FROM {view} LIMIT 0", 1, TIMEOUT_SECONDS).columns for view in schema.VIEWS}
+    except (SweepError, _WrongStatement):
+        return columns
 
 
 def _query_sqlite(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
@@ -64,9 +86,12 @@ def _query_sqlite(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) 
         rows = cursor.fetchmany(max_rows + 1)
         return _result((column[0] for column in cursor.description), rows, max_rows)
     except (sqlite3.Error, sqlite3.Warning) as exc:
-        if "interrupted" in str(exc):
+        message, code = str(exc), getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have no code
+        if code == sqlite3.SQLITE_INTERRUPT:
             raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
-        raise UsageInvalid(f"the query was refused: {exc}. Only reading is possible here, one statement at a time") from None
+        if code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY) or "one statement at a time" in message:
+            raise UsageInvalid(sql_mistakes.refused("it is more than one statement" if not code else message)) from None
+        raise _WrongStatement(message) from None
     finally:
         connection.close()
 
@@ -119,7 +144,7 @@ def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: flo
     try:
         connection = psycopg.connect(**arguments, connect_timeout=10, application_name="layout-sweep sql")
     except psycopg.Error as exc:
-        raise StoreUnavailable(f"store {urls.display(url)}: {_first_line(urls.redact(str(exc), url))}") from None
+        raise StoreUnavailable(f"store {urls.display(url)}: {sql_mistakes.one_line(urls.redact(str(exc), url))}") from None
     try:
         _drop_powers(connection)
         columns = _prepare(connection, sql)
@@ -132,9 +157,13 @@ def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: flo
     except psycopg.errors.QueryCanceled:
         raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
     except psycopg.Error as exc:
-        raise UsageInvalid(f"the query was refused: {_first_line(urls.redact(str(exc), url))}") from None
+        raise _refusal(urls.redact(str(exc), url), exc.sqlstate) from None
     finally:
         connection.close()
+
+
+def _refusal(message: str, sqlstate: str | None) -> UsageInvalid | _WrongStatement:
+    return UsageInvalid(sql_mistakes.refused(message)) if sqlstate in _BEYOND_READING else _WrongStatement(message)
 
 
 def _drop_powers(connection: Any) -> None:
@@ -155,20 +184,17 @@ def _drop_powers(connection: Any) -> None:
 
 def _prepare(connection: Any, sql: str) -> list[str]:
     """The columns that the statement will give. The extended protocol takes one statement; what gives no columns is not run."""
-    from psycopg.pq import ExecStatus  # an extra, as above
+    from psycopg.pq import DiagnosticField, ExecStatus  # an extra, as above
 
     answer = connection.pgconn.prepare(b"asked", sql.encode())
     if answer.status == ExecStatus.COMMAND_OK:
         answer = connection.pgconn.describe_prepared(b"asked")
     if answer.status != ExecStatus.COMMAND_OK:
-        raise UsageInvalid(f"the query was refused: {_first_line(answer.error_message.decode(errors='replace'))}")
+        state = answer.error_field(DiagnosticField.SQLSTATE)
+        raise _refusal(answer.error_message.decode(errors="replace"), state.decode() if state else None)
     if not answer.nfields:
         raise UsageInvalid(_NO_ROWS)
     return [answer.fname(i).decode() for i in range(answer.nfields)]
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "no message")
 
 
 def _result(columns: Iterable[str], rows: list[tuple[Any, ...]], max_rows: int) -> Result:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from orchestrator.core.errors import UsageInvalid
 
@@ -138,7 +139,8 @@ def refuse_beyond_reading(sql: str) -> None:
         # `with name (columns)` and `as name (columns)` name columns; they call nothing.
         is_call = is_name and after == "(" and before not in ("with", "recursive", "as") and (word[0] == '"' or name not in _NO_CALL)
         if is_call and name not in ALLOWED_FUNCTIONS:
-            raise UsageInvalid(f"function {name} cannot be called here")
+            close = get_close_matches(name, sorted(ALLOWED_FUNCTIONS), n=1)
+            raise UsageInvalid(f"function {name} cannot be called here{f'; did you mean {close[0]}?' if close else ''}")
         before = word
 
 

@@ -220,3 +220,47 @@ def test_asking_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="there is no store at"):
         readonly.query(f"sqlite:///{tmp_path}/none.sqlite", "SELECT 1")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT * FROM v_bst", "did you mean v_best?"),
+        ("SELECT * FROM trails", "did you mean trial?"),
+        ("SELECT * FROM nothing_like_it", "there are v_trial, "),
+        ("SELECT mfuu FROM v_trial", "did you mean mfu?"),
+        ("SELECT t.tokens_per_sec FROM v_best AS t", "did you mean tokens_per_second"),
+        ("SELECT failure_evidence FROM v_best", "it is a column of attempt, v_failure"),
+        ("SELECT zzzzzz FROM v_best", "`sweep sql --schema` shows the columns"),
+        ("SELECT maxx(mfu) FROM v_best", "did you mean max?"),
+        ("SELECT mfu FROM v_best GROUP", "syntax"),
+        ("SELECT 1 FROM v_best WHERE", ""),
+    ],
+)
+def test_a_mistake_is_said_as_the_database_says_it_with_what_was_meant(store_url: str, sql: str, said: str) -> None:
+    Store.open(store_url).close()
+    with pytest.raises(UsageInvalid) as caught:
+        readonly.query(store_url, sql)
+    message = str(caught.value)
+    assert message.startswith(("the query cannot be answered: ", "function maxx cannot be called here"))
+    assert said in message or (said == "syntax" and "incomplete input" in message)
+    assert "only reading" not in message.lower()
+    assert "ERROR" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("sql", ["DELETE FROM trial", "SELECT 1; SELECT 2", "WITH x AS (DELETE FROM trial RETURNING 1) SELECT 1"])
+def test_what_would_do_more_than_read_is_refused_as_that(sqlite_url: str, sql: str) -> None:
+    Store.open(sqlite_url).close()
+    with pytest.raises(UsageInvalid, match=r"refused|cannot be answered: near"):
+        readonly.query(sqlite_url, sql)
+
+
+def test_a_database_without_our_views_is_told_apart_from_a_misspelt_one(tmp_path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "other.sqlite") as connection:
+        connection.execute("CREATE TABLE t (a)")
+    connection.close()
+    with pytest.raises(UsageInvalid, match="no such table: v_best"):
+        readonly.query(f"sqlite:///{tmp_path}/other.sqlite", "SELECT * FROM v_best")
