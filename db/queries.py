@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, SweepRow, TrialDetail, TrialRow, run_folder
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.protocol import GpuUsage
+from orchestrator.core.protocol import MEASURED_PEAK, GpuUsage
 
 sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
 measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
@@ -130,6 +132,32 @@ def failure_counts(connection: Connection, trial_id: int) -> dict[FailureKind, i
         .group_by(attempt.c.failure_kind)
     )
     return {FailureKind(row.failure_kind): row.n for row in connection.execute(statement)}
+
+
+def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
+    """What the sweep's MFUs rest on where it was measured, once for all attempts that had the same; superseded ones do not count."""
+    nodes = sa.cast(attempt.c.nodes, sa.Text)  # JSON as such has no order to find repeats by
+    statement = (
+        sa.select(
+            nodes.label("nodes"), trial.c.precision, fingerprint.c.device_name, measurement.c.peak_flops, measurement.c.peak_flops_source
+        )
+        .distinct()
+        .join_from(measurement, attempt, attempt.c.id == measurement.c.attempt_id)
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
+        .where(trial.c.sweep_id == sweep_id, sa.not_(attempt.c.superseded), attempt.c.nodes.is_not(None))
+        .where(measurement.c.peak_flops.is_not(None), measurement.c.peak_flops_source.startswith(MEASURED_PEAK))
+    )
+    return [
+        PeakRow(
+            nodes=tuple(json.loads(row.nodes)),
+            precision=Precision(row.precision),
+            device_name=row.device_name,
+            flops=row.peak_flops,
+            source=row.peak_flops_source,
+        )
+        for row in connection.execute(statement)
+    ]
 
 
 def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> list[EventRow]:

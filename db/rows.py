@@ -11,7 +11,7 @@ from db.schema import AttemptState, StopRequest, SweepState
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.layout import Layout
+from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
@@ -111,6 +111,17 @@ class AttemptRow:
     measurement: Measurement | None
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakRow:
+    """What the MFU of an attempt, or of several alike, rests on."""
+
+    nodes: tuple[str, ...]
+    precision: Precision
+    device_name: str | None
+    flops: float  # per second, of one device
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
