@@ -5,11 +5,10 @@ Every function first proves its epoch on the sweep's locked row. `_advance` is t
 
 from __future__ import annotations
 
-import os
-import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypedDict, TypeVar
 
 import sqlalchemy as sa
@@ -18,8 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from db import event_log, lease, queries, records, schema
 from db.engine import Change
-from db.rows import Holder
-from db.schema import AttemptState, SweepState, now
+from db.schema import AttemptState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind, may_retry
@@ -32,6 +30,29 @@ from orchestrator.core.protocol import GpuUsage, Phase
 CHUNK = 500  # values in one IN (...): SQLite takes 32,766 in all, and short statements are cached
 
 trial, attempt = schema.trial, schema.attempt
+
+# Made once, values given when they run: to put a wide statement together costs more than to run it.
+_INSERT_TRIAL = sa.insert(trial).values(created_at=now(), updated_at=now()).returning(trial.c.id)
+_INSERT_ATTEMPT = sa.insert(attempt).values(started_at=now())
+_INSERT_MEASUREMENT = sa.insert(schema.measurement)
+_UPDATE_ATTEMPT = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
+_COMPARE_AND_SET = (
+    sa.update(trial)
+    .where(
+        trial.c.id == sa.bindparam("trial_id"),
+        trial.c.state == sa.bindparam("was_state"),
+        trial.c.num_attempts == sa.bindparam("was_attempts"),
+    )
+    .values(updated_at=now())
+)
+_STANDING = (
+    sa.select(
+        trial.c.sweep_id, trial.c.cell_id, trial.c.state, trial.c.num_attempts, schema.sweep.c.owner_epoch, schema.sweep.c.owner_token
+    )
+    .join(schema.sweep, schema.sweep.c.id == trial.c.sweep_id)
+    .where(trial.c.id == sa.bindparam("trial_id"))
+    .with_for_update(read=True, of=schema.sweep)
+)
 
 _T = TypeVar("_T")
 
@@ -71,8 +92,12 @@ def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, An
     fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
     insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
     values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
-    bound: dict[str, Any] = {name: sa.bindparam(name) for name in values[0]}
-    connection.execute(insert.values(**bound, **fixed).on_conflict_do_nothing(), values)
+    connection.execute(insert.values(**fixed).on_conflict_do_nothing(), values)
+
+
+def chunks(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """The values in portions for one statement each."""
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
 
 
 def difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -123,10 +148,25 @@ def add_trial(
         "predicted_tokens_per_second_per_gpu": records.finite(predicted_tokens_per_second_per_gpu),
         "predicted_memory_bytes": None if memory is None else int(memory),
     }
-    insert = sa.insert(trial).values(created_at=now(), updated_at=now(), **values).returning(trial.c.id)
-    trial_id = int(connection.execute(insert).scalars().all()[0])
+    trial_id = int(connection.execute(_INSERT_TRIAL, values).scalars().all()[0])
     event_log.append(connection, change, [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)])
     return trial_id
+
+
+def begin_trial(
+    connection: Connection,
+    change: Change,
+    cell_id: int,
+    layout: Layout,
+    epoch: int,
+    why: str | None,
+    predicted_tokens_per_second_per_gpu: float | None,
+    predicted_memory_bytes: float | None,
+    nodes: Sequence[str] | None,
+) -> tuple[int, int]:
+    """Add the trial and start its attempt: one commit for what a new launch writes. The trial's id and the attempt's number."""
+    trial_id = add_trial(connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes)
+    return trial_id, start_attempt(connection, change, trial_id, epoch, nodes, None)
 
 
 def add_pruned(
@@ -166,17 +206,15 @@ def start_attempt(
     number = standing.num_attempts + 1
     detail = {"nodes": list(nodes)} if nodes is not None else None
     standing = _advance(connection, change, standing, TrialEvent.GANG_PLACED, epoch, number=number, detail=detail)
-    connection.execute(
-        sa.insert(attempt).values(
-            trial_id=trial_id,
-            number=number,
-            epoch=epoch,
-            state=AttemptState.RUNNING,
-            started_at=now(),
-            nodes=list(nodes) if nodes is not None else None,
-            shared_nodes=shared_nodes,
-        )
-    )
+    values = {
+        "trial_id": trial_id,
+        "number": number,
+        "epoch": epoch,
+        "state": AttemptState.RUNNING,
+        "nodes": list(nodes) if nodes is not None else None,
+        "shared_nodes": shared_nodes,
+    }
+    connection.execute(_INSERT_ATTEMPT, values)
     return number
 
 
@@ -215,28 +253,29 @@ def record_measurement(
 ) -> bool:
     standing = _standing(connection, trial_id, epoch)
     row = _attempt(connection, trial_id, number)
-    if connection.execute(sa.select(schema.measurement.c.attempt_id).where(schema.measurement.c.attempt_id == row.id)).fetchall():
+    if row.is_measured:
         return not row.superseded  # told twice, or a commit whose answer was lost
     counts = row.state == AttemptState.RUNNING and number == standing.num_attempts and standing.state in IN_FLIGHT
     digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
     values = _attempt_end(facts, digest)
     if counts:
-        if standing.state is TrialState.LAUNCHING:  # too short for its first step to have been reported by itself
-            standing = _advance(connection, change, standing, TrialEvent.FIRST_STEP, epoch)
+        # Where it was too short for its first step to have been reported by itself, that is noted now.
+        unreported = [TrialEvent.FIRST_STEP] if standing.state is TrialState.LAUNCHING else []
         detail = {"tokens_per_second_per_gpu": measurement.tokens_per_second_per_gpu}
-        _advance(connection, change, standing, TrialEvent.MEASURED, epoch, detail=detail)
-        values |= {"state": AttemptState.MEASURED, "ended_at": now()}
+        _advance(connection, change, standing, TrialEvent.MEASURED, epoch, detail=detail, unreported=unreported)
+        values["state"] = AttemptState.MEASURED
         cell = schema.cell
-        connection.execute(sa.update(cell).where(cell.c.id == standing.cell_id).values(fingerprint_digest=digest))
+        other = (cell.c.id == standing.cell_id, cell.c.fingerprint_digest.is_distinct_from(digest))
+        connection.execute(sa.update(cell).where(*other).values(fingerprint_digest=digest))
     else:
         state = standing.state
         event_log.append(
             connection, change, [event_log.entry(standing.sweep_id, trial_id, event_log.SUPERSEDED, state, state, epoch, number)]
         )
-        values |= {"superseded": True}
-    connection.execute(sa.update(attempt).where(attempt.c.id == row.id).values(**values))
-    columns = records.measurement_columns(measurement, gpu, memory_by_part)
-    connection.execute(sa.insert(schema.measurement).values(attempt_id=row.id, **columns))
+        values["superseded"] = True
+    update = _UPDATE_ATTEMPT.values(ended_at=now()) if counts else _UPDATE_ATTEMPT
+    connection.execute(update, {"attempt_id": row.id, **values})
+    connection.execute(_INSERT_MEASUREMENT, {"attempt_id": row.id, **records.measurement_columns(measurement, gpu, memory_by_part)})
     return counts
 
 
@@ -302,69 +341,9 @@ def _lost_message(trial_id: int, times: int) -> str:
     return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
 
 
-def invalidate(
-    connection: Connection,
-    change: Change,
-    by_sweep: Mapping[int, Sequence[int]],
-    where: str,
-    token: str,
-    holder_is_dead: Callable[[Holder], bool] | None,
-) -> int:
-    """Each sweep is taken for the length of the transaction, so that no orchestrator works on what it believes to be done."""
-    num_changed = 0
-    for sweep_id, trial_ids in sorted(by_sweep.items()):
-        epoch = lease.acquire(
-            connection,
-            sweep_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            token=token,
-            ttl_seconds=0.0,
-            holder_is_dead=holder_is_dead,
-        )
-        freed = _condemned_by(connection, trial_ids)
-        for some in _chunks(sorted({*trial_ids, *freed})):
-            num_changed += _invalidate_some(connection, change, sweep_id, some, where, epoch)
-        lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
-    return num_changed
-
-
-REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED})
-
-
-def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
-    """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
-    pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
-    return [
-        int(row.id) for some in _chunks(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
-    ]
-
-
-def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some: Sequence[int], where: str, epoch: int) -> int:
-    num_changed = 0
-    rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
-    moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
-    for state in {state for _, state in moves}:
-        ids = [trial_id for trial_id, old in moves if old is state]
-        waiting = advance(state, TrialEvent.INVALIDATED)
-        values: records.Columns = {"state": waiting, "updated_at": now()}
-        if state is TrialState.PRUNED:
-            values |= {"condemned_by": None, "why": None}  # why it cannot fit, which nobody knows any more
-        changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
-        num_changed += connection.execute(changed).rowcount
-        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
-        detail = {"where": records.storable(where)}
-        events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
-        event_log.append(connection, change, events)
-    return num_changed
-
-
 def _standing(connection: Connection, trial_id: int, epoch: int) -> _Standing:
     """Read a trial and hold its sweep's row. Raises LeaseLost for a stale epoch."""
-    sweep = schema.sweep
-    columns = (trial.c.sweep_id, trial.c.cell_id, trial.c.state, trial.c.num_attempts, sweep.c.owner_epoch, sweep.c.owner_token)
-    statement = sa.select(*columns).join(sweep, sweep.c.id == trial.c.sweep_id).where(trial.c.id == trial_id)
-    row = connection.execute(statement.with_for_update(read=True, of=sweep)).one_or_none()
+    row = connection.execute(_STANDING, {"trial_id": trial_id}).one_or_none()
     if row is None:
         raise UsageInvalid(f"there is no trial with id {trial_id}")
     if row.owner_epoch != epoch or row.owner_token is None:
@@ -381,30 +360,38 @@ def _advance(
     *,
     number: int | None = None,
     detail: Mapping[str, Any] | None = None,
+    unreported: Sequence[TrialEvent] = (),
 ) -> _Standing:
-    """Compare and set the state, and log it. `number`: of the attempt that this event begins."""
-    state = advance(standing.state, event)
+    """Compare and set the state, and log it. `number`: of the attempt that this event begins; `unreported`: what must have come before it."""
+    states = [standing.state]
+    for each in (*unreported, event):
+        states.append(advance(states[-1], each))
+    state = states[-1]
     num_attempts = standing.num_attempts if number is None else number
-    statement = (
-        sa.update(trial)
-        .where(trial.c.id == standing.id, trial.c.state == standing.state, trial.c.num_attempts == standing.num_attempts)
-        .values(state=state, num_attempts=num_attempts, updated_at=now())
-    )
-    if connection.execute(statement).rowcount != 1:  # _standing keeps other owners out, not another thread of this one
+    values = {"trial_id": standing.id, "was_state": standing.state, "was_attempts": standing.num_attempts}
+    if (
+        connection.execute(_COMPARE_AND_SET, {**values, "state": state, "num_attempts": num_attempts}).rowcount != 1
+    ):  # _standing keeps other owners out, not another thread of this one
         raise IllegalTransition(f"trial {standing.id}: {event} came too late, its state was no longer {standing.state}")
     of_attempt = num_attempts if state in IN_FLIGHT or standing.state in IN_FLIGHT else None
-    event_log.append(
-        connection, change, [event_log.entry(standing.sweep_id, standing.id, event, standing.state, state, epoch, of_attempt, detail)]
-    )
+    entries = [
+        event_log.entry(standing.sweep_id, standing.id, each, before, after, epoch, of_attempt, detail if each is event else None)
+        for each, (before, after) in zip((*unreported, event), pairwise(states), strict=True)
+    ]
+    event_log.append(connection, change, entries)
     return replace(standing, state=state, num_attempts=num_attempts)
 
 
 def _fence_cell(connection: Connection, cell_id: int, epoch: int) -> int:
-    sweep_id = connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one_or_none()
-    if sweep_id is None:
+    """The sweep of a cell, its row held. Raises LeaseLost for a stale epoch."""
+    sweep, cell = schema.sweep, schema.cell
+    statement = sa.select(sweep.c.id, sweep.c.owner_epoch, sweep.c.owner_token).join(cell, cell.c.sweep_id == sweep.c.id)
+    row = connection.execute(statement.where(cell.c.id == cell_id).with_for_update(read=True, of=sweep)).one_or_none()
+    if row is None:
         raise UsageInvalid(f"there is no cell with id {cell_id}")
-    lease.fence(connection, sweep_id, epoch)
-    return int(sweep_id)
+    if row.owner_epoch != epoch or row.owner_token is None:
+        raise LeaseLost(lease.lost(connection, row.id, epoch))
+    return int(row.id)
 
 
 def _new_trial(sweep_id: int, cell_id: int, layout: Layout, why: str | None) -> records.Columns:
@@ -414,11 +401,12 @@ def _new_trial(sweep_id: int, cell_id: int, layout: Layout, why: str | None) -> 
 
 def _trials_of_keys(connection: Connection, cell_id: int, keys: Sequence[str]) -> list[sa.Row[*tuple[Any, ...]]]:
     columns = sa.select(trial.c.id, trial.c.layout_key, trial.c.state).where(trial.c.cell_id == cell_id)
-    return [row for some in _chunks(keys) for row in connection.execute(columns.where(trial.c.layout_key.in_(some))).fetchall()]
+    return [row for some in chunks(keys) for row in connection.execute(columns.where(trial.c.layout_key.in_(some))).fetchall()]
 
 
 def _attempt(connection: Connection, trial_id: int, number: int) -> sa.Row[*tuple[Any, ...]]:
-    statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.superseded).where(*_attempt_is(trial_id, number))
+    is_measured = sa.exists().where(schema.measurement.c.attempt_id == attempt.c.id).label("is_measured")
+    statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.superseded, is_measured).where(*_attempt_is(trial_id, number))
     row = connection.execute(statement).one_or_none()
     if row is None:
         raise UsageInvalid(f"trial {trial_id} has no attempt {number}")
@@ -448,7 +436,3 @@ def _ensure_fingerprint(connection: Connection, fingerprint: Fingerprint | None)
         return None
     insert_absent(connection, schema.fingerprint, {**records.fingerprint_columns(fingerprint), "first_seen_at": now()})
     return fingerprint.digest
-
-
-def _chunks(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))

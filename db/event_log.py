@@ -20,6 +20,7 @@ ADDED = "added"  # the word for a trial's first row
 SUPERSEDED = "superseded"  # and for a result that came too late to count
 
 _table = schema.event
+_INSERT = sa.insert(_table).values(at=now())
 
 
 def entry(
@@ -46,7 +47,7 @@ def entry(
 
 def append(connection: Connection, change: Change, entries: Sequence[records.Columns]) -> None:
     if entries:
-        connection.execute(sa.insert(_table).values(at=now(), change_id=change.id), list(entries))
+        connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
 
 
 def number_of_repeat(connection: Connection, change: Change, trial_id: int) -> int | None:
@@ -55,4 +56,4 @@ def number_of_repeat(connection: Connection, change: Change, trial_id: int) -> i
         return None
     statement = sa.select(_table.c.attempt).where(_table.c.trial_id == trial_id, _table.c.change_id == change.id)
     rows = connection.execute(statement).fetchall()
-    return (rows[0].attempt or 0) if rows else None
+    return max((row.attempt or 0 for row in rows), default=None)  # a change may have logged what is of no attempt as well

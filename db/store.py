@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, lease, migrate, queries, readonly, schema, sql_text, url
+from db import changes, invalidation, lease, migrate, queries, readonly, schema, sql_text, url
 from db.changes import AttemptFacts
 from db.engine import Change, Database
 from db.rows import CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
@@ -185,6 +185,27 @@ class Store:
 
         return self._database.write(work)
 
+    def begin_trial(
+        self,
+        cell_id: int,
+        layout: Layout,
+        *,
+        epoch: int,
+        why: str | None = None,
+        predicted_tokens_per_second_per_gpu: float | None = None,
+        predicted_memory_bytes: float | None = None,
+        nodes: Sequence[str] | None = None,
+    ) -> tuple[int, int]:
+        """`add_trial` and `start_attempt` in one commit: the id of the layout's trial, and the number of its new attempt.
+
+        Raises IllegalTransition, changing nothing, when the layout has a trial that is past QUEUED.
+        """
+        return self._database.write(
+            lambda connection, change: changes.begin_trial(
+                connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes, nodes
+            )
+        )
+
     def add_pruned(self, cell_id: int, layouts: Sequence[tuple[Layout, str]], *, condemned_by: int | None, epoch: int) -> int:
         """Record layouts, each with why, as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
         if not layouts:
@@ -218,7 +239,7 @@ class Store:
         for sweep_id, trial_id in found.rows:
             by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
         return self._database.write(
-            lambda connection, change: changes.invalidate(connection, change, by_sweep, where, self._token, holder_is_dead)
+            lambda connection, change: invalidation.invalidate(connection, change, by_sweep, where, self._token, holder_is_dead)
         )
 
     def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
@@ -232,7 +253,7 @@ class Store:
         sql_text.refuse_loose_ends(where)
         named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""
         raw_url = self._database.url.render_as_string(hide_password=False)
-        states = ", ".join(f"'{state}'" for state in sorted(changes.REPEATABLE))
+        states = ", ".join(f"'{state}'" for state in sorted(invalidation.REPEATABLE))
         matching = f"SELECT sweep_id, trial_id FROM v_trial WHERE (\n{where}\n) AND state IN ({states}){named}"
         return readonly.query(raw_url, f"WITH matching AS ({matching}) {statement}", max_rows=10_000_000)
 

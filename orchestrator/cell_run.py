@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from db.rows import TrialRow
@@ -14,7 +14,9 @@ from orchestrator.core.spec import Objective, Plateau, Search
 from orchestrator.evidence import relative_excess
 from orchestrator.gang import Shape
 from orchestrator.progress import StopReason
-from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
+from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher
+
+SLOW_ASK_SHARE = 0.1  # of a trial: a search that thinks longer than that keeps the GPUs waiting, so it thinks while they run
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,6 +35,9 @@ class CellRun:
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
     best: tuple[Layout, float] | None = None  # under that fingerprint
+    ask_seconds: float = 0.0  # the last ask's
+    trial_seconds: float = 0.0  # the last trial's, from launch to end
+    ahead: Proposal | None = None  # asked for while others ran, not launched yet
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(self, trials: Iterable[TrialRow]) -> dict[Layout, tuple[Layout, int]]:
@@ -56,6 +61,27 @@ class CellRun:
                 self.fingerprint = trial.fingerprint_digest
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
+
+    def ask(self, clock: Callable[[], float]) -> Proposal | None:
+        """The next layout: the one asked for ahead, if any."""
+        if self.ahead is not None:
+            asked, self.ahead = self.ahead, None
+            return asked
+        began = clock()
+        proposal = self.searcher.ask()
+        self.ask_seconds = clock() - began
+        return proposal
+
+    def ask_ahead(self, clock: Callable[[], float]) -> None:
+        """Ask for the next layout while trials run, where asking takes long beside a trial: one result older, and no GPU waits for it."""
+        if self.ahead is None and 0 < self.trial_seconds < self.ask_seconds / SLOW_ASK_SHARE:
+            self.ahead = self.ask(clock)
+
+    def take_back(self) -> None:
+        """Give back what was asked for ahead: what became known since may rule it out."""
+        if self.ahead is not None:
+            self.searcher.forget(self.ahead.layout)
+            self.ahead = None
 
     def measured_with(self, fingerprint: str) -> None:
         """What is measured from now on was taken otherwise than before: numbers of another fingerprint are shown apart."""

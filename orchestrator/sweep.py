@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from db.rows import TrialRow
 from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.cell_run import CellRun
@@ -195,6 +194,7 @@ class _Loop:
             if asked is Stop.GO_ON:
                 while self._launch_one():
                     pass
+                self._think_ahead()
             if not self._flights:
                 break
             self._show()
@@ -239,9 +239,7 @@ class _Loop:
                 run.stopped = self._budget_spent(run)
             if run.stopped is not None or not self._scheduler.can_start(run.shape):
                 continue
-            trial = self._next_trial(run)
-            if trial is not None:
-                self._launch(run, trial)
+            if self._launch_next(run):
                 return True
             if not any(f.run is run for f in self._flights.values()):
                 run.stopped = StopReason.EXHAUSTED
@@ -264,41 +262,51 @@ class _Loop:
         now = self._clock()
         return self._gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
-    def _next_trial(self, run: CellRun) -> TrialRow | None:
+    def _launch_next(self, run: CellRun) -> bool:
         # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-        if run.waiting and not self._machine_faults_in_a_row:
-            return run.waiting.pop(0)
-        proposal = run.searcher.ask() if self._within_trials(run) else None
-        if proposal is None:
-            return run.waiting.pop(0) if run.waiting else None
-        trial = self._store.add_trial(
-            run.id,
-            proposal.layout,
-            epoch=self._epoch,
-            why=proposal.why,
-            predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
-            predicted_memory_bytes=proposal.predicted_memory_bytes,
-        )
-        if proposal.layout not in run.added:
-            self._counts[TrialState.QUEUED] += 1
-        return trial
-
-    def _launch(self, run: CellRun, trial: TrialRow) -> None:
+        proposal = None
+        if not run.waiting or self._machine_faults_in_a_row:
+            proposal = run.ask(self._clock) if self._within_trials(run) else None
         # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
-        attempt = self._store.start_attempt(trial.id, self._epoch)
+        if proposal is not None:
+            trial_id, attempt = self._store.begin_trial(
+                run.id,
+                proposal.layout,
+                epoch=self._epoch,
+                why=proposal.why,
+                predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
+                predicted_memory_bytes=proposal.predicted_memory_bytes,
+            )
+            if proposal.layout not in run.added:
+                self._counts[TrialState.QUEUED] += 1
+            run.launched += 1
+            self._launch(run, trial_id, proposal.layout, attempt)
+            return True
+        if run.waiting:
+            trial = run.waiting.pop(0)
+            run.launched += trial.num_attempts == 0
+            self._launch(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch))
+            return True
+        return False
+
+    def _think_ahead(self) -> None:
+        for run in self._runs:
+            if run.stopped is None and self._flights and not run.waiting and self._within_trials(run):
+                run.ask_ahead(self._clock)
+
+    def _launch(self, run: CellRun, trial_id: int, layout: Layout, attempt: int) -> None:
         self._move(TrialState.QUEUED, TrialState.LAUNCHING)
-        run.launched += trial.num_attempts == 0
-        self._flights[trial.id] = _Flight(run=run, trial_id=trial.id, layout=trial.layout, attempt=attempt, since=self._clock())
+        self._flights[trial_id] = _Flight(run=run, trial_id=trial_id, layout=layout, attempt=attempt, since=self._clock())
         self._scheduler.start(
             TrialRequest(
                 sweep=self._spec.name,
-                trial_id=trial.id,
+                trial_id=trial_id,
                 attempt=attempt,
                 workload=self._spec.workload.name,
-                options=self._spec.workload.options,
+                options=self._spec.workload.options.as_written(),
                 model=run.cell.model,
                 sequence_length=run.cell.sequence_length,
-                layout=trial.layout,
+                layout=layout,
                 device=self._scheduler.slots.device,
                 measurement=self._spec.measurement.plan,
                 limits=self._spec.measurement.limits.plan,
@@ -319,6 +327,7 @@ class _Loop:
 
     def _finished(self, event: Finished) -> None:
         flight = self._flights.pop(event.trial_id)
+        flight.run.trial_seconds = self._clock() - flight.since
         self._gpu_seconds += event.gpu_seconds
         self._finished_now += 1
         failure = event.failure
@@ -388,6 +397,7 @@ class _Loop:
             case TrialEvent.OUT_OF_MEMORY:
                 self._move(before, TrialState.OUT_OF_MEMORY)
                 flight.run.note(layout, None)
+                flight.run.take_back()
                 proves = proves_out_of_memory(failure, on_cpu=self._scheduler.slots.device is Device.CPU)
                 condemned = searcher.tell(layout, OutOfMemory(excess=relative_excess(peak, device)), proves=proves)
                 self._prune(flight.run, condemned, flight.trial_id, layout)

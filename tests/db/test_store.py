@@ -480,3 +480,29 @@ def test_what_does_not_exist_is_said_so(bench: Bench) -> None:
         bench.store.start_attempt(4711, bench.epoch, [])
     with pytest.raises(UsageInvalid, match="no cell with id 4711"):
         bench.store.add_trial(4711, layout(), epoch=bench.epoch)
+
+
+def test_a_new_trial_is_added_and_started_in_one_commit(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id, attempt = store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch, why="the first", nodes=["node-a"])
+    detail = store.trial(trial_id)
+    assert (attempt, detail.trial.state, detail.trial.num_attempts) == (1, TrialState.LAUNCHING, 1)
+    assert (detail.trial.why, detail.attempts[0].nodes) == ("the first", ("node-a",))
+    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
+
+
+def test_a_trial_that_waits_without_an_attempt_is_begun_as_it_stands(store: Store) -> None:
+    bench = Bench.on(store)
+    waiting = bench.add(2)
+    assert store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch) == (waiting.id, 1)
+    assert len(store.trials(bench.sweep_id)) == 1
+
+
+def test_a_layout_that_has_been_measured_is_not_begun_again(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    before = store.events(bench.sweep_id)
+    with pytest.raises(IllegalTransition):
+        store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
+    assert store.trial(trial_id).trial.state is TrialState.MEASURED
+    assert store.events(bench.sweep_id) == before

@@ -30,6 +30,10 @@ class FakeScheduler:
         self.closed = False
 
     @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
     def slots(self) -> Slots:
         return self._slots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
-from orchestrator.searcher import Measured
+from orchestrator.searcher import Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
@@ -360,3 +361,50 @@ def test_what_a_fallen_proof_frees_is_chosen_again_like_any_other_layout(store: 
     assert states(store) == {TrialState.MEASURED: 6}
     assert result.counts[TrialState.QUEUED] == 0
     assert len(scheduler.started) == 2
+
+
+class Thinking:
+    """A clock for a search that takes a second to think and trials that take so many; notes how many ran while it thought."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: Script, *, trial_seconds: float) -> None:
+        self.now, self.script, self.trial_seconds = 0.0, script, trial_seconds
+        self.running_meanwhile: list[int] = []
+        self.scheduler = FakeScheduler(self.run, device=Device.CUDA, slots=1)
+        ask = Searcher.ask
+
+        def slow_ask(searcher: Searcher) -> Proposal | None:
+            self.now += 1.0
+            self.running_meanwhile.append(self.scheduler.num_running)
+            return ask(searcher)
+
+        monkeypatch.setattr(Searcher, "ask", slow_ask)
+
+    def run(self, request: TrialRequest) -> float | FailureKind:
+        self.now += self.trial_seconds
+        return self.script(request)
+
+
+def test_a_search_that_thinks_long_beside_a_trial_does_so_while_one_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    thinking = Thinking(monkeypatch, fast, trial_seconds=5.0)
+    run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=spec(gpus=1))
+    assert thinking.running_meanwhile[:2] == [0, 0]  # nothing runs yet, and nobody knows how long a trial takes
+    assert set(thinking.running_meanwhile[2:-1]) == {1}
+
+
+def test_a_search_that_is_quick_beside_a_trial_waits_for_its_result(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    thinking = Thinking(monkeypatch, fast, trial_seconds=50.0)
+    run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=spec(gpus=1))
+    assert set(thinking.running_meanwhile) == {0}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(store: Store, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    thinking = Thinking(monkeypatch, out_of_memory_above(1), trial_seconds=5.0)
+    axes = {"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "full"]}
+    wide = spec(gpus=1, global_batch_size=32, axes=axes, search={"strategy": "random", "seed": seed})
+    run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=wide)
+    assert len(store.trials(store.sweep_named("t").id)) == 12
+    order = [layout for layout, _ in thinking.scheduler.started]
+    proofs = [layout for layout in order if layout.micro_batch_size > 1 and layout.recompute.mode is RecomputeMode.NONE]
+    assert proofs
+    assert all(later.micro_batch_size < first.micro_batch_size for first, later in pairwise(proofs))  # else it was ruled out

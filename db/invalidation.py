@@ -1,0 +1,75 @@
+"""Letting what has ended wait again: a person's condition says which trials, and what rests on them goes with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import event_log, lease, records, schema
+from db.changes import chunks
+from db.engine import Change
+from db.rows import Holder
+from db.schema import SweepState, now
+from orchestrator.core.lifecycle import TrialEvent, TrialState, advance
+
+REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED})
+
+trial, attempt = schema.trial, schema.attempt
+
+
+def invalidate(
+    connection: Connection,
+    change: Change,
+    by_sweep: Mapping[int, Sequence[int]],
+    where: str,
+    token: str,
+    holder_is_dead: Callable[[Holder], bool] | None,
+) -> int:
+    """Each sweep is taken for the length of the transaction, so that no orchestrator works on what it believes to be done."""
+    num_changed = 0
+    for sweep_id, trial_ids in sorted(by_sweep.items()):
+        epoch = lease.acquire(
+            connection,
+            sweep_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            token=token,
+            ttl_seconds=0.0,
+            holder_is_dead=holder_is_dead,
+        )
+        freed = _condemned_by(connection, trial_ids)
+        for some in chunks(sorted({*trial_ids, *freed})):
+            num_changed += _invalidate_some(connection, change, sweep_id, some, where, epoch)
+        lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
+    return num_changed
+
+
+def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]:
+    """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
+    pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
+    return [
+        int(row.id) for some in chunks(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
+    ]
+
+
+def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some: Sequence[int], where: str, epoch: int) -> int:
+    num_changed = 0
+    rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
+    moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
+    for state in {state for _, state in moves}:
+        ids = [trial_id for trial_id, old in moves if old is state]
+        waiting = advance(state, TrialEvent.INVALIDATED)
+        values: records.Columns = {"state": waiting, "updated_at": now()}
+        if state is TrialState.PRUNED:
+            values |= {"condemned_by": None, "why": None}  # why it cannot fit, which nobody knows any more
+        changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
+        num_changed += connection.execute(changed).rowcount
+        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
+        detail = {"where": records.storable(where)}
+        events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
+        event_log.append(connection, change, events)
+    return num_changed
