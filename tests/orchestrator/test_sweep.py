@@ -401,7 +401,7 @@ def test_a_search_that_is_quick_beside_a_trial_waits_for_its_result(store: Store
 def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(store: Store, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     thinking = Thinking(monkeypatch, out_of_memory_above(1), trial_seconds=5.0)
     axes = {"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "full"]}
-    wide = spec(gpus=1, global_batch_size=32, axes=axes, search={"strategy": "random", "seed": seed})
+    wide = spec(gpus=1, global_batch_size=64, axes=axes, search={"strategy": "random", "seed": seed})
     run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=wide)
     assert len(store.trials(store.sweep_named("t").id)) == 12
     order = [layout for layout, _ in thinking.scheduler.started]
