@@ -25,10 +25,9 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import mermaid
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import RankResult
-from orchestrator.core.spec import Axes, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec, Workload
-from workloads import command, synthetic
-from workloads.llama import options as llama
-from workloads.synthetic.faults import FaultKind
+from orchestrator.core.spec import WORKLOADS, Axes, Limits, LlamaWorkload, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.template import TEMPLATE_NAMES
+from orchestrator.core.workload_options import FaultKind
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
@@ -50,10 +49,10 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "limits": Limits,
     "search": Search,
     "plateau": Plateau,
-    "workload": Workload,
+    "workload": LlamaWorkload,  # the keys of all of them
     "model": ModelSizes,
 }
-PROGRAM_OPTIONS: Mapping[str, type[BaseModel]] = {"llama": llama.Options, "synthetic": synthetic.Options, "command": command.Options}
+PROGRAM_OPTIONS: Mapping[str, Any] = {name: workload.model_fields["options"].annotation for name, workload in WORKLOADS.items()}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -82,11 +81,11 @@ def _part(name: str) -> str:
     if kind == "keys":
         return key_table(f"KEYS[{which!r}]", SECTIONS[which], KEYS[which])
     if kind == "options":
-        return key_table(f"OPTIONS[{which!r}]", PROGRAM_OPTIONS[which], OPTIONS[which])
+        return option_table(which) if which else option_list()
     parts: Mapping[str, Callable[[], str]] = {
         "capabilities": capability_table,
         "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
-        "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, PLACEHOLDERS),
+        "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, TEMPLATE_NAMES),
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
         "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
         "modules": module_tables,
@@ -109,6 +108,23 @@ def key_table(where: str, model: type[BaseModel], words: Mapping[str, KeyWords])
         for name, field in model.model_fields.items()
     ]
     return _table(("key", "takes", "default", "meaning"), rows)
+
+
+def option_table(workload: str) -> str:
+    """The options of a workload: what each takes, and the default and the meaning that the code has."""
+    options, takes = PROGRAM_OPTIONS[workload].model_fields, OPTIONS[workload]
+    _require_same(f"OPTIONS[{workload!r}]", takes, options)
+    rows = [
+        (f"`{name}`", takes[name], "required" if field.is_required() else _default(field.default), field.description)
+        for name, field in options.items()
+    ]
+    return _table(("key", "takes", "default", "meaning"), rows)
+
+
+def option_list() -> str:
+    """The options of every workload, by name."""
+    rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in options.model_fields)) for name, options in PROGRAM_OPTIONS.items()]
+    return _table(("`name`", "keys of `options`"), rows)
 
 
 def capability_table() -> str:

@@ -324,32 +324,30 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     _K.CANCELLED: _failure("ended by Ctrl-C, SIGTERM or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"),
 }
 
-OPTIONS: Mapping[str, Mapping[str, KeyWords]] = {
+# What an option takes. What it means and its default stand in core/workload_options.py.
+OPTIONS: Mapping[str, Mapping[str, str]] = {
     "llama": {
-        "attention": _key(
-            "`sdpa`, `eager`", "torch's scaled_dot_product_attention (flash where the device has it), or the scores written out"
-        ),
-        "gradient_dtype": _key(
-            "`bf16`, `fp32`", "With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"
-        ),
-        "learning_rate": _key("number", "Of AdamW, constant"),
-        "token_file": _key("path", "A flat file of token ids; without it, synthetic tokens"),
-        "token_dtype": _key("`uint16`, `uint32`", "Of that file"),
-        "num_threads": _key("number", "Of one rank, on a machine without GPUs"),
-        "memory_limit_bytes": _key("number", "On a CPU: run out of memory as a device of this size would"),
+        "attention": "`sdpa`, `eager`",
+        "gradient_dtype": "`bf16`, `fp32`",
+        "learning_rate": "number",
+        "token_file": "path",
+        "token_dtype": "`uint16`, `uint32`",
+        "num_threads": "number",
+        "memory_limit_bytes": "number",
     },
     "synthetic": {
-        "device_name": _key("device", "Which device to act as: [devices](sweep-file.md#devices)"),
-        "device_memory_bytes": _key("number", "Its memory, in place of the data sheet's"),
-        "noise": _key("fraction", "Standard deviation of the logarithm of a step's time"),
-        "time_scale": _key("number", "Multiplies step times"),
-        "sleep": _key("`true`, `false`", "Take the time that is reported; without it a trial takes milliseconds"),
-        "faults": _key("list", "What goes wrong, below"),
+        "device_name": "device",
+        "device_memory_bytes": "number",
+        "noise": "fraction",
+        "time_scale": "number",
+        "sleep": "`true`, `false`",
+        "faults": "list",
     },
     "command": {
-        "argv": _key("list of texts", "The program and its arguments, with `{names}` filled in; no shell"),
-        "env": _key("mapping", "Added to its environment, likewise"),
-        "cwd": _key("absolute path", "Its working directory; without it, the run directory"),
+        "argv": "list of texts",
+        "env": "mapping of texts",
+        "env_from": "list of names",
+        "cwd": "absolute path",
     },
 }
 

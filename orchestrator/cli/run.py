@@ -114,7 +114,7 @@ def run(
     Example: sweep run sweeps/quickstart.yaml search.max_trials=10
     """
     spec = _load(file, overrides)
-    _check_command(spec)
+    environment = _rank_environment(spec)
     _check_home()
     if ray_address is None:
         _check_this_machine(spec)
@@ -137,7 +137,11 @@ def run(
         device = None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None
         scheduler = RayScheduler(
-            address=ray_address, device=device, root=home.run_root(store.sweep_named(spec.name).run_folder), gpus_per_node=per_node
+            address=ray_address,
+            device=device,
+            root=home.run_root(store.sweep_named(spec.name).run_folder),
+            gpus_per_node=per_node,
+            rank_environment=environment,
         )
         signals.install()  # after Ray, which installs a handler of its own
         return scheduler
@@ -259,20 +263,27 @@ def _check_home() -> None:
         ) from None
 
 
-def _check_command(spec: SweepSpec) -> None:
+def _rank_environment(spec: SweepSpec) -> dict[str, str]:
+    """The variables that ranks get from this environment. Their values may be secrets: they are handed on, and never written or shown."""
     from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.workload_options import CommandOptions
 
-    cwd = spec.workload.options.get("cwd")
-    if spec.workload.name == "command" and isinstance(cwd, str) and not Path(cwd).is_absolute():
+    options = spec.workload.options
+    names = options.env_from if isinstance(options, CommandOptions) else ()
+    missing = [name for name in names if name not in os.environ]
+    if missing:
         raise UsageInvalid(
-            f"workload.options.cwd {cwd!r} is relative, and ranks start in run directories of their own: give the absolute path"
+            f"workload.options.env_from names {', '.join(missing)}, not set in this environment: export {' '.join(missing)}, and run again"
         )
+    return {name: os.environ[name] for name in names}
 
 
 def _project_of(spec: SweepSpec) -> Path:
     """The folder whose git state tells which code is measured."""
-    cwd = spec.workload.options.get("cwd")
-    return Path(cwd) if spec.workload.name == "command" and isinstance(cwd, str) else Path(__file__).parent
+    from orchestrator.core.workload_options import CommandOptions
+
+    options = spec.workload.options
+    return Path(options.cwd) if isinstance(options, CommandOptions) and options.cwd is not None else Path(__file__).parent
 
 
 def _planned_hardware(spec: SweepSpec) -> Hardware | None:

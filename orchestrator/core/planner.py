@@ -14,6 +14,7 @@ from orchestrator.core.memory import Trainer, predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
+from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions
 
 Floats = NDArray[np.float64]
 
@@ -47,28 +48,33 @@ class CellPlan:
 def plan_cell(spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_per_node: int) -> CellPlan:
     """Enumerate a cell's layouts, and predict and order the legal ones. Raises SpecInvalid for a space too large to list."""
     space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
-    options = spec.workload.options
-    trainer = Trainer(
-        gradient_bytes_fp32_accumulation=options.get("gradient_dtype") == "fp32", eager_attention=options.get("attention") == "eager"
-    )
     candidates = rank_candidates(
         space.legal,
         cell,
         hardware=hardware,
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
-        trainer=trainer,
+        trainer=_trainer(spec.workload.options),
     )
     return CellPlan(space=space, candidates=candidates)
+
+
+def _trainer(options: WorkloadOptions) -> Trainer:
+    if not isinstance(options, LlamaOptions):
+        return Trainer()
+    return Trainer(
+        gradient_bytes_fp32_accumulation=options.gradient_dtype is GradientDtype.FP32,
+        eager_attention=options.attention is AttentionKind.EAGER,
+    )
 
 
 def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | None:
     """The memory of one slot: what the file says, what the workload was told to obey, or the device's own; None: unknown."""
     if spec.device_memory_gib is not None:
         return spec.device_memory_gib * GIB
-    told = spec.workload.options.get("memory_limit_bytes") or spec.workload.options.get("device_memory_bytes")
-    if isinstance(told, (int, float)):
-        return float(told)
+    match spec.workload.options:
+        case LlamaOptions(memory_limit_bytes=int(told)) | SyntheticOptions(device_memory_bytes=int(told)):
+            return float(told)
     return float(hardware.memory_bytes) if hardware is not None else None
 
 

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import product
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -33,10 +34,11 @@ from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import Constraint
-from orchestrator.core.hardware import DEVICES
+from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision, Recompute
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
+from orchestrator.core.workload_options import CommandOptions, LlamaOptions, SyntheticOptions
 
 MAX_GPUS = 16_384
 MAX_VALUES = 4096  # of one axis
@@ -44,6 +46,7 @@ MAX_FEW = 64  # models, constraints
 MAX_CELLS = 1024
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPELT_OUT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
@@ -81,7 +84,9 @@ def _duration(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
     if match is None:
-        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d")
+        meant = _SPELT_OUT.fullmatch(value.strip())
+        hint = f"; did you mean {meant[1]}{meant.lastgroup}?" if meant is not None else ""
+        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{hint}")
     return float(match[1]) * _DURATIONS[match[2]]
 
 
@@ -301,14 +306,33 @@ class Objective(StrEnum):
     STEP_SECONDS = "step_seconds"
 
 
-class Workload(_Section):
-    """The program that ranks run, and what it takes besides the layout."""
+class LlamaWorkload(_Section):
+    """Ranks train a Llama in plain torch."""
 
-    name: Literal["llama", "synthetic", "command"] = "llama"
-    options: Mapping[str, Any] = {}
+    name: Literal["llama"] = "llama"
+    options: LlamaOptions = LlamaOptions()
 
 
-WORKLOADS = get_args(Workload.model_fields["name"].annotation)
+class SyntheticWorkload(_Section):
+    """Ranks train nothing: they obey a model of memory and time, and go wrong on request."""
+
+    name: Literal["synthetic"]
+    options: SyntheticOptions = SyntheticOptions()
+
+
+class CommandWorkload(_Section):
+    """Ranks run any program."""
+
+    name: Literal["command"]
+    options: CommandOptions
+
+
+# The program that ranks run, and what it takes besides the layout: the name says which options there are.
+Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload
+WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
+    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload}
+)
+_NO_CONDITIONS = frozenset({"env_from"})  # options that no number depends on: a token may change
 
 
 def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
@@ -321,15 +345,29 @@ def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
 
 
 def _workload(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+    """The name alone may stand for the section, and a section without a name is llama's."""
+    if isinstance(value, str):
+        return {"name": value}
+    return {"name": "llama", **value} if isinstance(value, Mapping) else value
 
 
 def _device(value: str) -> str:
     if value not in ("auto", "cpu", *DEVICES):
-        close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(value, DEVICES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{value!r} is not one of auto, cpu, {', '.join(DEVICES)}{hint}")
+        asked = value.strip().lower()
+        known = from_driver_name(value)
+        names = ("auto", "cpu", *DEVICES)
+        begun = [name for name in names if asked and name.startswith(asked)]
+        close = [known.name] if known is not None else begun or get_close_matches(asked, DEVICES, n=1)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(names)}{hint}")
     return value
+
+
+class _OrItsName:
+    """Says in the JSON schema what `_workload` does."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(WORKLOADS)}, handler(schema)]}
 
 
 class SweepSpec(_Section):
@@ -351,9 +389,7 @@ class SweepSpec(_Section):
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
-    workload: Annotated[
-        Workload, BeforeValidator(_workload), WithJsonSchema({"anyOf": [{"enum": list(WORKLOADS)}, Workload.model_json_schema()]})
-    ] = Workload()
+    workload: Annotated[Workload, Discriminator("name"), BeforeValidator(_workload), _OrItsName()] = LlamaWorkload()
 
     @model_validator(mode="after")
     def _cells_exist(self) -> Self:
@@ -377,6 +413,23 @@ class SweepSpec(_Section):
                     raise ValueError(f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)")
         return self
 
+    @model_validator(mode="after")
+    def _workload_can(self) -> Self:
+        match self.workload:
+            case SyntheticWorkload(options=options):
+                able = DEVICES[options.device_name].peak_flops
+                for precision in self.precision:
+                    if precision not in able:
+                        raise ValueError(
+                            f"precision {precision} is none that {options.device_name} has (workload.options.device_name);"
+                            f" it has {', '.join(sorted(able))}"
+                        )
+            case LlamaWorkload(options=options) if options.memory_limit_bytes is not None and self.device not in ("auto", "cpu"):
+                raise ValueError(
+                    f"device {self.device} has a limit of its own; workload.options.memory_limit_bytes is for device cpu: leave it out"
+                )
+        return self
+
     def cells(self) -> tuple[Cell, ...]:
         """Every model x GPU count x sequence length x global batch, in the file's order."""
         return tuple(
@@ -389,7 +442,11 @@ class SweepSpec(_Section):
         """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""
         return {
             "workload": self.workload.name,
-            **{f"workload.options.{name}": value for name, value in self.workload.model_dump(mode="json")["options"].items()},
+            **{
+                f"workload.options.{name}": value
+                for name, value in self.workload.options.as_written().items()
+                if name not in _NO_CONDITIONS
+            },
             "warmup_steps": self.measurement.warmup_steps,
             "objective": str(self.objective),
             "device": self.device,

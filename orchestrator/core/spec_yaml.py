@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.spec import ModelSizes, SweepSpec, batch_mistake
+from orchestrator.core.spec import WORKLOADS, ModelSizes, SweepSpec, batch_mistake
 from orchestrator.core.yaml_document import Document, Path, Place, YamlRefused, read
 
 MAX_MISTAKES_SHOWN = 50
@@ -42,6 +42,9 @@ _OTHER_WORDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("intermediate_size", "ffn_dim"), "ffn_hidden_size"),
         **dict.fromkeys(("warmup", "warm_up"), "measurement.warmup_steps"),
         **dict.fromkeys(("budget", "n_trials", "trials"), "search.max_trials"),
+        **dict.fromkeys(("lr",), "learning_rate"),
+        **dict.fromkeys(("command", "cmd", "args"), "argv"),
+        **dict.fromkeys(("secrets", "environment"), "env_from"),
     }
 )
 
@@ -155,6 +158,8 @@ class _Sweep:
         errors = failure.errors(include_url=False)
         for error in errors[:MAX_MISTAKES_SHOWN]:  # likeness is slow to find: not for thousands of keys
             path = self._path(error["loc"], error["type"])
+            if error["type"] in _WRONG_NAME and isinstance(self._at(path), dict):
+                path = (*path, "name")  # the key that chooses among sections
             message = _message(error, path)
             path = self._narrowed(path, message)
             yield _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
@@ -180,11 +185,15 @@ class _Sweep:
 
     def _narrowed(self, path: Path, message: str) -> Path:
         """A rule of a whole section names the key it is about first; its place is the better one."""
+        value = self._at(path)
+        first = message.split(" ", 1)[0]
+        return (*path, first) if isinstance(value, dict) and first in value else path
+
+    def _at(self, path: Path) -> Any:
         value: Any = self.value
         for part in path:
             value = value[part] if not isinstance(value, dict) else value.get(part)
-        first = message.split(" ", 1)[0]
-        return (*path, first) if isinstance(value, dict) and first in value else path
+        return value
 
     def _where(self, path: Path, *, key: bool = False) -> Place | str:
         """The place of a value or its key, or of the nearest thing around it that has one."""
@@ -249,14 +258,19 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyTyp
 )
 
 
+_WRONG_NAME = ("union_tag_invalid", "union_tag_not_found")  # what pydantic calls a name of none of several sections
+
+
 def _message(error: ErrorDetails, path: Path) -> str:
     kind, context, given = error["type"], error.get("ctx", {}), error["input"]
     if kind == "missing":
         return "is required"
     if kind == "extra_forbidden":
-        return _unknown_key(path)
-    if kind in ("literal_error", "enum"):
-        allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+        return _unknown_key(error["loc"])
+    if kind in _WRONG_NAME:
+        given = given["name"]
+    if kind in ("literal_error", "enum", *_WRONG_NAME):
+        allowed = list(WORKLOADS) if kind in _WRONG_NAME else re.findall(r"'([^']*)'", str(context["expected"]))
         return f"{_shown(given)} is not one of {', '.join(allowed)}{_did_you_mean(str(given), allowed)}"
     if kind == "value_error":
         return str(context["error"])
@@ -265,13 +279,14 @@ def _message(error: ErrorDetails, path: Path) -> str:
     if kind in _KINDS:
         hint = " or auto" if kind == "int_type" and path and _takes_auto(path) else ""
         meant = _did_you_mean(given, ["auto"]) if hint and isinstance(given, str) and given != "auto" else ""
-        keys = f" of {', '.join(_keys(path))}" if _KINDS[kind] == "a mapping" and _keys(path) else ""
-        return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}{meant}"
+        keys = f" of {', '.join(_keys(error['loc']))}" if _KINDS[kind] == "a mapping" and _keys(error["loc"]) else ""
+        quote = "; in quotes it is one" if kind == "string_type" and isinstance(given, (int, float)) else ""
+        return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}{meant}{quote}"
     return f"{error['msg']}, got {_shown(given)}"
 
 
-def _unknown_key(path: Path) -> str:
-    *section, key = path
+def _unknown_key(loc: Path) -> str:
+    *section, key = loc
     allowed = _keys(tuple(section))
     hint = _did_you_mean(str(key), allowed)
     elsewhere = next((where for where, keys in _all_keys() if key in keys), None)
@@ -301,21 +316,22 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _section(path: Path) -> type[BaseModel] | None:
-    """The pydantic model that describes what stands at a path; None for what is no section."""
-    section: type[BaseModel] = SweepSpec
-    for part in path:
+def _section(loc: Path) -> type[BaseModel] | None:
+    """The pydantic model that describes what stands at a place; None for what is no section. Of several, a tag in the place chooses one."""
+    found: list[type[BaseModel]] = [SweepSpec]
+    for part in loc:
         if isinstance(part, int):
             continue
-        if part == "model" and section is SweepSpec:
-            section = ModelSizes
-            continue
-        field = section.model_fields.get(part)
-        found = next(_models_in(field.annotation), None) if field is not None else None
-        if found is None:
+        if len(found) > 1 and part in WORKLOADS:
+            found = [WORKLOADS[part]]
+        elif part == "model" and found == [SweepSpec]:
+            found = [ModelSizes]
+        else:
+            field = found[0].model_fields.get(part)
+            found = list(_models_in(field.annotation)) if field is not None else []
+        if not found:
             return None
-        section = found
-    return section
+    return found[0]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -335,6 +351,8 @@ def _all_keys() -> Iterator[tuple[str, list[str]]]:
     for name in SweepSpec.model_fields:
         if keys := _keys((name,)):
             yield name, keys
+    for name in WORKLOADS:
+        yield f"workload.options of {name}", _keys(("workload", name, "options"))
 
 
 def _takes_auto(path: Path) -> bool:

@@ -88,7 +88,7 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
     program = next(text for path, text in blocks("python") if path.name == "workloads.md" and "SWEEP_METRICS_FILE" in text)
     spec = load(next(text for path, text in blocks("yaml") if path.name == "workloads.md" and "argv" in text), source="document")
     (tmp_path / "mine.py").write_text(program)
-    options = dict(spec.workload.options) | {"cwd": str(tmp_path)}
+    options = spec.workload.options.as_written() | {"cwd": str(tmp_path)}
     options["argv"] = [sys.executable if word == "python" else word for word in options["argv"]]
     cell = spec.cells()[0]
     layout = plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates.table.layout(0)

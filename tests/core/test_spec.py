@@ -95,7 +95,7 @@ def test_a_spec_survives_json() -> None:
         model=["llama-tiny", {"preset": "llama-tiny", "num_layers": 8}],
         axes={"recompute": ["none", "full:2", "selective"], "micro_batch_size": "auto"},
         constraints=["tp <= 8", {"require": "mbs > 1", "because": "slow"}],
-        workload={"name": "command", "options": {"argv": ["a", 1, None]}},
+        workload={"name": "command", "options": {"argv": ["a", "--mbs={micro_batch_size}"], "env": {"A": "1"}}},
         search={"plateau": {}, "max_wall_time": "1h"},
     )
     assert SweepSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -13,6 +13,7 @@ from orchestrator.core.memory import Trainer, predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import load, to_json_schema
+from orchestrator.core.workload_options import SyntheticOptions
 from orchestrator.core.yaml_document import read as read_yaml
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "sweeps").glob("*.yaml"))
@@ -96,11 +97,12 @@ def test_every_fault_of_the_faults_file_strikes_a_layout_that_will_run() -> None
     spec = read("faults")
     (found,) = spaces(spec)
     layouts: list[Layout] = [found.legal.layout(row) for row in range(len(found.legal))]
-    faults = spec.workload.options["faults"]
-    assert len({fault["fault"] for fault in faults}) >= 8
+    assert isinstance(spec.workload.options, SyntheticOptions)
+    faults = spec.workload.options.faults
+    assert len({fault.fault for fault in faults}) >= 8
     struck = 0
     for fault in faults:
-        only_if = fault.get("only_if", {})
+        only_if = fault.only_if
         hit = [layout for layout in layouts if all(str(getattr(layout, name)) == str(value) for name, value in only_if.items())]
         assert hit, fault
         struck += len(hit) if only_if else 0

@@ -152,7 +152,7 @@ BAD = [
     (
         11,
         "  limits: {start: 5 minutes}",
-        "11:19: measurement.limits.start: '5 minutes' is no duration; write seconds, or 90s, 5min, 2h, 1d",
+        "11:19: measurement.limits.start: '5 minutes' is no duration; write seconds, or 90s, 5min, 2h, 1d; did you mean 5min?",
     ),
     (
         11,
@@ -181,7 +181,7 @@ BAD = [
     ),
     (15, "  name: lama", "15:9: workload.name: 'lama' is not one of llama, synthetic, command; did you mean llama?"),
     (15, "  name: llama\n  option: 3", "16:3: workload.option: unknown key; allowed: name, options; did you mean options?"),
-    (15, "  options: 3", "15:12: workload.options: expected a mapping, got 3"),
+    (15, "  options: 3", "15:12: workload.options: expected a mapping of attention, ... got 3"),
     (17, "  - tp < 8 && dp > 1", "17:5: constraints[0]: constraint 'tp < 8 && dp > 1': write 'and' instead of '&&'"),
     (17, "  - tpp <= 8", "17:5: constraints[0]: constraint 'tpp <= 8': 'tpp' is no axis; did you mean tp?"),
     (17, "  - tp ** 2 <= 8", "17:5: constraints[0]: constraint 'tp ** 2 <= 8': 'tp ** 2' is not allowed;"),
@@ -203,7 +203,9 @@ BAD = [
     ),
     (17, "  - tp", "17:5: constraints[0]: constraint 'tp': is a value, not a condition; compare it, as in 'tp > 1'"),
     (17, "  - {require: tp >, because: x}", "17:5: constraints[0]: constraint 'tp >': not an expression: invalid syntax"),
-    (6, "device: h100", "6:9: device: 'h100' is not one of auto, cpu, ... did you mean h100-sxm?"),
+    (6, "device: h100", "6:9: device: 'h100' is not one of auto, cpu, ... did you mean h100-sxm or h100-pcie?"),
+    (6, "device: H100", "6:9: device: 'H100' is not one of auto, cpu, ... did you mean h100-sxm or h100-pcie?"),
+    (6, "device: NVIDIA H100 PCIe", "6:9: device: 'NVIDIA H100 PCIe' is not one of auto, cpu, ... did you mean h100-pcie?"),
     (6, "device: tpu", "6:9: device: 'tpu' is not one of auto, cpu,"),
     (6, "objective: mfu", "6:12: objective: 'mfu' is not one of tokens_per_second_per_gpu, step_seconds"),
     (6, "tensor_parallel_across_nodes: yes", "6:31: tensor_parallel_across_nodes: expected true or false, got 'yes'"),
@@ -296,10 +298,10 @@ def test_an_override_makes_the_sections_that_it_needs() -> None:
     spec = load(
         BASE.replace("workload:\n  name: llama\n", "workload: synthetic\n"),
         source="s.yaml",
-        overrides=["workload.options.seed=3", "measurement.limits.total=60"],
+        overrides=["workload.options.noise=0.5", "measurement.limits.total=60"],
     )
     assert spec.workload.name == "synthetic"
-    assert spec.workload.options == {"seed": 3}
+    assert spec.workload.options.as_written() == {"noise": 0.5}
     assert spec.measurement.limits.total == 60
 
 
@@ -467,7 +469,8 @@ files = st.fixed_dictionaries(
             {}, optional={"seed": st.integers(0, 99), "max_wall_time": st.sampled_from([5, 1.5, "90s", "5min", "2h", "1d"])}
         ),
         "workload": st.one_of(
-            st.sampled_from(["llama", "synthetic"]), st.just({"name": "command", "options": {"argv": ["a", None, True, 1e-3]}})
+            st.sampled_from(["llama", "synthetic"]),
+            st.just({"name": "command", "options": {"argv": ["a", "--seed={seed}"], "env_from": ["HF_TOKEN"]}}),
         ),
         "constraints": st.lists(st.sampled_from(["tp <= 8", "not pp > 1 or ga >= pp", "recompute == 'full' or mbs < 4"]), max_size=3),
     },

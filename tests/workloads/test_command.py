@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import MeasurementPlan, NodeReport
+from orchestrator.core.template import TEMPLATE_NAMES, fill
 from orchestrator.launcher import NodeLauncher
 from tests.orchestrator.launching import order
-from workloads.command import fill
-from workloads.rank import ConfigRejected
+from workloads.command import template_names
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,12 @@ def run(
     program: str,
     *arguments: str,
     env: dict[str, str] | None = None,
+    env_from: Sequence[str] = (),
     plan: MeasurementPlan | None = None,
     **known: Any,
 ) -> NodeReport:
     source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
-    options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}}
+    options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}, "env_from": list(env_from)}
     asked = order("workloads.command", trial_id=next(_trial_ids), options=options, **known)
     return launcher.run(replace(asked, request=asked.request.model_copy(update={"measurement": plan or asked.request.measurement})))
 
@@ -127,8 +128,26 @@ def test_the_layout_comes_as_arguments_and_as_environment(launcher: NodeLauncher
     ["{seed.__class__}", "{0}", "{}", "{micro_batch_size!r}", "{micro_batch_size:>9999999}", "{run_dir[0]}", "{", "}", "{nobody}"],
 )
 def test_only_plain_known_names_are_filled_in(template: str) -> None:
-    with pytest.raises(ConfigRejected, match="not a name"):
+    with pytest.raises(ValueError, match="not a name"):
         fill(template, {"seed": "1", "micro_batch_size": "2", "run_dir": "/r"})
+
+
+def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -> None:
+    assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == TEMPLATE_NAMES
+
+
+def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_is_told(launcher: NodeLauncher) -> None:
+    program = """
+        import json, os
+        json.dump({"step_seconds": [float(os.environ["SECONDS_FROM_AFAR"])]}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+    """
+    report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1, environment={"SECONDS_FROM_AFAR": "0.75"})
+    assert report.failure is None, report.failure
+    result = report.ranks[0].result
+    assert result is not None and result.step_seconds == [0.75]
+    report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1)
+    assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+    assert "env_from names SECONDS_FROM_AFAR, which did not reach this rank" in report.failure.log_tail
 
 
 def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLauncher) -> None:

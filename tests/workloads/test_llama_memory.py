@@ -15,10 +15,10 @@ from orchestrator.core.memory import Trainer as Planned
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.core.workload_options import AttentionKind, LlamaOptions
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.optimizer import AdamW
-from workloads.llama.options import AttentionKind, Options
 from workloads.llama.train import Trainer
 
 SHAPE = ModelShape(
@@ -49,7 +49,7 @@ def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, 
         limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
         seed=5,
     )
-    return Trainer(request, Options.model_validate(options), device=torch.device("cpu"), data_parallel_rank=0)
+    return Trainer(request, LlamaOptions.model_validate(options), device=torch.device("cpu"), data_parallel_rank=0)
 
 
 def report(of: Trainer) -> MemoryReport:

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from orchestrator.core.layout import Recompute
 from orchestrator.core.model_shape import PRESETS, ModelShape
+from orchestrator.core.workload_options import AttentionKind
 from workloads.llama.model import NORM_EPSILON, ROPE_THETA, Llama
-from workloads.llama.options import AttentionKind
 
 SHAPE = ModelShape(
     name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=256

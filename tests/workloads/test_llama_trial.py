@@ -39,10 +39,10 @@ from orchestrator.core.protocol import (
     failure_file,
     result_file,
 )
+from orchestrator.core.workload_options import TokenDtype
 from workloads.llama import main
 from workloads.llama.data import Tokens
 from workloads.llama.model import Llama
-from workloads.llama.options import TokenDtype
 from workloads.llama.peak_flops import measured_peak, trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.train import check, train

@@ -17,9 +17,10 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout, Recompute
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import NodeReport
+from orchestrator.core.workload_options import FaultKind, SyntheticFault
 from orchestrator.launcher import NodeLauncher
 from tests.orchestrator.launching import faulty, order
-from workloads.synthetic.faults import Fault, FaultKind
+from workloads.synthetic.faults import strikes
 from workloads.synthetic.physics import memory, step_seconds
 
 MODEL = PRESETS["llama-3.1-8b"]
@@ -70,21 +71,26 @@ def test_a_fault_of_the_first_attempt_spares_the_second(launcher: NodeLauncher) 
 
 def test_a_fault_strikes_only_the_layouts_it_names_and_as_often_as_it_says() -> None:
     request = order().request
-    fault = Fault(fault=FaultKind.CRASH, only_if={"micro_batch_size": 2, "recompute": "full:4"})
-    assert not fault.strikes(request, 0)
+    fault = SyntheticFault(fault=FaultKind.CRASH, only_if={"micro_batch_size": 2, "recompute": "full:4"})
+    assert not strikes(fault, request, 0)
     layout = replace(request.layout, micro_batch_size=2, recompute=Recompute.parse("full:4"))
-    assert fault.strikes(request.model_copy(update={"layout": layout}), 0)
-    sometimes = Fault(fault=FaultKind.CRASH, probability=0.3)
-    num_struck = sum(sometimes.strikes(request.model_copy(update={"attempt": attempt}), 0) for attempt in range(1, 1001))
+    assert strikes(fault, request.model_copy(update={"layout": layout}), 0)
+    sometimes = SyntheticFault(fault=FaultKind.CRASH, probability=0.3)
+    num_struck = sum(strikes(sometimes, request.model_copy(update={"attempt": attempt}), 0) for attempt in range(1, 1001))
     assert 240 < num_struck < 360  # 300 expected; four standard deviations are 58
 
 
 def test_options_with_a_mistake_are_told(launcher: NodeLauncher) -> None:
-    report = run(launcher, {"nosie": 0.1})
-    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
-    assert "nosie" in report.failure.log_tail
-    report = run(launcher, {"device_name": "h900"})
+    for options, named in (({"nosie": 0.1}, "nosie"), ({"device_name": "h900"}, "h900")):
+        report = run(launcher, options)
+        assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+        assert named in report.failure.log_tail
+
+
+def test_a_precision_that_its_device_lacks_is_refused_with_those_that_it_has(launcher: NodeLauncher) -> None:
+    report = run(launcher, {"device_name": "v100-32gb"})  # the order's layout is bf16
     assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+    assert "precision bf16 is none that v100-32gb (device_name) has; it has fp16, fp32" in report.failure.log_tail
 
 
 @pytest.mark.parametrize(

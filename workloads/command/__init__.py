@@ -8,17 +8,19 @@ the launcher sees is this module, which waits for the program; it ends as the pr
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.protocol import MAX_RESULT_BYTES, MAX_SAMPLES, BadResult, Phase, RankResult, TrialRequest, decode_result
+from orchestrator.core.template import fill
+from orchestrator.core.workload_options import CommandOptions
+from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank, context
 
 RESULT_VARIABLE = "SWEEP_RESULT_FILE"
@@ -26,17 +28,6 @@ METRICS_VARIABLE = "SWEEP_METRICS_FILE"
 
 _POLL_SECONDS = 0.05
 _MAX_METRICS_BYTES = 64 * MAX_RESULT_BYTES
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-
-
-class Options(BaseModel):
-    """`workload.options` of a sweep file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    argv: Annotated[tuple[str, ...], Field(min_length=1)]
-    env: Mapping[str, str] = {}
-    cwd: str | None = None  # None: the run directory
 
 
 class _Metric(BaseModel):
@@ -50,7 +41,7 @@ class _Metric(BaseModel):
 def main() -> int:
     rank = context()
     try:
-        options = Options.model_validate(dict(rank.request.options))
+        options = parse_options(CommandOptions, rank.request.options)
         result_path, metrics_path = rank.run_dir / "program-result.json", rank.run_dir / "program-metrics.jsonl"
         names = template_names(rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path)
         argv = [fill(text, names) for text in options.argv]
@@ -60,7 +51,9 @@ def main() -> int:
             | {name: fill(text, names) for name, text in options.env.items()}
         )
         cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
-    except (ValidationError, ConfigRejected) as exc:
+        if missing := [name for name in options.env_from if name not in os.environ]:
+            raise ConfigRejected(f"workload.options.env_from names {', '.join(missing)}, which did not reach this rank")
+    except ConfigRejected as exc:
         sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
         return 2
     try:
@@ -101,20 +94,6 @@ def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, m
         "result_file": str(result_file),
         "metrics_file": str(metrics_file),
     }
-
-
-def fill(template: str, names: Mapping[str, str]) -> str:
-    """Put values for {names}; doubled braces stand for themselves. Raises ConfigRejected for anything else between braces."""
-
-    def value(match: re.Match[str]) -> str:
-        if match[0] in ("{{", "}}"):
-            return match[0][0]
-        name = match[1]
-        if name is None or name not in names:
-            raise ConfigRejected(f"{match[0]!r} in {template!r} is not a name that can be filled in; possible: {', '.join(names)}")
-        return names[name]
-
-    return _PLACEHOLDER.sub(value, template)
 
 
 def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.layout import Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.model_shape import ModelShape
-from workloads.llama.options import AttentionKind
+from orchestrator.core.workload_options import AttentionKind
 from workloads.llama.recompute import checkpointed, checkpointed_ops
 
 NORM_EPSILON = 1e-5

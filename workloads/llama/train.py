@@ -19,15 +19,16 @@ from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.layout import Precision
 from orchestrator.core.measurement import hardware_flops_per_token
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
+from orchestrator.core.workload_options import GradientDtype, LlamaOptions
 from workloads.llama.data import Tokens
 from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.model import Llama
 from workloads.llama.optimizer import AdamW
-from workloads.llama.options import GradientDtype, Options, parse_options
 from workloads.llama.peak_flops import trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
+from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -87,7 +88,7 @@ def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float
     return tokens_per_second / request.layout.world_size * per_token
 
 
-def _train_and_look(rank: Rank, options: Options, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
+def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
     """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took from `begin` to build."""
     request = rank.request
     trainer = Trainer(request, options, device=device, data_parallel_rank=rank.rank)
@@ -119,7 +120,7 @@ def _train_and_look(rank: Rank, options: Options, *, device: torch.device, begin
 class Trainer:
     """Model, gradients, optimizer and data of one rank."""
 
-    def __init__(self, request: TrialRequest, options: Options, *, device: torch.device, data_parallel_rank: int) -> None:
+    def __init__(self, request: TrialRequest, options: LlamaOptions, *, device: torch.device, data_parallel_rank: int) -> None:
         self._layout, self._device, self._data_parallel_rank = request.layout, device, data_parallel_rank
         with device:
             model = Llama(
@@ -142,7 +143,7 @@ class Trainer:
             vocab_size=request.model.vocab_size,
             sequence_length=request.sequence_length,
             seed=request.seed,
-            token_file=options.token_file,
+            token_file=Path(options.token_file) if options.token_file is not None else None,
             dtype=options.token_dtype,
         )
 
@@ -168,18 +169,18 @@ class Trainer:
         )
 
 
-def check(request: TrialRequest) -> Options:
+def check(request: TrialRequest) -> LlamaOptions:
     """Refuse what this workload cannot run. Raises ConfigRejected with the field and what is possible."""
     refusal = CAPABILITIES["llama"].refusal(request.layout)
     if refusal is not None:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
-    options = parse_options(request.options)
+    options = parse_options(LlamaOptions, request.options)
     if options.memory_limit_bytes is not None and request.device is not Device.CPU:
         raise ConfigRejected("workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own")
     return options
 
 
-def _open_device(rank: Rank, options: Options) -> torch.device:
+def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     if rank.request.device is Device.CPU:
         torch.set_num_threads(options.num_threads)
         return torch.device("cpu")

@@ -8,31 +8,17 @@ from __future__ import annotations
 import platform
 import random
 import time
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES, Hardware
 from orchestrator.core.measurement import enough
 from orchestrator.core.protocol import Phase, RankResult
+from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
 from workloads import rank as ranks
+from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
-from workloads.synthetic.faults import Fault, inject, out_of_memory
+from workloads.synthetic.faults import inject, out_of_memory, strikes
 from workloads.synthetic.physics import MemoryByPhase, memory, step_seconds
-
-
-class Options(BaseModel):
-    """`workload.options` of a sweep file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    device_name: str = "h100-sxm"  # of core.hardware
-    device_memory_bytes: Annotated[int, Field(gt=0)] | None = None  # None: that device's
-    noise: Annotated[float, Field(ge=0, le=1)] = 0.02  # standard deviation of the logarithm of a step's time
-    time_scale: Annotated[float, Field(gt=0)] = 1.0  # of modelled step times
-    sleep: bool = False  # take the time that is reported
-    faults: tuple[Fault, ...] = ()
 
 
 def main() -> int:
@@ -41,12 +27,13 @@ def main() -> int:
 
 def pretend_to_train(rank: Rank) -> RankResult:
     request = rank.request
-    options = Options.model_validate(dict(request.options))
-    if options.device_name not in DEVICES:
-        raise ConfigRejected(f"device_name {options.device_name!r} is unknown; known: {', '.join(DEVICES)}")
+    options = parse_options(SyntheticOptions, request.options)
     hardware = DEVICES[options.device_name]
+    if request.layout.precision not in hardware.peak_flops:
+        able = ", ".join(sorted(hardware.peak_flops))
+        raise ConfigRejected(f"precision {request.layout.precision} is none that {hardware.name} (device_name) has; it has {able}")
     capacity = options.device_memory_bytes or hardware.memory_bytes
-    faults = [fault for fault in options.faults if fault.strikes(request, rank.rank)]
+    faults = [fault for fault in options.faults if strikes(fault, request, rank.rank)]
     needs = memory(request.model, request.layout, request.sequence_length)
 
     rank.heartbeat(Phase.RENDEZVOUS)
@@ -66,7 +53,7 @@ def pretend_to_train(rank: Rank) -> RankResult:
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
         device_memory_bytes=capacity,
         allocator_retries=0,
-        peak_flops=hardware.peak_flops.get(request.layout.precision),
+        peak_flops=hardware.peak_flops[request.layout.precision],
         peak_flops_source=f"table: {hardware.name}",
         stack=Stack(python=platform.python_version(), device_name=f"synthetic {hardware.name}"),
     )
@@ -76,7 +63,7 @@ def pretend_to_train(rank: Rank) -> RankResult:
 
 
 def _run_steps(
-    rank: Rank, options: Options, hardware: Hardware, faults: list[Fault], needs: MemoryByPhase, capacity: int
+    rank: Rank, options: SyntheticOptions, hardware: Hardware, faults: list[SyntheticFault], needs: MemoryByPhase, capacity: int
 ) -> tuple[list[float], list[float]]:
     """Warm-up and timed seconds. All ranks draw the same noise, as ranks that wait for each other do."""
     request = rank.request
@@ -98,7 +85,7 @@ def _run_steps(
     return warmup, timed
 
 
-def _strike(faults: list[Fault], at: str, rank: Rank) -> None:
+def _strike(faults: list[SyntheticFault], at: str, rank: Rank) -> None:
     for fault in faults:
         if fault.at == at:
             inject(fault, rank)

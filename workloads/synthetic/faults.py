@@ -11,12 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from enum import StrEnum
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.protocol import Phase, TrialRequest, result_file
+from orchestrator.core.workload_options import FaultKind, SyntheticFault
 from workloads.rank import ConfigRejected, Rank
 
 
@@ -24,52 +21,18 @@ class OutOfMemoryError(RuntimeError):
     """What torch raises, by name and text."""
 
 
-class FaultKind(StrEnum):
-    OOM = "oom"
-    HOST_OOM = "host_oom"
-    CONFIG_REJECTED = "config_rejected"
-    CRASH = "crash"  # an exception
-    EXIT = "exit"  # exit code 1, no word said
-    SEGFAULT = "segfault"
-    ABORT = "abort"
-    LOST_RANK = "lost_rank"  # SIGKILL
-    HANG = "hang"
-    HANG_IN_C = "hang_in_c"  # without ever giving the interpreter back
-    HANG_IGNORING_SIGNALS = "hang_ignoring_signals"
-    STOP = "stop"  # SIGSTOP
-    NCCL_NOISE = "nccl_noise"  # harmless words in the log
-    NCCL_ERROR = "nccl_error"
-    PORT_CLASH = "port_clash"
-    RUBBISH_RESULT = "rubbish_result"
-    NO_RESULT = "no_result"
-    LEAK_CHILDREN = "leak_children"
-    LEAK_UNMARKED_CHILD = "leak_unmarked_child"  # in a session of its own, with an empty environment
-    LOG_FLOOD = "log_flood"
+def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:
+    """Whether it is this rank's, in this attempt at this layout."""
+    if fault.rank is not None and fault.rank != rank:
+        return False
+    if fault.first_attempt_only and request.attempt > 1:
+        return False
+    if any(str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()):
+        return False
+    return random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}/{fault.fault}").random() < fault.probability
 
 
-class Fault(BaseModel):
-    """One fault of a run. `at` is init, forward, step_N or teardown; it strikes on `rank`, or on every rank."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    fault: FaultKind
-    at: Annotated[str, Field(pattern=r"^(init|forward|teardown|step_[1-9]\d*)$")] = "forward"
-    rank: int | None = None
-    only_if: Mapping[str, int | str] = {}  # fields of the layout, with their values
-    probability: Annotated[float, Field(ge=0, le=1)] = 1.0  # drawn once per attempt, from the seed
-    first_attempt_only: bool = False
-
-    def strikes(self, request: TrialRequest, rank: int) -> bool:
-        if self.rank is not None and self.rank != rank:
-            return False
-        if self.first_attempt_only and request.attempt > 1:
-            return False
-        if any(str(getattr(request.layout, name)) != str(value) for name, value in self.only_if.items()):
-            return False
-        return random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}/{self.fault}").random() < self.probability
-
-
-def inject(fault: Fault, rank: Rank) -> None:
+def inject(fault: SyntheticFault, rank: Rank) -> None:
     """Let it happen."""
     _ACTIONS[fault.fault](rank)
 

@@ -1,0 +1,233 @@
+"""What each workload takes besides the layout, as a sweep file says it under `workload.options`.
+
+The sweep file is checked by these models, a rank reads its request by them, and the documents are made of them. What the options
+bring about is the workload's affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.layout import Layout
+from orchestrator.core.template import checked
+
+
+class WorkloadOptions(BaseModel):
+    """Written out again as it was written: a default that nobody wrote is not stored, so it may change its words without being a change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if name in self.model_fields_set}
+
+    def as_written(self) -> dict[str, Any]:
+        """What the file said, in JSON's types."""
+        return self.model_dump(mode="json")
+
+
+PositiveInt = Annotated[int, Field(strict=True, gt=0, le=1 << 50)]
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, le=1e9)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+# --- llama ----------------------------------------------------------------------------------------------------------------------
+
+
+class AttentionKind(StrEnum):
+    SDPA = "sdpa"  # scaled_dot_product_attention: flash where the device has it
+    EAGER = "eager"  # the score matrix is written out, as before FlashAttention
+
+
+class GradientDtype(StrEnum):
+    BF16 = "bf16"  # 16 bytes a parameter in all
+    FP32 = "fp32"  # 20 bytes a parameter in all
+
+
+class TokenDtype(StrEnum):
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+
+
+class LlamaOptions(WorkloadOptions):
+    """Options of workload llama."""
+
+    attention: Annotated[
+        AttentionKind, Field(description="torch's scaled_dot_product_attention (flash where the device has it), or the scores written out")
+    ] = AttentionKind.SDPA
+    gradient_dtype: Annotated[
+        GradientDtype,
+        Field(description="With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"),
+    ] = GradientDtype.BF16
+    learning_rate: Annotated[PositiveFloat, Field(description="Of AdamW, constant")] = 3e-4
+    token_file: Annotated[str | None, Field(min_length=1, description="A flat file of token ids; without it, synthetic tokens")] = None
+    token_dtype: Annotated[TokenDtype, Field(description="Of that file")] = TokenDtype.UINT16
+    num_threads: Annotated[PositiveInt, Field(description="Of one rank, on a machine without GPUs, where a slot is a core")] = 1
+    memory_limit_bytes: Annotated[PositiveInt | None, Field(description="On a CPU: run out of memory as a device of this size would")] = (
+        None
+    )
+
+
+# --- synthetic ------------------------------------------------------------------------------------------------------------------
+
+
+class FaultKind(StrEnum):
+    OOM = "oom"
+    HOST_OOM = "host_oom"
+    CONFIG_REJECTED = "config_rejected"
+    CRASH = "crash"  # an exception
+    EXIT = "exit"  # exit code 1, no word said
+    SEGFAULT = "segfault"
+    ABORT = "abort"
+    LOST_RANK = "lost_rank"  # SIGKILL
+    HANG = "hang"
+    HANG_IN_C = "hang_in_c"  # without ever giving the interpreter back
+    HANG_IGNORING_SIGNALS = "hang_ignoring_signals"
+    STOP = "stop"  # SIGSTOP
+    NCCL_NOISE = "nccl_noise"  # harmless words in the log
+    NCCL_ERROR = "nccl_error"
+    PORT_CLASH = "port_clash"
+    RUBBISH_RESULT = "rubbish_result"
+    NO_RESULT = "no_result"
+    LEAK_CHILDREN = "leak_children"
+    LEAK_UNMARKED_CHILD = "leak_unmarked_child"  # in a session of its own, with an empty environment
+    LOG_FLOOD = "log_flood"
+
+
+_FAULT_AT = re.compile(r"init|forward|teardown|step_[1-9]\d{0,8}")
+_LAYOUT_NAMES = (*(field.name for field in fields(Layout)), "world_size", "global_batch_size")
+
+
+def _at(value: str) -> str:
+    if not _FAULT_AT.fullmatch(value):
+        close = get_close_matches(value[:80], ("init", "forward", "teardown"), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{value[:80]!r} is not one of init, forward, step_N (step_3), teardown{hint}")
+    return value
+
+
+def _only_if(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("only_if takes fields of a layout with their values: {micro_batch_size: 8, recompute: none}")
+    for name, wanted in value.items():
+        if name not in _LAYOUT_NAMES:
+            close = get_close_matches(str(name)[:80], _LAYOUT_NAMES, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(_LAYOUT_NAMES)}{hint}")
+        if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
+            raise ValueError(f"{name} takes one number or word, not {str(wanted)[:80]!r}")
+    return value
+
+
+class SyntheticFault(WorkloadOptions):
+    """One fault of a run. `at` is init, forward, step_N or teardown; it strikes on `rank`, or on every rank."""
+
+    fault: FaultKind
+    at: Annotated[str, AfterValidator(_at), WithJsonSchema({"type": "string", "pattern": f"^({_FAULT_AT.pattern})$"})] = "forward"
+    rank: Annotated[int, Field(strict=True, ge=0)] | None = None
+    only_if: Annotated[Mapping[str, int | str], BeforeValidator(_only_if)] = {}  # fields of the layout, with their values
+    probability: Fraction = 1.0  # drawn once per attempt, from the seed
+    first_attempt_only: Flag = False
+
+
+def _device_name(value: str) -> str:
+    if value not in DEVICES:
+        close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(value[:80], DEVICES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{value[:80]!r} is not one of {', '.join(DEVICES)}{hint}")
+    return value
+
+
+class SyntheticOptions(WorkloadOptions):
+    """Options of workload synthetic."""
+
+    device_name: Annotated[
+        str,
+        AfterValidator(_device_name),
+        WithJsonSchema({"enum": list(DEVICES)}),
+        Field(description="Which device to act as, by its name in the table of devices"),
+    ] = "h100-sxm"
+    device_memory_bytes: Annotated[PositiveInt | None, Field(description="Its memory, in place of the data sheet's")] = None
+    noise: Annotated[Fraction, Field(description="Standard deviation of the logarithm of a step's time")] = 0.02
+    time_scale: Annotated[PositiveFloat, Field(description="Multiplies step times")] = 1.0
+    sleep: Annotated[Flag, Field(description="Take the time that is reported; without it a trial takes milliseconds")] = False
+    faults: Annotated[tuple[SyntheticFault, ...], Field(description="What goes wrong, below")] = ()
+
+
+# --- command --------------------------------------------------------------------------------------------------------------------
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+# What the launcher says to a rank; taken from elsewhere, ranks would not find each other.
+_LAUNCHERS_OWN = frozenset({
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "CUDA_VISIBLE_DEVICES",
+})  # fmt: skip
+
+
+def _names_only(value: Any) -> Any:
+    """Whatever is refused here may be a secret, written where only its name belongs: no message repeats it."""
+    rule = "names of environment variables only, [HF_TOKEN]: the values are taken from the environment of `sweep run`"
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"expected a list of {rule}")
+    for number, name in enumerate(value, 1):
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"entry {number} is no name; expected {rule}")
+        if name in _LAUNCHERS_OWN or name.startswith("SWEEP_"):
+            raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
+        if name in value[: number - 1]:
+            raise ValueError(f"{name} stands twice in the list")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith(("/", "{run_dir}")):
+        raise ValueError(f"{value[:80]!r} is relative, and ranks start in run directories of their own: give the absolute path")
+    return value
+
+
+Template = Annotated[str, AfterValidator(checked)]
+
+
+class CommandOptions(WorkloadOptions):
+    """Options of workload command."""
+
+    argv: Annotated[
+        tuple[Template, ...], Field(min_length=1, description="The program and its arguments, with `{names}` filled in; no shell")
+    ]
+    env: Annotated[Mapping[str, Template], Field(description="Added to its environment, likewise. Stored as it stands: no secrets")] = {}
+    env_from: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_names_only),
+        Field(
+            description="Names of variables whose values ranks get from the environment of `sweep run`, and that are stored nowhere: secrets"
+        ),
+    ] = ()
+    cwd: Annotated[
+        Annotated[Template, AfterValidator(_absolute)] | None, Field(description="Its working directory; without it, the run directory")
+    ] = None
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Self:
+        for name in self.env_from:
+            if name in self.env:
+                raise ValueError(f"env_from names {name}, and env gives it a value: keep one of them, env_from for a secret")
+        return self

@@ -1,0 +1,22 @@
+"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.workload_options`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from orchestrator.core.workload_options import WorkloadOptions
+from workloads.rank import ConfigRejected
+
+_O = TypeVar("_O", bound=WorkloadOptions)
+
+
+def parse_options(kind: type[_O], options: Mapping[str, Any]) -> _O:
+    """Read them once more: a request may come from elsewhere than a sweep file. Raises ConfigRejected with every mistake and what is allowed."""
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as exc:
+        mistakes = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False, include_input=False))
+        raise ConfigRejected(f"workload.options: {mistakes}. Allowed are {', '.join(kind.model_fields)}") from None
