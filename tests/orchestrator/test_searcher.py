@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -396,3 +397,35 @@ def test_what_is_no_candidate_is_not_known() -> None:
     search = searcher(cell, Strategy.EXHAUSTIVE)
     assert all(search.knows(layout) for layout in cell.value)
     assert not search.knows(Layout(data_parallel_size=3))
+
+
+@pytest.mark.parametrize(("objective", "worst"), [(TOKENS, 70.0), (SECONDS, 90.0)])
+def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than_the_worst(
+    monkeypatch: pytest.MonkeyPatch, objective: Objective, worst: float
+) -> None:
+    shown: list[optuna.trial.FrozenTrial] = []
+    ask = optuna.Study.ask
+
+    def spy(study: optuna.Study, *args: Any, **kwargs: Any) -> optuna.Trial:
+        shown[:] = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+        return ask(study, *args, **kwargs)
+
+    monkeypatch.setattr(optuna.Study, "ask", spy)
+    cell = planted()
+    outcomes: list[Outcome] = [
+        *(Measured(value=value) for value in (80.0, 70.0, 90.0)),
+        OutOfMemory(excess=0.3),
+        OutOfMemory(),
+        Failed(),
+    ]
+    search = searcher(cell, Strategy.TPE, objective=objective)
+    for outcome in outcomes:
+        proposal = search.ask()
+        assert proposal is not None
+        search.tell(proposal.layout, outcome)
+    search.ask()
+    constraints = [max(trial.constraints.values()) for trial in shown]
+    assert [trial.value for trial in shown] == [80.0, 70.0, 90.0, worst, worst, worst]
+    assert all(constraint <= 0 for constraint in constraints[:3])
+    assert constraints[3] == 0.3
+    assert all(constraint > 0 for constraint in constraints[4:])
