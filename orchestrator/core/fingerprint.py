@@ -34,7 +34,8 @@ class Fingerprint(BaseModel):
 
     orchestrator_version: str
     git_sha: str | None = None  # of the project that holds the workload; None outside a git checkout
-    dirty_diff_digest: str | None = None  # None: nothing uncommitted
+    # None: nothing uncommitted. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
+    dirty_diff_digest: str | None = None
     stack: Stack = Stack()
 
     @property

@@ -117,3 +117,126 @@ def test_this_checkout_is_tracked_by_its_own_repository() -> None:
     except subprocess.CalledProcessError:
         pytest.skip("not a checkout")
     assert code_fingerprint(PACKAGE).git_sha == head
+
+
+# --- somebody's program outside a checkout --------------------------------------------------------------------------------------
+
+
+ARGV = ["python", "train.py", "--settings=run.toml", "{micro_batch_size}"]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A folder with a program, and what lies about in such folders."""
+    folder = tmp_path / "program"
+    for name, text in {
+        "train.py": "import layers.block\n",
+        "layers/block.py": "pass\n",
+        "run.toml": "seed = 1\n",
+        "sweep.yaml": "name: t\n",
+        "out/runs/t/trial-1/copy.py": "pass\n",
+        ".venv/lib/a.py": "pass\n",
+        "env/pyvenv.cfg": "home = /usr\n",
+        "env/lib/a.py": "pass\n",
+        "__pycache__/train.py": "pass\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def program_digest(program: Path, *argv: str, cwd: Path | None = None) -> str | None:
+    found = provenance.program_fingerprint(argv or ARGV, cwd=cwd or program, skip=[program / "out"])
+    assert found.git_sha is None
+    return found.dirty_diff_digest
+
+
+def test_the_same_program_in_another_folder_is_the_same_code(program: Path, tmp_path: Path) -> None:
+    digest = program_digest(program)
+    assert digest is not None
+    assert digest.startswith("files:")
+    copy = shutil.copytree(program, tmp_path / "copy")  # files with other times
+    assert program_digest(copy) == digest
+
+
+@pytest.mark.parametrize("changed", ["train.py", "layers/block.py", "run.toml", "layers/new.py", "tool"])
+def test_a_changed_line_a_new_source_or_a_file_that_is_named_is_other_code(program: Path, changed: str) -> None:
+    before = program_digest(program)
+    (program / changed).write_text("changed\n")
+    (program / changed).chmod(0o755)
+    assert program_digest(program) != before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "out/runs/t/trial-1/log-0.txt",
+        "out/runs/t/trial-1/copy.py",
+        "log.txt",
+        "metrics.jsonl",
+        "sweep.yaml",
+        ".venv/lib/a.py",
+        "env/lib/a.py",
+    ],
+)
+def test_what_a_trial_writes_and_what_is_no_part_of_the_program_changes_nothing(program: Path, changed: str) -> None:
+    before = program_digest(program)
+    (program / changed).write_text("written by a trial\n")
+    assert program_digest(program) == before
+
+
+def test_a_link_is_known_by_where_it_leads_and_not_followed(program: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "far.py").write_text("1\n")
+    (program / "far.py").symlink_to(other / "far.py")
+    (program / "all").symlink_to(other)
+    before = program_digest(program)
+    (other / "far.py").write_text("2\n")
+    assert program_digest(program) == before
+    (program / "far.py").unlink()
+    (program / "far.py").symlink_to("layers/block.py")
+    assert program_digest(program) != before
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MAX_PROGRAM_FILES", 2), ("MAX_PROGRAM_BYTES", 30), ("MAX_PROGRAM_ENTRIES", 4)])
+def test_of_more_files_than_the_bound_names_sizes_and_times_count_and_that_is_said(
+    program: Path, bound: str, value: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(provenance, bound, value)
+    before = program_digest(program)
+    assert before is not None
+    assert before.startswith("stat:")
+    assert "told by names, sizes and times of files" in caplog.text
+    assert program_digest(program) == before
+    os.utime(program / "train.py", (1, 1))
+    assert program_digest(program) != before
+
+
+def test_without_a_working_directory_the_folder_of_the_script_is_the_project(program: Path, tmp_path: Path) -> None:
+    argv = ["python", str(program / "train.py")]
+    before, elsewhere = (provenance.program_fingerprint(argv, cwd=cwd) for cwd in (None, tmp_path / "data"))
+    assert elsewhere == before  # a script beside the working directory, likewise
+    (program / "layers" / "block.py").write_text("changed\n")
+    assert provenance.program_fingerprint(argv, cwd=None) != before
+    git(program, "init", "--quiet")
+    commit(program)
+    assert state(provenance.program_fingerprint(argv, cwd=None)) == (git(program, "rev-parse", "HEAD"), None)
+
+
+def test_a_program_in_a_checkout_is_known_by_its_commit(project: Path) -> None:
+    assert state(provenance.program_fingerprint(["python", "train.py"], cwd=project)) == (git(project, "rev-parse", "HEAD"), None)
+
+
+def test_a_program_of_which_nothing_is_found_is_taken_for_this_package_s_code(tmp_path: Path) -> None:
+    assert provenance.program_fingerprint(["python", "-m", "somewhere"], cwd=None) == code_fingerprint(PACKAGE)
+    assert state(provenance.program_fingerprint(["python", "x" * 5000, "a\0b"], cwd=tmp_path / "{precision}")) == (None, None)
+
+
+def test_a_program_alone_without_a_source_s_name_is_its_contents(tmp_path: Path) -> None:
+    binary = tmp_path / "train"
+    binary.write_bytes(b"\x7fELF")
+    before = program_digest(tmp_path, str(binary), cwd=tmp_path / "data")
+    binary.write_bytes(b"\x7fELF2")
+    assert before is not None
+    assert program_digest(tmp_path, str(binary), cwd=tmp_path / "data") != before
