@@ -234,8 +234,9 @@ def device_table() -> str:
         peaks = [_tera(device.peak_flops.get(precision)) for precision in (Precision.BF16, Precision.FP32, Precision.FP8)]
         memory = (f"{device.memory_bytes / GIB:.1f}", f"{device.memory_bandwidth / 1e12:.2f}")
         links = (f"{device.intra_node_bandwidth / 1e9:.0f}", f"{device.inter_node_bandwidth / 1e9:.0f}")
-        rows.append((f"`{name}`", *peaks, *memory, *links))
-    titles = ("device", "bf16 TFLOP/s", "fp32 (TF32)", "fp8", "GiB", "memory TB/s", "node GB/s", "network GB/s")
+        price = f"{device.price_per_hour:.2f}" if device.price_per_hour is not None else "-"
+        rows.append((f"`{name}`", *peaks, *memory, *links, price))
+    titles = ("device", "bf16 TFLOP/s", "fp32 (TF32)", "fp8", "GiB", "memory TB/s", "node GB/s", "network GB/s", "$/hour")
     return _table(titles, rows)
 
 

@@ -49,6 +49,9 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
             "Where to run, and which data sheet predictions use; see [Devices](#devices). `auto`: GPUs if there are any",
         ),
         "device_memory_gib": _key("number", "Memory of one GPU for predictions, in place of the data sheet's"),
+        "price_per_gpu_hour": _key(
+            "number", "US dollars that you pay, for the costs that `sweep plan` shows; none: see [Devices](#devices)"
+        ),
         "axes": _key("section", "What may vary: [axes](#axes)"),
         "tensor_parallel_across_nodes": _key("`true`, `false`", "Also allow tensor-parallel groups larger than a node"),
         "constraints": _key("expression or list", "What must hold for a layout to be legal: [constraints](#constraints)"),

@@ -82,19 +82,22 @@ def plan(
     for cell in spec.cells():
         planned = plan_cell(spec, cell, hardware=hardware, gpus_per_node=per_node)
         rows.append(_planned_cell(spec, planned, hardware, top))
+    hours = [row["gpu_hours"] for row in rows]
+    total = sum(hours) if hours and None not in hours else None
+    price, price_source = _price(spec, hardware)
+    dollars = total * price if total is not None and price is not None else None
     if as_json:
-        write_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cells": rows})
+        cost = {"gpu_hours": total, "price_per_gpu_hour": price, "price_source": price_source, "dollars": dollars}
+        write_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cost": cost, "cells": rows})
         return
     _print(
         f"sweep {spec.name}: {len(rows)} cell(s), strategy {spec.search.strategy}, device {hardware.name if hardware else 'cpu or unknown: no times predicted'}"
     )
     for row in rows:
         _print_planned(row)
-    hours = [row["gpu_hours"] for row in rows]
-    if hours and all(h is not None for h in hours):
-        total = sum(hours)
-        price = f", about ${total * hardware.price_per_hour:,.0f}" if hardware is not None and hardware.price_per_hour is not None else ""
-        _print(f"\nAll cells: about {total:,.2f} GPU-hours held{price}, if every layout to run is run.")
+    if total is not None:
+        money = f", about ${dollars:,.0f} (${price:.2f} a GPU-hour: {price_source})" if dollars is not None else ""
+        _print(f"\nAll cells: about {total:,.2f} GPU-hours held{money}, if every layout to run is run.")
 
 
 def run(
@@ -294,6 +297,15 @@ def _planned_hardware(spec: SweepSpec) -> Hardware | None:
         name = device_name()
         return from_driver_name(name) if name is not None else None
     return DEVICES.get(spec.device)
+
+
+def _price(spec: SweepSpec, hardware: Hardware | None) -> tuple[float | None, str | None]:
+    """Dollars per GPU and hour, and who says so."""
+    if spec.price_per_gpu_hour is not None:
+        return spec.price_per_gpu_hour, "price_per_gpu_hour of the sweep file"
+    if hardware is None or hardware.price_per_hour is None:
+        return None, None
+    return hardware.price_per_hour, f"typical list price of {hardware.name}; give yours with price_per_gpu_hour"
 
 
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:

@@ -46,7 +46,9 @@ MAX_FEW = 64  # models, constraints
 MAX_CELLS = 1024
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPELT_OUT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE)
+_SPELT_OUT = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE
+)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
@@ -383,6 +385,7 @@ class SweepSpec(_Section):
     gpus_per_node: OrAuto[Annotated[int, Field(strict=True, ge=1, le=1024)]] = "auto"
     device: Annotated[str, AfterValidator(_device), WithJsonSchema({"enum": ["auto", "cpu", *DEVICES]})] = "auto"
     device_memory_gib: Annotated[float, Field(strict=True, gt=0, le=4096)] | None = None  # None: the device's own
+    price_per_gpu_hour: Annotated[float, Field(strict=True, gt=0, le=10_000)] | None = None  # US dollars; None: the device's list price
     axes: Axes = Axes()
     tensor_parallel_across_nodes: Annotated[bool, Field(strict=True)] = False
     constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), BeforeValidator(_few), _OneWithoutItsList()] = ()
