@@ -19,6 +19,7 @@ from orchestrator.cli import home
 from orchestrator.cli.output import note, write_error, write_json
 
 if TYPE_CHECKING:
+    from orchestrator.core.fingerprint import Fingerprint
     from orchestrator.core.hardware import Hardware
     from orchestrator.core.spec import SweepSpec
     from orchestrator.gang import Slots
@@ -126,7 +127,6 @@ def run(
     from orchestrator.cli.progress import Progress
     from orchestrator.core.errors import ClusterUnavailable
     from orchestrator.core.protocol import Device
-    from orchestrator.provenance import code_fingerprint
     from orchestrator.sweep import run_sweep
 
     def open_scheduler() -> Any:
@@ -155,7 +155,7 @@ def run(
                 spec,
                 store=store,
                 open_scheduler=open_scheduler,
-                code=code_fingerprint(_project_of(spec)),
+                code=_code_of(spec),
                 hardware=lambda slots: _hardware(spec, slots),
                 clock=time.monotonic,
                 stop=signals.asked,
@@ -281,12 +281,16 @@ def _rank_environment(spec: SweepSpec) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _project_of(spec: SweepSpec) -> Path:
-    """The folder whose git state tells which code is measured."""
+def _code_of(spec: SweepSpec) -> Fingerprint:
+    """Which code is measured: somebody's program, or this package's."""
     from orchestrator.core.workload_options import CommandOptions
+    from orchestrator.provenance import code_fingerprint, program_fingerprint
 
     options = spec.workload.options
-    return Path(options.cwd) if isinstance(options, CommandOptions) and options.cwd is not None else Path(__file__).parent
+    if not isinstance(options, CommandOptions):
+        return code_fingerprint(Path(__file__).parent)
+    cwd = Path(options.cwd) if options.cwd is not None else None
+    return program_fingerprint([*options.argv, *options.env.values()], cwd=cwd, skip=[home.sweep_home()])
 
 
 def _planned_hardware(spec: SweepSpec) -> Hardware | None:

@@ -138,6 +138,8 @@ def _fingerprint_text(attempt: AttemptRow) -> str | None:
     stack = {name: value for name, value in fingerprint.stack.model_dump().items() if value is not None}
     code = f"git {fingerprint.git_sha[:12]}" if fingerprint.git_sha else None
     dirty = f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}" if fingerprint.dirty_diff_digest else None
+    if fingerprint.git_sha is None and fingerprint.dirty_diff_digest:
+        dirty = f"program {fingerprint.dirty_diff_digest}"
     version = f"layout-sweep {fingerprint.orchestrator_version}"
     return ", ".join([fingerprint.digest, version, *(part for part in (code, dirty) if part), *(f"{k} {v}" for k, v in stack.items())])
 
