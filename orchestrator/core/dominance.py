@@ -17,7 +17,10 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
     Only rows with the same GPUs per dimension, precision and batch are compared: a micro-batch as large or larger, a ZeRO stage as low or
     lower, and recomputation that keeps as much or more.
     """
-    keeps_as_much = np.array([keeps_at_least(r, layout.recompute, num_layers=num_layers) for r in table.recomputes], dtype=np.bool_)
+    stages = layout.pipeline_parallel_size
+    keeps_as_much = np.array(
+        [keeps_at_least(r, layout.recompute, num_layers=num_layers, num_stages=stages) for r in table.recomputes], dtype=np.bool_
+    )
     same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
     same_split = (
         (table.data_parallel_size == layout.data_parallel_size)
@@ -39,13 +42,27 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
     return mask
 
 
-def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int) -> bool:
-    """Whether `a` keeps at least the activations that `b` keeps, in every layer: `none` keeps all, `full` the least of a layer.
+def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int, num_stages: int = 1) -> bool:
+    """Whether a GPU with `a` provably needs the memory that it needs with `b`: `none` keeps all, `full` the least of a layer.
 
     The two selective policies are not comparable: which of them keeps more depends on the sequence length and the attention kernel.
     """
-    if a.mode is RecomputeMode.NONE:
-        return True
     if a.layers_of(num_layers) > b.layers_of(num_layers):
         return False
-    return b.mode is RecomputeMode.FULL or (a.mode is b.mode and a.policy is b.policy)
+    same_way = a.mode is b.mode and a.policy is b.policy
+    as_with_b = a.layers_of(num_layers) if same_way else 0
+    if as_with_b < b.layers_of(num_layers) and _may_be_the_last_of_a_stage(as_with_b, num_layers=num_layers, num_stages=num_stages):
+        return False
+    return same_way or a.mode is RecomputeMode.NONE or b.mode is RecomputeMode.FULL
+
+
+def _may_be_the_last_of_a_stage(layer: int, *, num_layers: int, num_stages: int) -> bool:
+    """Whether the layer, or one of a later stage's first layers, may be all that its pipeline stage recomputes more than another does.
+
+    The backward pass of a stage's last layer comes first: what it did not keep is back while all else is still held, and so is what it
+    was recomputed from. So recomputing it alone saves nothing of the peak, and costs up to a few hidden sizes per token.
+    """
+    layers, uneven = divmod(num_layers, num_stages)
+    if uneven:  # which layers are the last of their stage is the trainer's choice
+        return layer > 0 or layers < 2
+    return (layer + 1) % layers == 0

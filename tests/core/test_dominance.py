@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -130,6 +131,69 @@ def test_the_predicted_memory_agrees(proof: Layout, others: list[Layout]) -> Non
     condemned = needs_at_least(table, proof, num_layers=cell.model.num_layers)
     predicted = predict_memory(table, cell, Trainer()).total
     assert (predicted[condemned] >= predicted[0] * (1 - 1e-12)).all()
+
+
+@st.composite
+def cells_and_layouts(draw: st.DrawFn) -> tuple[Cell, list[Layout]]:
+    """A model of few layers, and layouts of it: stages of one layer, and recomputation that leaves out the last one, are among them."""
+    stages = draw(st.sampled_from([1, 2, 4]))
+    num_layers = stages * draw(st.integers(1, 4))
+    texts = ["none", *(f"{mode}:{k}" for mode in ("full", "selective_ops", "selective_attention") for k in range(1, num_layers + 1))]
+    model = replace(PRESETS["llama-tiny"], num_layers=num_layers, vocab_size=draw(st.sampled_from([64, 32_000])))
+    cell = Cell(model=model, num_gpus=2 * stages, sequence_length=draw(st.sampled_from([16, 1024])), global_batch_size=8)
+    some = st.builds(
+        lambda text, micro_batch_size, zero_stage, precision: Layout(
+            data_parallel_size=2,
+            pipeline_parallel_size=stages,
+            micro_batch_size=micro_batch_size,
+            grad_accum_steps=4 // micro_batch_size,
+            recompute=Recompute.parse(text),
+            zero_stage=zero_stage,
+            precision=precision,
+        ),
+        st.sampled_from(texts),
+        st.sampled_from([1, 2, 4]),
+        st.integers(0, 3),
+        st.sampled_from([Precision.BF16, Precision.FP32]),
+    )
+    return cell, draw(st.lists(some, min_size=10, max_size=40))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cells_and_layouts(), st.booleans())
+def test_the_predicted_memory_of_few_layers_agrees(known: tuple[Cell, list[Layout]], eager_attention: bool) -> None:
+    cell, some = known
+    table = LayoutTable.of(some)
+    predicted = predict_memory(table, cell, Trainer(eager_attention=eager_attention)).total
+    for row, proof in enumerate(some):
+        condemned = needs_at_least(table, proof, num_layers=cell.model.num_layers)
+        assert (predicted[condemned] >= predicted[row] * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    ("less", "proof", "num_layers", "num_stages", "proven"),
+    [
+        ("none", "selective_ops", 1, 1, False),  # the only layer is the last one: its activations are back when its backward needs them
+        ("none", "selective_ops", 4, 4, False),
+        ("none", "selective_ops", 4, 2, True),
+        ("selective_attention", "full", 4, 4, False),
+        ("selective_attention", "full", 4, 2, True),
+        ("selective_ops:7", "full", 8, 1, True),
+        ("selective_ops:7", "selective_ops", 8, 1, False),
+        ("selective_ops:6", "selective_ops", 8, 1, True),
+        ("selective_ops:6", "selective_ops:7", 8, 1, True),
+        ("full:3", "full:6", 8, 2, False),  # the first stage would gain its last layer only
+        ("full:4", "full:6", 8, 2, True),
+        ("full:3", "full:3", 8, 2, True),
+        ("full:3", "full:6", 8, 3, False),  # 3, 3 and 2 layers, in some order
+        ("none", "full:6", 8, 3, True),
+    ],
+)
+def test_recomputing_only_the_last_layer_of_a_stage_saves_nothing(
+    less: str, proof: str, num_layers: int, num_stages: int, proven: bool
+) -> None:
+    a, b = Recompute.parse(less), Recompute.parse(proof)
+    assert keeps_at_least(a, b, num_layers=num_layers, num_stages=num_stages) is proven
 
 
 @pytest.mark.parametrize(
