@@ -25,9 +25,9 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import mermaid
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import RankResult
-from orchestrator.core.spec import WORKLOADS, Axes, Limits, LlamaWorkload, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.spec import Axes, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
 from orchestrator.core.template import TEMPLATE_NAMES
-from orchestrator.core.workload_options import FaultKind
+from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent

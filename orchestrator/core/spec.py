@@ -11,7 +11,6 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import product
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -38,7 +37,7 @@ from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision, Recompute
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
-from orchestrator.core.workload_options import CommandOptions, LlamaOptions, SyntheticOptions
+from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, workload_mistake
 
 MAX_GPUS = 16_384
 MAX_VALUES = 4096  # of one axis
@@ -308,35 +307,6 @@ class Objective(StrEnum):
     STEP_SECONDS = "step_seconds"
 
 
-class LlamaWorkload(_Section):
-    """Ranks train a Llama in plain torch."""
-
-    name: Literal["llama"] = "llama"
-    options: LlamaOptions = LlamaOptions()
-
-
-class SyntheticWorkload(_Section):
-    """Ranks train nothing: they obey a model of memory and time, and go wrong on request."""
-
-    name: Literal["synthetic"]
-    options: SyntheticOptions = SyntheticOptions()
-
-
-class CommandWorkload(_Section):
-    """Ranks run any program."""
-
-    name: Literal["command"]
-    options: CommandOptions
-
-
-# The program that ranks run, and what it takes besides the layout: the name says which options there are.
-Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload
-WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
-    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload}
-)
-_NO_CONDITIONS = frozenset({"env_from"})  # options that no number depends on: a token may change
-
-
 def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
     """The global batch is said once, in one of two units."""
     if sequences_given and tokens_given:
@@ -344,13 +314,6 @@ def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
     if not sequences_given and not tokens_given:
         return "the global batch is required: give global_batch_size (sequences) or global_batch_tokens (tokens, 4M)"
     return None
-
-
-def _workload(value: Any) -> Any:
-    """The name alone may stand for the section, and a section without a name is llama's."""
-    if isinstance(value, str):
-        return {"name": value}
-    return {"name": "llama", **value} if isinstance(value, Mapping) else value
 
 
 def _device(value: str) -> str:
@@ -363,13 +326,6 @@ def _device(value: str) -> str:
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"{value!r} is not one of {', '.join(names)}{hint}")
     return value
-
-
-class _OrItsName:
-    """Says in the JSON schema what `_workload` does."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [{"enum": list(WORKLOADS)}, handler(schema)]}
 
 
 class SweepSpec(_Section):
@@ -392,7 +348,7 @@ class SweepSpec(_Section):
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
-    workload: Annotated[Workload, Discriminator("name"), BeforeValidator(_workload), _OrItsName()] = LlamaWorkload()
+    workload: WorkloadChoice = LlamaWorkload()
 
     @model_validator(mode="after")
     def _cells_exist(self) -> Self:
@@ -418,19 +374,8 @@ class SweepSpec(_Section):
 
     @model_validator(mode="after")
     def _workload_can(self) -> Self:
-        match self.workload:
-            case SyntheticWorkload(options=options):
-                able = DEVICES[options.device_name].peak_flops
-                for precision in self.precision:
-                    if precision not in able:
-                        raise ValueError(
-                            f"precision {precision} is none that {options.device_name} has (workload.options.device_name);"
-                            f" it has {', '.join(sorted(able))}"
-                        )
-            case LlamaWorkload(options=options) if options.memory_limit_bytes is not None and self.device not in ("auto", "cpu"):
-                raise ValueError(
-                    f"device {self.device} has a limit of its own; workload.options.memory_limit_bytes is for device cpu: leave it out"
-                )
+        if mistake := workload_mistake(self.workload, precisions=self.precision, device=self.device):
+            raise ValueError(mistake)
         return self
 
     def cells(self) -> tuple[Cell, ...]:
@@ -445,11 +390,7 @@ class SweepSpec(_Section):
         """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""
         return {
             "workload": self.workload.name,
-            **{
-                f"workload.options.{name}": value
-                for name, value in self.workload.options.as_written().items()
-                if name not in _NO_CONDITIONS
-            },
+            **{f"workload.options.{name}": value for name, value in self.workload.options.conditions().items()},
             "warmup_steps": self.measurement.warmup_steps,
             "objective": str(self.objective),
             "device": self.device,

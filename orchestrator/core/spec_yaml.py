@@ -17,7 +17,8 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import SpecInvalid
-from orchestrator.core.spec import WORKLOADS, ModelSizes, SweepSpec, batch_mistake
+from orchestrator.core.spec import ModelSizes, SweepSpec, batch_mistake
+from orchestrator.core.workload_options import WORKLOADS
 from orchestrator.core.yaml_document import Document, Path, Place, YamlRefused, read
 
 MAX_MISTAKES_SHOWN = 50
@@ -173,10 +174,12 @@ class _Sweep:
         """The path in the file: without what the validators put in (tags, the list around a single value)."""
         path: list[int | str] = []
         value: Any = self.value
-        for i, part in enumerate(loc):
-            missing = kind == "missing" and i == len(loc) - 1
-            if isinstance(value, dict) and isinstance(part, str) and (part in value or missing):
-                value = value.get(part)
+        for part in loc:
+            if isinstance(value, dict) and isinstance(part, str) and part in value:
+                value = value[part]
+                path.append(part)
+            elif kind == "missing" and isinstance(part, str) and part not in WORKLOADS:  # from here on nothing stands in the file
+                value = None
                 path.append(part)
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
                 value = value[part]
@@ -192,7 +195,10 @@ class _Sweep:
     def _at(self, path: Path) -> Any:
         value: Any = self.value
         for part in path:
-            value = value[part] if not isinstance(value, dict) else value.get(part)
+            if isinstance(value, list) and isinstance(part, int):
+                value = value[part]
+            else:
+                value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def _where(self, path: Path, *, key: bool = False) -> Place | str:

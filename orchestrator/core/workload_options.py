@@ -7,26 +7,32 @@ bring about is the workload's affair.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout
+from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.template import checked
 
 
@@ -42,6 +48,10 @@ class WorkloadOptions(BaseModel):
     def as_written(self) -> dict[str, Any]:
         """What the file said, in JSON's types."""
         return self.model_dump(mode="json")
+
+    def conditions(self) -> dict[str, Any]:
+        """What of it numbers depend on."""
+        return self.as_written()
 
 
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=1 << 50)]
@@ -119,7 +129,7 @@ _LAYOUT_NAMES = (*(field.name for field in fields(Layout)), "world_size", "globa
 
 def _at(value: str) -> str:
     if not _FAULT_AT.fullmatch(value):
-        close = get_close_matches(value[:80], ("init", "forward", "teardown"), n=1)
+        close = get_close_matches(value[:80], ("init", "forward", "step_1", "teardown"), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"{value[:80]!r} is not one of init, forward, step_N (step_3), teardown{hint}")
     return value
@@ -130,7 +140,7 @@ def _only_if(value: Any) -> Any:
         raise ValueError("only_if takes fields of a layout with their values: {micro_batch_size: 8, recompute: none}")
     for name, wanted in value.items():
         if name not in _LAYOUT_NAMES:
-            close = get_close_matches(str(name)[:80], _LAYOUT_NAMES, n=1)
+            close = [SHORT_NAMES[name]] if name in SHORT_NAMES else get_close_matches(str(name)[:80], _LAYOUT_NAMES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(_LAYOUT_NAMES)}{hint}")
         if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
@@ -225,9 +235,79 @@ class CommandOptions(WorkloadOptions):
         Annotated[Template, AfterValidator(_absolute)] | None, Field(description="Its working directory; without it, the run directory")
     ] = None
 
+    def conditions(self) -> dict[str, Any]:
+        """A token may change, and be added, without another sweep."""
+        return {name: value for name, value in self.as_written().items() if name != "env_from"}
+
     @model_validator(mode="after")
     def _said_once(self) -> Self:
         for name in self.env_from:
             if name in self.env:
                 raise ValueError(f"env_from names {name}, and env gives it a value: keep one of them, env_from for a secret")
         return self
+
+
+# --- which of them ----------------------------------------------------------------------------------------------------------------
+
+
+class _WorkloadSection(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LlamaWorkload(_WorkloadSection):
+    """Ranks train a Llama in plain torch."""
+
+    name: Literal["llama"] = "llama"
+    options: LlamaOptions = LlamaOptions()
+
+
+class SyntheticWorkload(_WorkloadSection):
+    """Ranks train nothing: they obey a model of memory and time, and go wrong on request."""
+
+    name: Literal["synthetic"]
+    options: SyntheticOptions = SyntheticOptions()
+
+
+class CommandWorkload(_WorkloadSection):
+    """Ranks run any program."""
+
+    name: Literal["command"]
+    options: CommandOptions
+
+
+# The program that ranks run, and what it takes besides the layout: the name says which options there are.
+Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload
+WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
+    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload}
+)
+
+
+def _section(value: Any) -> Any:
+    """The name alone may stand for the section, and a section without a name is llama's."""
+    if isinstance(value, str):
+        return {"name": value, "options": {}}
+    return {"name": "llama", "options": {}, **value} if isinstance(value, Mapping) else value
+
+
+class _OrItsName:
+    """Says in the JSON schema what `_section` does."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(WORKLOADS)}, handler(schema)]}
+
+
+WorkloadChoice = Annotated[Workload, Discriminator("name"), BeforeValidator(_section), _OrItsName()]
+
+
+def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], device: str) -> str | None:
+    """What the workload was told and can never do."""
+    match workload:
+        case SyntheticWorkload(options=options):
+            able = DEVICES[options.device_name].peak_flops
+            for precision in precisions:
+                if precision not in able:
+                    has = ", ".join(sorted(able))
+                    return f"precision {precision} is none that {options.device_name} has (workload.options.device_name); it has {has}"
+        case LlamaWorkload(options=options) if options.memory_limit_bytes is not None and device not in ("auto", "cpu"):
+            return f"device {device} has a limit of its own; workload.options.memory_limit_bytes is for device cpu: leave it out"
+    return None
