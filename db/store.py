@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from db import changes, invalidation, lease, migrate, queries, readonly, schema, sql_text, url
 from db.changes import AttemptFacts
 from db.engine import Change, Database
-from db.rows import CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
+from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepChanged
@@ -265,6 +265,10 @@ class Store:
             lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, shared_nodes)
         )
 
+    def note_nodes(self, trial_id: int, attempt: int, nodes: Sequence[str], *, epoch: int) -> None:
+        """Note where a running attempt has its nodes, as soon as that is known: one that is lost cannot tell any more."""
+        self._database.write(lambda connection, change: changes.note_nodes(connection, trial_id, attempt, epoch, nodes))
+
     def record_measurement(
         self,
         trial_id: int,
@@ -341,6 +345,10 @@ class Store:
     def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
         """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""
         return self._database.read(lambda connection: queries.failure_counts(connection, trial_id))
+
+    def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
+        """The peaks that MFUs of a sweep rest on where no data sheet tells, each once however many attempts have it."""
+        return self._database.read(lambda connection: queries.measured_peaks(connection, sweep_id))
 
     def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
         """What happened in a sweep, oldest first, from one event id on."""

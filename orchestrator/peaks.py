@@ -39,6 +39,13 @@ class Peaks:
             if key not in self._known or self._known[key].flops < row.flops:
                 self._known[key] = KnownPeak(node=node, device_name=row.device_name, flops=row.flops, source=row.source)
 
+    def note(self, reports: Sequence[NodeReport], measurement: Measurement, *, precision: Precision, device_name: str | None) -> None:
+        """Take up what an attempt has just measured, as the store has it."""
+        if measurement.peak_flops is not None and measurement.peak_flops_source is not None:
+            nodes = tuple(report.node for report in reports)
+            flops, source = measurement.peak_flops, measurement.peak_flops_source
+            self.learn(PeakRow(nodes=nodes, precision=precision, device_name=device_name, flops=flops, source=source))
+
     def measure(
         self, reports: Sequence[NodeReport], *, model: ModelShape, sequence_length: int, layout: Layout, plan: MeasurementPlan
     ) -> Measurement:

@@ -24,12 +24,13 @@ from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
-from orchestrator.core.measurement import ImplausibleMeasurement, Measurement, measure
+from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.spec import Objective, SweepSpec
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
+from orchestrator.peaks import Peaks
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.provenance import with_stack
 from orchestrator.searcher import Failed, Measured, OutOfMemory, Searcher
@@ -131,6 +132,7 @@ class _Loop:
         self._store, self._scheduler, self._code, self._clock = store, scheduler, code, clock
         self._stop, self._observe = stop, observe
         slots = scheduler.slots
+        self._peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
         self._hardware = hardware(slots)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
         parallel = spec.search.max_parallel_trials
@@ -311,6 +313,7 @@ class _Loop:
                 measurement=self._spec.measurement.plan,
                 limits=self._spec.measurement.limits.plan,
                 seed=self._spec.search.seed,
+                peaks=self._peaks.of(layout.precision),
             ),
             run.shape,
         )
@@ -337,8 +340,8 @@ class _Loop:
             failure = Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
         if failure is None:
             try:
-                measurement = measure(
-                    results,
+                measurement = self._peaks.measure(
+                    event.reports,
                     model=flight.run.cell.model,
                     sequence_length=flight.run.cell.sequence_length,
                     layout=flight.layout,
@@ -365,6 +368,8 @@ class _Loop:
         )
         self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
         self._fingerprints.add(fingerprint.digest)
+        precision, device_name = flight.layout.precision, fingerprint.stack.device_name
+        self._peaks.note(event.reports, measurement, precision=precision, device_name=device_name)
         self._machine_faults_in_a_row = 0
         self._nothing_else_yet, self._same_failures = False, 0
         flight.run.measured_with(fingerprint.digest)
