@@ -218,6 +218,12 @@ def start_attempt(
     return number
 
 
+def note_nodes(connection: Connection, trial_id: int, number: int, epoch: int, nodes: Sequence[str]) -> None:
+    _standing(connection, trial_id, epoch)
+    running = (*_attempt_is(trial_id, number), attempt.c.state == AttemptState.RUNNING)
+    connection.execute(sa.update(attempt).where(*running).values(nodes=list(nodes)))
+
+
 def transition(
     connection: Connection,
     change: Change,
