@@ -35,6 +35,8 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.template import checked
 
+MAX_ENTRIES = 512  # of one list or mapping
+
 
 class WorkloadOptions(BaseModel):
     """Written out again as it was written: a default that nobody wrote is not stored, so it may change its words without being a change."""
@@ -52,6 +54,13 @@ class WorkloadOptions(BaseModel):
     def conditions(self) -> dict[str, Any]:
         """What of it numbers depend on."""
         return self.as_written()
+
+
+def _few(value: Any) -> Any:
+    """Far too many are refused before any of them is looked at."""
+    if isinstance(value, (list, tuple, Mapping)) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"{len(value):,} entries; at most {MAX_ENTRIES}")
+    return value
 
 
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=1 << 50)]
@@ -180,7 +189,7 @@ class SyntheticOptions(WorkloadOptions):
     noise: Annotated[Fraction, Field(description="Standard deviation of the logarithm of a step's time")] = 0.02
     time_scale: Annotated[PositiveFloat, Field(description="Multiplies step times")] = 1.0
     sleep: Annotated[Flag, Field(description="Take the time that is reported; without it a trial takes milliseconds")] = False
-    faults: Annotated[tuple[SyntheticFault, ...], Field(description="What goes wrong, below")] = ()
+    faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), Field(description="What goes wrong, below")] = ()
 
 
 # --- command --------------------------------------------------------------------------------------------------------------------
@@ -221,12 +230,19 @@ class CommandOptions(WorkloadOptions):
     """Options of workload command."""
 
     argv: Annotated[
-        tuple[Template, ...], Field(min_length=1, description="The program and its arguments, with `{names}` filled in; no shell")
+        tuple[Template, ...],
+        BeforeValidator(_few),
+        Field(min_length=1, description="The program and its arguments, with `{names}` filled in; no shell"),
     ]
-    env: Annotated[Mapping[str, Template], Field(description="Added to its environment, likewise. Stored as it stands: no secrets")] = {}
+    env: Annotated[
+        Mapping[str, Template],
+        BeforeValidator(_few),
+        Field(description="Added to its environment, likewise. Stored as it stands: no secrets"),
+    ] = {}
     env_from: Annotated[
         tuple[str, ...],
         BeforeValidator(_names_only),
+        BeforeValidator(_few),  # these run last to first
         Field(
             description="Names of variables whose values ranks get from the environment of `sweep run`, and that are stored nowhere: secrets"
         ),

@@ -434,6 +434,12 @@ HOSTILE = {
     "sixteen million cells": with_line(3, f"gpus: {list(range(1, 4_000))}").replace(
         "sequence_length: 64", f"sequence_length: {list(range(1, 4_000))}"
     ),
+    "many wrong templates": with_line(15, "  name: command\n  options: {argv: [" + ",".join(["'{micro_batchx}'"] * 9_000) + "]}"),
+    "many wrong variables": with_line(
+        15, "  name: command\n  options: {argv: [a], env: {" + ",".join(f"A{i}: '{{'" for i in range(4_500)) + "}}"
+    ),
+    "many variables": with_line(15, "  name: command\n  options: {argv: [a], env_from: [" + ",".join(f"A{i}" for i in range(9_000)) + "]}"),
+    "many unknown options": with_line(15, "  options: {" + ",".join(f"atention{i}: 1" for i in range(4_500)) + "}"),
     "number of many digits": with_line(3, "gpus: " + "9" * 4_000),
     "hexadecimal giant": with_line(3, "gpus: 0x" + "f" * 90),
     "null byte": "name: a\x00b",
