@@ -27,6 +27,7 @@ class StopReason(StrEnum):
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
     INTERRUPTED = "interrupted"
+    BEFORE = "nothing was left to do"  # an earlier call had finished it
 
 
 @dataclass(frozen=True, kw_only=True)

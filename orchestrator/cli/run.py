@@ -8,21 +8,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator import __version__
 from orchestrator.cli import home
 from orchestrator.cli.output import note, write_error, write_json
 
 if TYPE_CHECKING:
+    from db.store import Store
+    from orchestrator.cli.progress import Progress
     from orchestrator.core.fingerprint import Fingerprint
     from orchestrator.core.hardware import Hardware
     from orchestrator.core.spec import SweepSpec
-    from orchestrator.gang import Slots
+    from orchestrator.gang import Scheduler, Slots
     from orchestrator.progress import Stop, SweepResult
 
 EXIT_SOME_FAILED = 3
@@ -125,51 +130,14 @@ def run(
     from db.store import Store
     from orchestrator.cli import look
     from orchestrator.cli.progress import Progress
-    from orchestrator.core.errors import ClusterUnavailable
-    from orchestrator.core.protocol import Device
-    from orchestrator.sweep import run_sweep
+    from orchestrator.finished import finished_before
 
-    def open_scheduler() -> Any:
-        if ray_address is None:
-            # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
-
-        progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
-
-        device = None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA
-        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None
-        scheduler = RayScheduler(
-            address=ray_address,
-            device=device,
-            root=home.run_root(store.sweep_named(spec.name).run_folder),
-            gpus_per_node=per_node,
-            rank_environment=environment,
-        )
-        signals.install()  # after Ray, which installs a handler of its own
-        return scheduler
-
+    this_host = socket.gethostname() if ray_address is None else None
     with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
-        try:
-            result = run_sweep(
-                spec,
-                store=store,
-                open_scheduler=open_scheduler,
-                code=_code_of(spec),
-                hardware=lambda slots: _hardware(spec, slots),
-                clock=time.monotonic,
-                stop=signals.asked,
-                observe=progress.show,
-                takeover=takeover,
-            )
-        except ClusterUnavailable as exc:
-            if signals.received is None:
-                raise
-            # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
-            note(f"Stopped by signal {signals.received}: {exc}")
-            if as_json:
-                write_error("interrupted", str(exc), 128 + signals.received)
-            raise typer.Exit(128 + signals.received) from None
+        result = finished_before(spec, store, program_version=__version__, this_host=this_host)
+        if result is None:
+            open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment)
+            result = _measure(spec, store, progress, signals, open_scheduler, takeover=takeover, as_json=as_json)
         where = store.url
     if as_json:
         look.best(spec.name, db=db, as_json=True)
@@ -177,6 +145,63 @@ def run(
         _say_how_it_ended(spec, result, where)
         look.best(spec.name, db=db, top=3)
     raise typer.Exit(_exit_code(result, signals, strict=strict))
+
+
+def _measure(
+    spec: SweepSpec,
+    store: Store,
+    progress: Progress,
+    signals: _Signals,
+    open_scheduler: Callable[[], Scheduler],
+    *,
+    takeover: bool,
+    as_json: bool,
+) -> SweepResult:
+    from orchestrator.core.errors import ClusterUnavailable
+    from orchestrator.sweep import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
+
+    try:
+        return run_sweep(
+            spec,
+            store=store,
+            open_scheduler=open_scheduler,
+            code=_code_of(spec),
+            hardware=lambda slots: _hardware(spec, slots),
+            clock=time.monotonic,
+            stop=signals.asked,
+            observe=progress.show,
+            takeover=takeover,
+        )
+    except ClusterUnavailable as exc:
+        if signals.received is None:
+            raise
+        # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.
+        note(f"Stopped by signal {signals.received}: {exc}")
+        if as_json:
+            write_error("interrupted", str(exc), 128 + signals.received)
+        raise typer.Exit(128 + signals.received) from None
+
+
+def _open_scheduler(
+    spec: SweepSpec, store: Store, progress: Progress, signals: _Signals, ray_address: str | None, environment: Mapping[str, str]
+) -> Scheduler:
+    from orchestrator.core.protocol import Device
+
+    if ray_address is None:
+        # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
+
+    progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
+    scheduler = RayScheduler(
+        address=ray_address,
+        device=None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA,
+        root=home.run_root(store.sweep_named(spec.name).run_folder),
+        gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None,
+        rank_environment=environment,
+    )
+    signals.install()  # after Ray, which installs a handler of its own
+    return scheduler
 
 
 class _Signals:

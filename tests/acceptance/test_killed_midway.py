@@ -44,9 +44,12 @@ def test_killed_midway_and_run_again_nothing_is_lost_or_repeated(command_on: Com
     assert per_trial == [[1]] * 16
 
 
-def test_a_finished_sweep_run_again_starts_no_ray_trial_and_says_so(command: Command, tmp_path: Path) -> None:
+def test_a_finished_sweep_run_again_answers_from_the_store_without_ray(command: Command, tmp_path: Path) -> None:
     file = write_sweep(tmp_path)
     command.ok("run", file)
     again = command.ok("run", file)
-    assert "every layout is known" in again.stderr
+    assert "nothing was left to do" in again.stderr
+    assert "Ray" not in again.stderr
+    assert again.stdout == command.ok("best", "t", "--top", "3").stdout
     assert command.sql("select count(*) from v_event where event = 'gang_placed'") == [[16]]
+    assert "every layout is known" in command.ok("run", file, "search.max_trials=100").stderr
