@@ -78,6 +78,7 @@ def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_devic
     workload = {"name": "synthetic", "options": {"device_memory_bytes": 5}}
     assert memory_limit_bytes(spec(device_memory_gib=2, workload=workload), h100) == 2 * GIB
     assert memory_limit_bytes(spec(workload=workload), h100) == 5
+    assert memory_limit_bytes(spec(workload={"options": {"memory_limit_bytes": 7}}, device="cpu"), None) == 7
     assert memory_limit_bytes(spec(), h100) == h100.memory_bytes
     assert memory_limit_bytes(spec(), None) is None
 
