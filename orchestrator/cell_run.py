@@ -30,6 +30,7 @@ class CellRun:
     searcher: Searcher
     num_candidates: int
     waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched again
+    alone: set[int] = field(default_factory=set)  # of these, those that ran the node out of memory: beside others they might again
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
@@ -61,6 +62,19 @@ class CellRun:
                 self.fingerprint = trial.fingerprint_digest
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
+
+    def next_waiting(self, *, beside_others: bool) -> TrialRow | None:
+        """Take the first trial that waits and may start; one that has to be alone may not while others run."""
+        found = next((trial for trial in self.waiting if not beside_others or trial.id not in self.alone), None)
+        if found is not None:
+            self.waiting.remove(found)
+        return found
+
+    def wait(self, trial: TrialRow, *, alone: bool) -> None:
+        """Have a trial launched again."""
+        self.waiting.append(trial)
+        if alone:
+            self.alone.add(trial.id)
 
     def ask(self, clock: Callable[[], float]) -> Proposal | None:
         """The next layout: the one asked for ahead, if any."""
@@ -125,7 +139,9 @@ class CellRun:
                 assert value is not None, f"trial {trial.id} is measured and has no number"
                 return Measured(value=value)
             case TrialState.OUT_OF_MEMORY:
-                return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes))
+                return OutOfMemory(
+                    excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message)
+                )
             case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
                 return Failed()
             case TrialState.FAILED | TrialState.CANCELLED | TrialState.PRUNED:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from db.changes import AttemptFacts
+from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult
 from orchestrator.gang import Finished
 
 
 def attempt_facts(event: Finished, results: Sequence[RankResult], fingerprint: Fingerprint | None) -> AttemptFacts:
-    """What an attempt cost and where it ran, whatever became of it. A phase took as long as the slowest rank's."""
+    """What an attempt cost, whatever became of it. A phase took as long as the slowest rank's."""
     phases = {
         phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
     }
     return AttemptFacts(
         phases=phases,
         fingerprint=fingerprint,
-        nodes=[report.node for report in event.reports] or None,
+        shared_nodes=event.shared_nodes,
         gpu_seconds=event.gpu_seconds,
         processes_killed=sum(report.processes_killed for report in event.reports),
     )
@@ -50,8 +51,15 @@ def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None
     return (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes) if notes else (None, None)
 
 
-def relative_excess(peak_bytes: int | None, device_bytes: int | None) -> float | None:
-    """How far over the limit a failed run is known to have been; it held less than the device when it asked for too much, so mostly None."""
-    if not peak_bytes or not device_bytes or peak_bytes <= device_bytes:
-        return None
-    return peak_bytes / device_bytes - 1
+def relative_excess(peak_bytes: int | None, device_bytes: int | None, said: str | None) -> float | None:
+    """How far over its device a failed run is known to have been: with the allocation that failed, on top of what it then held.
+
+    None where that does not come to more than the device: of what an allocator held beside, nothing is known.
+    """
+    refused = refused_allocation(said or "")
+    needed = peak_bytes or 0
+    if refused is not None:
+        held = peak_bytes if refused.held_bytes is None else refused.held_bytes
+        needed = max(needed, held + refused.tried_bytes if held is not None else 0)
+        device_bytes = device_bytes or refused.device_bytes
+    return needed / device_bytes - 1 if device_bytes and needed > device_bytes else None

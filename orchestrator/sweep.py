@@ -54,6 +54,8 @@ class _Flight:
     layout: Layout
     attempt: int
     since: float
+    nodes: Sequence[str] | None  # None: its gang has still to be placed
+    alone: bool  # nothing else is started while it runs
     phase: Phase | None = None
     step: int = 0
     stepped: bool = False  # FIRST_STEP is in the store
@@ -181,6 +183,7 @@ class _Loop:
         self._fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
         for layout, (proof, proof_id) in run.take_up(trials).items():
             self._prune(run, [layout], proof_id, proof)
+        run.alone = {t.id for t in run.waiting if FailureKind.OOM_HOST in self._store.failure_counts(t.id)}
         self._keep_lease()  # a space of many cells takes a while to list
         return run
 
@@ -203,7 +206,7 @@ class _Loop:
             for event in self._scheduler.poll(POLL_SECONDS):
                 match event:
                     case Placed():
-                        pass
+                        self._placed(event)
                     case Progressed():
                         self._progressed(event)
                     case Finished():
@@ -234,7 +237,7 @@ class _Loop:
 
     def _launch_one(self) -> bool:
         """Start the next trial, if one may start. The cell with the fewest turns goes first."""
-        if len(self._flights) >= self._parallel:
+        if len(self._flights) >= self._parallel or any(flight.alone for flight in self._flights.values()):
             return False
         for run in sorted(self._runs, key=lambda r: r.launched // CELL_TURN):
             if run.stopped is None:
@@ -243,7 +246,7 @@ class _Loop:
                 continue
             if self._launch_next(run):
                 return True
-            if not any(f.run is run for f in self._flights.values()):
+            if not run.waiting and not any(f.run is run for f in self._flights.values()):
                 run.stopped = StopReason.EXHAUSTED
         return False
 
@@ -266,9 +269,9 @@ class _Loop:
 
     def _launch_next(self, run: CellRun) -> bool:
         # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-        proposal = None
-        if not run.waiting or self._machine_faults_in_a_row:
-            proposal = run.ask(self._clock) if self._within_trials(run) else None
+        trial = run.next_waiting(beside_others=bool(self._flights)) if not self._machine_faults_in_a_row else None
+        proposal = run.ask(self._clock) if trial is None and self._within_trials(run) else None
+        nodes = self._scheduler.standing(run.shape)
         # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
         if proposal is not None:
             trial_id, attempt = self._store.begin_trial(
@@ -278,27 +281,36 @@ class _Loop:
                 why=proposal.why,
                 predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
                 predicted_memory_bytes=proposal.predicted_memory_bytes,
+                nodes=nodes,
             )
             if proposal.layout not in run.added:
                 self._counts[TrialState.QUEUED] += 1
             run.launched += 1
-            self._launch(run, trial_id, proposal.layout, attempt)
+            self._launch(run, trial_id, proposal.layout, attempt, nodes)
             return True
-        if run.waiting:
-            trial = run.waiting.pop(0)
-            run.launched += trial.num_attempts == 0
-            self._launch(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch))
-            return True
-        return False
+        trial = trial or run.next_waiting(beside_others=bool(self._flights))
+        if trial is None:
+            return False
+        run.launched += trial.num_attempts == 0
+        self._launch(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch, nodes), nodes)
+        return True
 
     def _think_ahead(self) -> None:
         for run in self._runs:
             if run.stopped is None and self._flights and not run.waiting and self._within_trials(run):
                 run.ask_ahead(self._clock)
 
-    def _launch(self, run: CellRun, trial_id: int, layout: Layout, attempt: int) -> None:
+    def _launch(self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: Sequence[str] | None) -> None:
         self._move(TrialState.QUEUED, TrialState.LAUNCHING)
-        self._flights[trial_id] = _Flight(run=run, trial_id=trial_id, layout=layout, attempt=attempt, since=self._clock())
+        self._flights[trial_id] = _Flight(
+            run=run,
+            trial_id=trial_id,
+            layout=layout,
+            attempt=attempt,
+            since=self._clock(),
+            nodes=nodes,
+            alone=trial_id in run.alone,
+        )
         self._scheduler.start(
             TrialRequest(
                 sweep=self._spec.name,
@@ -319,6 +331,12 @@ class _Loop:
         )
 
     # -- what came back ------------------------------------------------------------------------------------------------------
+
+    def _placed(self, event: Placed) -> None:
+        flight = self._flights[event.trial_id]
+        if flight.nodes is None or list(flight.nodes) != list(event.nodes):
+            flight.nodes = event.nodes
+            self._store.note_nodes(flight.trial_id, flight.attempt, event.nodes, epoch=self._epoch)
 
     def _progressed(self, event: Progressed) -> None:
         flight = self._flights[event.trial_id]
@@ -404,12 +422,13 @@ class _Loop:
                 flight.run.note(layout, None)
                 flight.run.take_back()
                 proves = proves_out_of_memory(failure, on_cpu=self._scheduler.slots.device is Device.CPU)
-                condemned = searcher.tell(layout, OutOfMemory(excess=relative_excess(peak, device)), proves=proves)
+                excess = relative_excess(peak, device, failure.message)
+                condemned = searcher.tell(layout, OutOfMemory(excess=excess), proves=proves)
                 self._prune(flight.run, condemned, flight.trial_id, layout)
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:
                 self._move(before, TrialState.QUEUED)
-                flight.run.waiting.append(self._store.trial(flight.trial_id).trial)
+                flight.run.wait(self._store.trial(flight.trial_id).trial, alone=flight.alone or failure.kind is FailureKind.OOM_HOST)
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 self._say(flight, f"{why}; waits for another attempt")
             case TrialEvent.CANCELLED:

@@ -126,6 +126,12 @@ _DISGUISES = re.compile(r"illegal memory access|CUBLAS_STATUS_(?:NOT_INITIALIZED
 _NOTED = "out of memory by the rank's own word: "  # before the evidence where only the failure note's flag says so
 _REFUSED_BY_HOST = re.compile(r"DefaultCPUAllocator|MemoryError\b")  # an allocation of this process, which a smaller layout may not need
 
+# torch's CUDACachingAllocator, and workloads/llama/live_tensors.
+_SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)"
+_TRIED = re.compile(rf"Tried to allocate {_SIZE}\b")
+_HELD = re.compile(rf"{_SIZE} is (?:allocated by PyTorch|held by live tensors)")
+_DEVICE = re.compile(rf"(?:total capacity of|The limit is) {_SIZE}\b")
+
 _JUDGED_CHARACTERS = 10_000  # of an exception's text
 
 _CRASHES = frozenset(
@@ -269,6 +275,32 @@ def is_out_of_memory(exception: str, message: str) -> bool:
     """Whether an exception of this class name and text says that memory ran out, the device's or the host's."""
     match = _match(f"{exception}: {message[:_JUDGED_CHARACTERS]}")
     return match is not None and match[0] in OUT_OF_MEMORY_KINDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedAllocation:
+    """What an allocator said of the allocation that did not fit. Unknown is None."""
+
+    tried_bytes: int
+    held_bytes: int | None  # by tensors, at that moment
+    device_bytes: int | None
+
+
+def refused_allocation(text: str) -> RefusedAllocation | None:
+    """Read the message of torch's allocators, or of `workloads.llama` on a CPU with a limit; None: it is none."""
+    tried = _TRIED.search(text)
+    if tried is None:
+        return None
+    held, device = _HELD.search(text), _DEVICE.search(text)
+    return RefusedAllocation(
+        tried_bytes=_bytes(tried),
+        held_bytes=_bytes(held) if held is not None else None,
+        device_bytes=_bytes(device) if device is not None else None,
+    )
+
+
+def _bytes(match: re.Match[str]) -> int:
+    return int(float(match[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(match[2]))
 
 
 def _kind(evidence: Evidence) -> tuple[FailureKind, str]:

@@ -12,11 +12,13 @@ from orchestrator.core.failures import (
     Evidence,
     FailureKind,
     Fault,
+    RefusedAllocation,
     classify,
     first_bad,
     is_out_of_memory,
     may_retry,
     proves_out_of_memory,
+    refused_allocation,
 )
 
 K = FailureKind
@@ -302,3 +304,47 @@ def test_a_fatal_signal_outranks_warnings_in_the_log_but_an_abort_is_what_a_watc
 ) -> None:
     noise = "node1:17:42 [0] NCCL WARN NET/Socket : Connection reset by peer (ignored)"
     assert classify(evidence(signal=number, log_tail=noise)).kind is kind
+
+
+CUDA_REFUSAL = (
+    "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 900.50 MiB is free. Including"
+    " non-PyTorch memory, this process has 79.10 GiB memory in use. Of the allocated memory 77.00 GiB is allocated by PyTorch, and 1.10 GiB"
+    " is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tried", "held", "device"),
+    [
+        (CUDA_REFUSAL, 6 << 30, 77 << 30, 80 << 30),
+        (CUDA_REFUSAL.split(" Of the")[0], 6 << 30, None, 80 << 30),  # cut off, as a failure's one line may be
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.50 MiB (GPU 3; 79.15 GiB total capacity)",
+            41 << 19,
+            None,
+            None,
+        ),
+        ("XPU out of memory. Tried to allocate 512 bytes. Of the allocated memory 0 bytes is allocated by PyTorch", 512, 0, None),
+        (
+            "CPU out of memory. Tried to allocate 24.00 MiB. The limit is 100.00 MiB (option memory_limit_bytes), of which 90.00 MiB is held"
+            " by live tensors",
+            24 << 20,
+            90 << 20,
+            100 << 20,
+        ),
+    ],
+)
+def test_an_allocator_says_what_it_refused(text: str, tried: int, held: int | None, device: int | None) -> None:
+    assert refused_allocation(text) == RefusedAllocation(tried_bytes=tried, held_bytes=held, device_bytes=device)
+
+
+def test_what_is_no_refusal_of_an_allocator_is_read_as_none() -> None:
+    assert refused_allocation("DefaultCPUAllocator: can't allocate memory") is None
+    assert refused_allocation("Tried to allocate more than 1EB memory") is None
+
+
+def test_the_one_line_of_a_failure_still_tells_what_was_held_and_tried() -> None:
+    failure = classify(Evidence(rank=0, exit_code=1, exception="torch.OutOfMemoryError", message=CUDA_REFUSAL))
+    refused = refused_allocation(failure.message)
+    assert refused is not None
+    assert (refused.tried_bytes, refused.held_bytes, refused.device_bytes) == (6 << 30, 77 << 30, 80 << 30)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from db.schema import AttemptState
 from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
@@ -19,6 +20,7 @@ from orchestrator.core.layout import RecomputeMode
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
+from orchestrator.gang import Placed, Shape
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
@@ -408,3 +410,78 @@ def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(store: 
     proofs = [layout for layout in order if layout.micro_batch_size > 1 and layout.recompute.mode is RecomputeMode.NONE]
     assert proofs
     assert all(later.micro_batch_size < first.micro_batch_size for first, later in pairwise(proofs))  # else it was ruled out
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_an_attempt_that_is_lost_has_its_nodes(store: Store, stands: bool) -> None:
+    class Dying(FakeScheduler):
+        """The orchestrator dies as soon as the nodes are known: at once where the gang stands, when it is placed where not."""
+
+        def standing(self, shape: Shape) -> Sequence[str] | None:
+            return ["here"] if stands else None
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            if not stands and self.most_at_once == 1:
+                self.most_at_once = 2
+                return [Placed(trial_id=next(iter(self._running)), nodes=["here"])]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(store, fast, scheduler=Dying(fast), spec=spec(gpus=1))
+    run(store, fast, spec=spec(gpus=1))
+    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
+    assert [attempt.nodes for attempt in attempts if attempt.state is AttemptState.LOST] == [("here",)]
+
+
+def test_a_gang_that_stands_costs_no_write_beyond_the_launch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+    note_nodes = Store.note_nodes
+    monkeypatch.setattr(Store, "note_nodes", lambda self, trial_id, *a, **k: noted.append(trial_id) or note_nodes(self, trial_id, *a, **k))
+    run(store, fast, spec=spec(gpus=1))
+    trials = store.trials(store.sweep_named("t").id)
+    assert len(noted) == 1  # the first, which formed the gang
+    assert all(attempt.nodes == ("here",) for trial in trials for attempt in store.trial(trial.id).attempts)
+
+
+def test_what_ran_the_node_out_of_memory_is_tried_once_more_alone(store: Store) -> None:
+    beside: dict[tuple[int, int], int] = {}
+
+    class Watching(FakeScheduler):
+        def start(self, request: TrialRequest, shape: Shape) -> None:
+            super().start(request, shape)
+            for trial_id, (other, _) in self._running.items():
+                beside[trial_id, other.attempt] = max(beside.get((trial_id, other.attempt), 0), len(self._running) - 1)
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.OOM_HOST if request.layout.micro_batch_size == 2 and request.attempt == 1 else fast(request)
+
+    _, scheduler = run(store, script, scheduler=Watching(script, slots=4, device=Device.CUDA))
+    assert scheduler.most_at_once > 1
+    assert states(store) == {TrialState.MEASURED: 12}
+    again = {trial_id: others for (trial_id, attempt), others in beside.items() if attempt == 2}
+    assert len(again) == 4
+    assert set(again.values()) == {0}
+
+
+def test_what_has_to_be_alone_is_alone_in_the_next_call_too(store: Store) -> None:
+    alone: list[bool] = []
+
+    class Watching(FakeScheduler):
+        def start(self, request: TrialRequest, shape: Shape) -> None:
+            super().start(request, shape)
+            if request.attempt > 1:
+                alone.append(len(self._running) == 1)
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            if any(request.attempt > 1 for request, _ in self._running.values()):
+                assert len(self._running) == 1
+            return super().poll(timeout_seconds)
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.OOM_HOST if request.attempt == 1 else fast(request)
+
+    run(store, script, spec=spec(gpus=1), scheduler=FakeScheduler(script, slots=4, device=Device.CUDA), stop=after(2, Stop.DRAIN))
+    assert states(store)[TrialState.QUEUED] > 1
+    run(store, fast, spec=spec(gpus=1), scheduler=Watching(fast, slots=4, device=Device.CUDA))
+    assert states(store) == {TrialState.MEASURED: 6}
+    assert alone and all(alone)
