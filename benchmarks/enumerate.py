@@ -15,10 +15,10 @@ from pathlib import Path
 from benchmarks.machine import describe_machine, write_result
 from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.memory import Trainer
 from orchestrator.core.planner import rank_candidates
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
+from orchestrator.core.trainer import Trainer
 
 WIDE = {
     "tensor_parallel_size": "auto",

@@ -20,10 +20,10 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout, Recompute
 from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import Trainer
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.planner import Candidates, rank_candidates
 from orchestrator.core.spec import Objective, Search, Strategy
+from orchestrator.core.trainer import Trainer
 from orchestrator.searcher import Known, Measured, Outcome, OutOfMemory, Searcher
 
 NUM_LAYERS = 32

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import GIB, Hardware
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
-from orchestrator.core.memory import Trainer, predict_memory
+from orchestrator.core.memory import predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
+from orchestrator.core.trainer import Trainer
 from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions
 
 Floats = NDArray[np.float64]
@@ -63,7 +64,7 @@ def _trainer(options: WorkloadOptions) -> Trainer:
     if not isinstance(options, LlamaOptions):
         return Trainer()
     return Trainer(
-        gradient_bytes_fp32_accumulation=options.gradient_dtype is GradientDtype.FP32,
+        gradient_bytes=6.0 if options.gradient_dtype is GradientDtype.FP32 else 2.0,
         eager_attention=options.attention is AttentionKind.EAGER,
     )
 

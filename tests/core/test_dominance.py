@@ -14,8 +14,9 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.dominance import keeps_at_least, needs_at_least
 from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import Trainer, predict_memory
+from orchestrator.core.memory import predict_memory
 from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.trainer import Trainer
 
 NUM_LAYERS = 8
 BATCH_OF_A_REPLICA = 8

@@ -13,8 +13,9 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.dominance import needs_at_least
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import MemoryPrediction, Trainer, predict_memory
+from orchestrator.core.memory import MemoryPrediction, predict_memory
 from orchestrator.core.model_shape import PRESETS, ModelShape
+from orchestrator.core.trainer import Trainer
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
 PARAMETERS_8B = 8_030_261_248
@@ -40,7 +41,7 @@ def states(prediction: MemoryPrediction) -> float:
 def test_states_take_the_bytes_per_parameter_of_the_literature(
     precision: Precision, fp32_accumulation: bool, bytes_per_parameter: int
 ) -> None:
-    prediction = predict(Layout(precision=precision), trainer=Trainer(gradient_bytes_fp32_accumulation=fp32_accumulation))
+    prediction = predict(Layout(precision=precision), trainer=Trainer(gradient_bytes=6.0 if fp32_accumulation else 2.0))
     assert states(prediction) == bytes_per_parameter * PARAMETERS_8B
 
 

@@ -9,10 +9,11 @@ from jsonschema import Draft202012Validator
 
 from orchestrator.core.hardware import DEVICES, GIB
 from orchestrator.core.layout import Layout
-from orchestrator.core.memory import Trainer, predict_memory
+from orchestrator.core.memory import predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import load, to_json_schema
+from orchestrator.core.trainer import Trainer
 from orchestrator.core.workload_options import SyntheticOptions
 from orchestrator.core.yaml_document import read as read_yaml
 

@@ -9,7 +9,7 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.step_time import PEAK_EFFICIENCY, StepTimePrediction, predict_step_time
+from orchestrator.core.step_time import StepTimeConstants, StepTimePrediction, predict_step_time
 
 H100 = DEVICES["h100-sxm"]
 
@@ -22,7 +22,7 @@ def predict(*layouts: Layout, model: str = "llama-3.1-8b") -> StepTimePrediction
 def test_compute_is_at_least_the_flops_at_the_best_efficiency() -> None:
     layout = Layout(data_parallel_size=8, micro_batch_size=4, grad_accum_steps=4)
     flops = 4 * 4 * 4096 * PRESETS["llama-3.1-8b"].flops_per_token(4096)
-    assert predict(layout).compute[0] >= flops / (H100.peak_flops[Precision.BF16] * PEAK_EFFICIENCY)
+    assert predict(layout).compute[0] >= flops / (H100.peak_flops[Precision.BF16] * StepTimeConstants().peak_efficiency)
 
 
 def test_full_recomputation_adds_about_a_third_of_the_compute() -> None:
@@ -52,7 +52,7 @@ def test_one_rank_sends_nothing() -> None:
 def test_a_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
     inside = predict(Layout(tensor_parallel_size=8, data_parallel_size=2, micro_batch_size=2, grad_accum_steps=8))
     across = predict(Layout(tensor_parallel_size=16, data_parallel_size=1, micro_batch_size=4, grad_accum_steps=8))
-    assert across.tensor_parallel[0] > 4 * inside.tensor_parallel[0]
+    assert across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]  # each of the 8 members in a node brings a network card
 
 
 def test_zero_3_gathers_weights_for_each_micro_batch() -> None:

@@ -1,0 +1,66 @@
+"""What a training program adds to the arithmetic of memory: properties of the trainer, not of the model or the GPU.
+
+Named trainers are starting points, taken from how these programs are built; trials of one's own correct them (core/calibration.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """The defaults are `workloads/llama` as it is built: 16 bytes per weight, nothing that an allocator adds."""
+
+    gradient_bytes: float = 2.0
+    """Per weight in mixed precision: 2 kept in bf16; 4 in fp32 only; 6 where bf16 gradients are added to an fp32 copy."""
+    bucket_bytes: float = 0.0
+    """Per weight, what all-reduce buckets hold besides the gradients where every rank keeps them all (ZeRO 0, more than one rank)."""
+    optimizer_bytes: float = 12.0
+    """Per weight in mixed precision: fp32 master and the two moments of Adam."""
+    eager_attention: bool = False
+    """Whether the scores of attention, the square of the sequence length, are kept."""
+    sequence_parallel: bool = True
+    """Whether tensor parallelism also splits what lies between its products: norms and residuals."""
+    gathered_inputs: float = 1.0
+    """Share of the gathered inputs of column-parallel products that every tensor-parallel rank keeps whole; 0: gathered again."""
+    gathered_inputs_in_pipeline: float = 1.0
+    """The same where there is more than one pipeline stage."""
+    activation_factor: float = 1.0
+    """On what layers keep for the backward pass: blocks that an allocator can't fill."""
+    pipeline_activation_factor: float = 1.0
+    """The same where micro-batches in flight interleave, and leave more holes."""
+    stages_by_work: bool = False
+    """Whether pipeline stages are balanced with the head's work counted, so that the first ones hold more layers than the last."""
+    logit_bytes: float = 12.0
+    """Per logit at the loss: in fp32, its exponential, and its gradient; 6 in bf16, far less in chunks."""
+    gathered_units: float = 2.0
+    """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in use and the next."""
+    reserve_bytes: float = 0.0
+    """Held besides, whatever the layout: an allocator's and a communication library's buffers."""
+
+
+# Names that a sweep file may use. Bytes per weight: 16, 20 (22 with buckets), 18, 16.
+TRAINERS: Mapping[str, Trainer] = MappingProxyType(
+    {
+        "llama": Trainer(),
+        # bf16 gradients are added to an fp32 copy; DDP's buckets come on top without ZeRO; stages are balanced by work; what the
+        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes.
+        "nanotron": Trainer(
+            gradient_bytes=6.0,
+            bucket_bytes=1.0,
+            gathered_inputs_in_pipeline=0.0,
+            activation_factor=1.05,
+            pipeline_activation_factor=1.2,
+            stages_by_work=True,
+            reserve_bytes=0.25 * GIB,
+        ),
+        "megatron": Trainer(gradient_bytes=4.0, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.0, reserve_bytes=1.0 * GIB),
+        # Fully sharded: buffers of gathers and reductions live in the pools of other streams (ESTIMATORS: 8-10 GiB for 8B).
+        "fsdp": Trainer(gathered_units=3.0, reserve_bytes=2.0 * GIB),
+    }
+)
