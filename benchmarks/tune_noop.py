@@ -68,7 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1" if arguments.no_log_files else "0"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     clock = Clock()
     cpu = resource.getrusage(resource.RUSAGE_SELF)
     began = time.monotonic()
