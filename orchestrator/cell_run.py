@@ -50,14 +50,15 @@ class CellRun:
         # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
-        condemned = self.searcher.replay((t.layout, self._known(t)) for t in rows)
+        # Of which nothing is said is not asked for again either: `sweep invalidate` is how a person asks.
+        condemned = self.searcher.replay((t.layout, known_of(t, self.objective) or Condemned()) for t in rows)
         for trial in rows:
             self.launched += trial.num_attempts > 0
             # A waiting trial whose layout the file no longer names goes on waiting: its axis may come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
             if trial.state in TERMINAL and trial.num_attempts and trial.is_current_fingerprint is not False:
-                self.note(trial.layout, self.objective_of(trial))
+                self.note(trial.layout, objective_of(trial, self.objective))
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
@@ -119,9 +120,6 @@ class CellRun:
             return StopReason.PLATEAU
         return None
 
-    def objective_of(self, trial: TrialRow) -> float | None:
-        return trial.step_seconds_median if self.objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
-
     def _plateaued(self, plateau: Plateau) -> bool:
         """Whether the last trials brought less than the gain, relative, over the best before them."""
         if len(self.ended) <= plateau.trials:
@@ -129,22 +127,31 @@ class CellRun:
         before, since = max(self.ended[: -plateau.trials]), max(self.ended[-plateau.trials :])
         return before > float("-inf") and since - before < plateau.gain * abs(before)
 
-    def _known(self, trial: TrialRow) -> Known:
-        """What the search is told of a stored trial. One that waits is in flight: it will be launched without being asked for."""
-        match trial.state:
-            case TrialState.MEASURED if trial.is_current_fingerprint is False:
-                return Condemned()  # known, so not measured again unless asked, but its number is not comparable
-            case TrialState.MEASURED:
-                value = self.objective_of(trial)
-                assert value is not None, f"trial {trial.id} is measured and has no number"
-                return Measured(value=value)
-            case TrialState.OUT_OF_MEMORY:
-                return OutOfMemory(
-                    excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message)
-                )
-            case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
-                return Failed()
-            case TrialState.FAILED | TrialState.CANCELLED | TrialState.PRUNED:
-                return Condemned()  # not asked for again, and nothing is said of it
-            case _:
-                return InFlight()
+
+def known_of(trial: TrialRow, objective: Objective) -> Known | None:
+    """What a stored trial says of its layout; None: nothing, since it was measured under other conditions or the machine was at fault.
+
+    One that waits is in flight: it will be launched without being asked for.
+    """
+    match trial.state:
+        case TrialState.MEASURED if trial.is_current_fingerprint is False:
+            return None
+        case TrialState.MEASURED:
+            value = objective_of(trial, objective)
+            assert value is not None, f"trial {trial.id} is measured and has no number"
+            return Measured(value=value)
+        case TrialState.OUT_OF_MEMORY:
+            return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message))
+        case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
+            return Failed()
+        case TrialState.FAILED:
+            return None
+        case TrialState.PRUNED:
+            return Condemned()
+        case TrialState.QUEUED | TrialState.LAUNCHING | TrialState.RUNNING:
+            return InFlight()
+
+
+def objective_of(trial: TrialRow, objective: Objective) -> float | None:
+    """The number that the sweep ranks by; None where the trial has none."""
+    return trial.step_seconds_median if objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu

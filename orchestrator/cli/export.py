@@ -35,15 +35,11 @@ from orchestrator.cli.output import (
     write_table,
 )
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.lifecycle import TrialState
 from orchestrator.report.quantities import UNKNOWN, counted
 
 if TYPE_CHECKING:
     from db.readonly import Result
-    from db.rows import TrialRow
     from db.store import Store
-    from orchestrator.core.spec import Objective
-    from orchestrator.searcher import Known
 
 MAX_EXPORTED = 10_000_000
 EXPORT_SECONDS = 600.0  # 100,000 trials take about 8 s
@@ -271,8 +267,9 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 
 
 def _export_optuna(store: Store, name: str | None, output: str | None, *, as_json: bool) -> None:
-    """One study per cell, named SWEEP/CELL."""
+    """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
+    from orchestrator.cell_run import known_of
     from orchestrator.core.spec import Objective
     from orchestrator.searcher import export_study
 
@@ -282,7 +279,8 @@ def _export_optuna(store: Store, name: str | None, output: str | None, *, as_jso
     objective = Objective(_spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU)
     studies = {}
     for cell in store.cells(row.id):
-        known = [(trial.layout, fact) for trial in store.trials(row.id, cell_id=cell.id) if (fact := _known(trial, objective)) is not None]
+        trials = store.trials(row.id, cell_id=cell.id)
+        known = [(trial.layout, fact) for trial in trials if (fact := known_of(trial, objective)) is not None]
         study = f"{row.name}/{cell.cell.key}"
         studies[study] = export_study(output, study, known, objective=objective)
     if as_json:
@@ -299,24 +297,3 @@ def _spec_value(spec_json: str, key: str) -> Any:
 
     spec: Mapping[str, Any] = json.loads(spec_json)
     return spec.get(key)
-
-
-def _known(trial: TrialRow, objective: Objective) -> Known | None:
-    """What a study is told of a trial; None: nothing yet, or the machine's fault."""
-    from orchestrator.core.failures import POLICIES, Fault
-    from orchestrator.core.spec import Objective
-    from orchestrator.searcher import Condemned, Failed, Measured, OutOfMemory
-
-    match trial.state:
-        case TrialState.MEASURED:
-            value = trial.step_seconds_median if objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
-            return Measured(value=value) if value is not None else None
-        case TrialState.OUT_OF_MEMORY:
-            peak, device = trial.peak_memory_allocated_bytes, trial.device_memory_bytes
-            return OutOfMemory(excess=peak / device - 1 if peak is not None and device and peak > device else None)
-        case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
-            return Failed()
-        case TrialState.PRUNED:
-            return Condemned()
-        case _:
-            return None
