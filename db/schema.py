@@ -48,8 +48,7 @@ class AttemptState(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    REQUEUED = "requeued"  # the machine's fault; the trial waits again
-    CANCELLED = "cancelled"
+    REQUEUED = "requeued"  # the machine's fault, or ended on request; the trial waits again
     LOST = "lost"  # its orchestrator died
 
 

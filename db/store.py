@@ -217,7 +217,7 @@ class Store:
     def transition(
         self, trial_id: int, event: TrialEvent, *, epoch: int, attempt: int | None = None, detail: Mapping[str, Any] | None = None
     ) -> TrialState:
-        """Move a trial by an event that brings no result (FIRST_STEP, PRUNED, CANCELLED ...) and return its new state.
+        """Move a trial by an event that brings no result (FIRST_STEP, PRUNED ...) and return its new state.
 
         Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
         """
@@ -232,7 +232,7 @@ class Store:
     ) -> int:
         """Let trials that have ended and match a condition over v_trial wait again, with those that they condemned; return how many.
 
-        Their attempts are kept, superseded. Cancelled trials wait anyway. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
+        Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
         """
         found = self._matching("SELECT sweep_id, trial_id FROM matching", where, sweep)
         by_sweep: dict[int, list[int]] = {}
@@ -303,7 +303,7 @@ class Store:
         device_memory_bytes: int | None = None,
         **facts: Unpack[AttemptFacts],
     ) -> TrialState:
-        """Record how an attempt failed, with its trial's new state: OUT_OF_MEMORY, FAILED, REQUEUED or CANCELLED.
+        """Record how an attempt failed, with its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED.
 
         A failure of an attempt that is not the latest changes no state.
         """

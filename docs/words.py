@@ -241,7 +241,7 @@ COLUMNS: Mapping[str, str] = {
     "speed_up": "tokens/s against the best of the smallest number of GPUs",
     "start_seconds": "time in phase start, slowest rank",
     "started_at": "when the attempt began",
-    "state": "of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, cancelled, lost",
+    "state": "of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, lost",
     "steady_seconds": "time in phase steady, slowest rank",
     "step_seconds": "every timed step of the slowest rank: the evidence",
     "step_seconds_iqr": "interquartile range of the timed steps",

@@ -431,9 +431,6 @@ class _Loop:
                 flight.run.wait(self._store.trial(flight.trial_id).trial, alone=flight.alone or failure.kind is FailureKind.OOM_HOST)
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 self._say(flight, f"{why}; waits for another attempt")
-            case TrialEvent.CANCELLED:
-                self._move(before, TrialState.CANCELLED)
-                self._say(flight, "cancelled")
             case _:
                 self._move(before, TrialState.FAILED)
                 flight.run.note(layout, None)

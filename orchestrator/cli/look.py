@@ -44,7 +44,6 @@ STATE_STYLES: Mapping[str, str] = {
     TrialState.LAUNCHING: "cyan",
     TrialState.RUNNING: "cyan",
     TrialState.PRUNED: "dim",
-    TrialState.CANCELLED: "dim",
 }
 
 

@@ -175,7 +175,6 @@ _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
     "OOM": (TrialState.OUT_OF_MEMORY,),
     "failed": (TrialState.FAILED,),
     "pruned": (TrialState.PRUNED,),
-    "cancelled": (TrialState.CANCELLED,),
     "in flight": (TrialState.LAUNCHING, TrialState.RUNNING),
     "waiting": (TrialState.QUEUED,),
 }
@@ -183,7 +182,7 @@ _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 
 
 def _shown_counts(cells: Sequence[CellStatus]) -> list[str]:
-    """The states worth a column: a sweep in which nothing was cancelled needs none for it."""
+    """The states worth a column: a sweep in which nothing was pruned needs none for it."""
     totals = _totals(cells)
     return [title for title, states in _COUNTED.items() if title in _ALWAYS_SHOWN or any(totals[state] for state in states)]
 

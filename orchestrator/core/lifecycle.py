@@ -18,7 +18,6 @@ class TrialState(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     PRUNED = "pruned"
-    CANCELLED = "cancelled"
 
 
 class TrialEvent(StrEnum):
@@ -27,9 +26,8 @@ class TrialEvent(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    REQUEUED = "requeued"  # the machine's fault, and attempts are left
+    REQUEUED = "requeued"  # the machine's fault, and attempts are left; or ended on request
     PRUNED = "pruned"  # proven infeasible by another trial, never launched
-    CANCELLED = "cancelled"
     INVALIDATED = "invalidated"  # asked for by a person: measure it again
 
 
@@ -39,18 +37,15 @@ TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyTy
     {
         (_S.QUEUED, _E.GANG_PLACED): _S.LAUNCHING,
         (_S.QUEUED, _E.PRUNED): _S.PRUNED,
-        (_S.QUEUED, _E.CANCELLED): _S.CANCELLED,
         (_S.LAUNCHING, _E.FIRST_STEP): _S.RUNNING,
         (_S.LAUNCHING, _E.OUT_OF_MEMORY): _S.OUT_OF_MEMORY,
         (_S.LAUNCHING, _E.FAILED): _S.FAILED,
         (_S.LAUNCHING, _E.REQUEUED): _S.QUEUED,
-        (_S.LAUNCHING, _E.CANCELLED): _S.CANCELLED,
         (_S.RUNNING, _E.MEASURED): _S.MEASURED,
         (_S.RUNNING, _E.OUT_OF_MEMORY): _S.OUT_OF_MEMORY,
         (_S.RUNNING, _E.FAILED): _S.FAILED,
         (_S.RUNNING, _E.REQUEUED): _S.QUEUED,
-        (_S.RUNNING, _E.CANCELLED): _S.CANCELLED,
-        **{(state, _E.INVALIDATED): _S.QUEUED for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED, _S.CANCELLED)},
+        **{(state, _E.INVALIDATED): _S.QUEUED for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED)},
     }
 )
 

@@ -247,13 +247,13 @@ def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothi
 
     def overtaken(connection: sa.Connection, change: Change) -> None:
         standing = changes._standing(connection, trial.id, bench.epoch)
-        changes._advance(connection, change, standing, TrialEvent.CANCELLED, bench.epoch)
-        with pytest.raises(IllegalTransition, match="pruned came too late, its state was no longer queued"):
-            changes._advance(connection, change, standing, TrialEvent.PRUNED, bench.epoch)
+        changes._advance(connection, change, standing, TrialEvent.PRUNED, bench.epoch)
+        with pytest.raises(IllegalTransition, match="gang_placed came too late, its state was no longer queued"):
+            changes._advance(connection, change, standing, TrialEvent.GANG_PLACED, bench.epoch)
 
     bench.store._database.write(overtaken)
     detail = bench.store.trial(trial.id)
-    assert (detail.trial.state, [e.event for e in detail.events]) == (TrialState.CANCELLED, ["added", "cancelled"])
+    assert (detail.trial.state, [e.event for e in detail.events]) == (TrialState.PRUNED, ["added", "pruned"])
 
 
 def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
@@ -264,10 +264,10 @@ def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
         bench.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=1)
 
 
-def test_a_cancelled_trial_closes_its_attempt(bench: Bench) -> None:
+def test_a_trial_that_waits_again_closes_its_attempt(bench: Bench) -> None:
     trial_id, number = bench.start()
-    assert bench.store.transition(trial_id, TrialEvent.CANCELLED, epoch=bench.epoch, attempt=number) is TrialState.CANCELLED
-    assert bench.store.trial(trial_id).attempts[0].state is AttemptState.CANCELLED
+    assert bench.store.transition(trial_id, TrialEvent.REQUEUED, epoch=bench.epoch, attempt=number) is TrialState.QUEUED
+    assert bench.store.trial(trial_id).attempts[0].state is AttemptState.REQUEUED
 
 
 def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(bench: Bench) -> None:

@@ -29,7 +29,6 @@ class Filled:
     running: int
     launching: int
     queued: int
-    cancelled: int
     old_conditions: int
     log: Path
     run_folder: str
@@ -100,8 +99,6 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     store.transition(running, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
     launching, _ = started(layout(2, "full"))
     queued = store.add_trial(bench.cell_id, layout(4, "full"), epoch=bench.epoch, why=FORMULA).id
-    cancelled = store.add_trial(bench.cell_id, layout(8, "full"), epoch=bench.epoch).id
-    store.transition(cancelled, TrialEvent.CANCELLED, epoch=bench.epoch)
     large = store.ensure_cell(bench.sweep_id, cell(model=replace(PRESETS["llama-tiny"], num_layers=99, name=FORMULA)), bench.epoch)
     failed(layout(1), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 0 ran out of device memory in rendezvous", large)
     pruned = next(trial.id for trial in store.trials(bench.sweep_id) if trial.condemned_by == oom)
@@ -114,7 +111,6 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
         running=running,
         launching=launching,
         queued=queued,
-        cancelled=cancelled,
         old_conditions=old,
         log=log,
         run_folder=store.sweep_named(name).run_folder,
