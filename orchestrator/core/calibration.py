@@ -1,0 +1,308 @@
+"""The constants of memory and step time, fitted to what was measured: successes and failures, with what is still uncertain.
+
+Starts from priors (data sheets, papers), or from what a cell's relatives taught. Knows nothing of stores: observations in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import erf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.hardware import Hardware
+from orchestrator.core.layout import Layout
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import Stage, predict_memory
+from orchestrator.core.robust_fit import fit, jacobian, robust_sd
+from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
+from orchestrator.core.trainer import Trainer
+
+Floats = NDArray[np.float64]
+
+STEP_RESIDUAL_SD = 0.15  # of log seconds: what the formula misses within a cell, before anything is measured
+MEMORY_RESIDUAL_SD = 0.08  # of log bytes
+ONE_TRIAL = 5.0  # measured residuals that outweigh the two above
+CELL_CORRELATION = 0.1  # of the residuals of one cell: a hundred of its rows teach no more than ten rows of ten cells
+RELATIVES_SD = 0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
+THRASHING_SHARE = 0.94  # of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as long
+
+# Of the trainer, what calibration may change, and how far it may be: standard deviation of a factor's logarithm, or of an amount.
+_FACTORS: Mapping[str, float] = {
+    "activation_factor": 0.12,
+    "pipeline_activation_factor": 0.2,
+    "logit_bytes": 0.25,
+    "gradient_bytes": 0.2,
+}
+_AMOUNTS: Mapping[str, float] = {"gathered_inputs": 0.5, "gathered_inputs_in_pipeline": 0.5, "reserve_bytes": 1.0}
+_UNITS = np.array([1.0, 1.0, 2.0**30])  # of the amounts: shares, and a reserve in GiB
+MEMORY_CONSTANTS: tuple[str, ...] = (*_FACTORS, *_AMOUNTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What one launch of a layout gave: a time, a peak, or an out-of-memory. Unknown is None."""
+
+    cell: Cell
+    layout: Layout
+    hardware: Hardware
+    gpus_per_node: int
+    step_seconds: float | None = None
+    peak_memory_bytes: float | None = None
+    out_of_memory: bool = False
+    memory_limit_bytes: float | None = None  # None: the device's own
+    stage: Stage = Stage.FULLEST  # whose peak it is
+
+    @property
+    def limit_bytes(self) -> float:
+        return self.memory_limit_bytes if self.memory_limit_bytes is not None else float(self.hardware.memory_bytes)
+
+    @property
+    def thrashes(self) -> bool:
+        """Whether it ran at the edge of its memory: then its time says nothing of other layouts."""
+        return self.peak_memory_bytes is not None and self.peak_memory_bytes > THRASHING_SHARE * self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predicted:
+    """What is predicted of n layouts, and how sure that is; arrays of n, or n x k for k constants."""
+
+    log_step_seconds: Floats
+    log_step_sd: Floats  # from the constants alone
+    step_jacobian: Floats  # d log seconds / d log constants
+    step_covariance: Floats  # k x k, of the log constants: J C J^T is the kernel of what all layouts share
+    step_residual_sd: float  # what the formula misses besides
+    memory_bytes: Floats
+    memory_relative_sd: Floats  # of constants and formula together
+    memory_jacobian: Floats  # d log bytes / d memory constants
+    memory_covariance: Floats
+    memory_residual_sd: float
+
+    @property
+    def step_seconds(self) -> Floats:
+        return np.exp(self.log_step_seconds)
+
+    def probability_of_fitting(self, limit_bytes: float) -> Floats:
+        """That a layout's peak stays under a limit; errors of the logarithm are taken as normal."""
+        z = (np.log(limit_bytes) - np.log(self.memory_bytes)) / self.memory_relative_sd / np.sqrt(2.0)
+        found: Floats = 0.5 * (1.0 + np.vectorize(erf, otypes=[np.float64])(z))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """Constants with their covariance: a prior before anything is measured, a posterior after it, and the prior of what comes next."""
+
+    log_constants: Floats  # in the order of CONSTANTS
+    step_covariance: Floats
+    step_residual_sd: float
+    base_trainer: Trainer  # what is not calibrated is as here
+    memory_values: Floats  # in the order of MEMORY_CONSTANTS; logarithms of factors, then amounts
+    memory_covariance: Floats
+    memory_residual_sd: float
+    num_times: int = 0  # rows that it rests on
+    num_peaks: int = 0
+    num_out_of_memory: int = 0
+
+    @classmethod
+    def prior(cls, trainer: Trainer | None = None) -> Calibration:
+        """What is believed before anything is measured."""
+        trainer = trainer or Trainer()
+        factors = np.log([getattr(trainer, name) for name in _FACTORS])
+        amounts = np.array([getattr(trainer, name) for name in _AMOUNTS]) / _UNITS
+        return cls(
+            log_constants=np.log([PRIORS[name].median for name in CONSTANTS]),
+            step_covariance=np.diag([PRIORS[name].log_sd ** 2 for name in CONSTANTS]),
+            step_residual_sd=STEP_RESIDUAL_SD,
+            base_trainer=trainer,
+            memory_values=np.concatenate([factors, amounts]),
+            memory_covariance=np.diag([sd**2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())]),
+            memory_residual_sd=MEMORY_RESIDUAL_SD,
+        )
+
+    @cached_property
+    def constants(self) -> StepTimeConstants:
+        return _constants(self.log_constants)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        return _trainer(self.base_trainer, self.memory_values)
+
+    def widened(self) -> Calibration:
+        """As the prior of another cell: cells of one machine and stack differ a little in every constant."""
+        spread = np.diag([(RELATIVES_SD * PRIORS[name].log_sd) ** 2 for name in CONSTANTS])
+        memory_spread = np.diag([(RELATIVES_SD * sd) ** 2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())])
+        return replace(self, step_covariance=self.step_covariance + spread, memory_covariance=self.memory_covariance + memory_spread)
+
+    def predict(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST) -> Predicted:
+        """Predict times and peaks of the layouts of a table, with their uncertainty. Derivatives are numeric: k + 1 evaluations."""
+        model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
+
+        def log_seconds(log_constants: Floats) -> Floats:
+            found: Floats = np.log(model.seconds(_constants(log_constants)).total)
+            return found
+
+        def log_bytes(values: Floats) -> Floats:
+            found: Floats = np.log(predict_memory(table, cell, _trainer(self.base_trainer, values), stage=stage).total)
+            return found
+
+        seconds, peaks = log_seconds(self.log_constants), log_bytes(self.memory_values)
+        slopes = jacobian(log_seconds, self.log_constants, seconds)
+        memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
+        memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
+        return Predicted(
+            log_step_seconds=seconds,
+            log_step_sd=np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes)),
+            step_jacobian=slopes,
+            step_covariance=self.step_covariance,
+            step_residual_sd=self.step_residual_sd,
+            memory_bytes=np.exp(peaks),
+            memory_relative_sd=np.sqrt(memory_variance + self.memory_residual_sd**2),
+            memory_jacobian=memory_slopes,
+            memory_covariance=self.memory_covariance,
+            memory_residual_sd=self.memory_residual_sd,
+        )
+
+
+def calibrate(observations: Iterable[Observation], prior: Calibration) -> Calibration:
+    """Fit the constants to what was measured. Of nothing, the prior comes back."""
+    groups = _groups(observations)
+    return _with_memory(_with_times(prior, groups), groups)
+
+
+def choose_trainer(observations: Iterable[Observation], candidates: Mapping[str, Trainer]) -> str:
+    """The name of the trainer whose constants, once calibrated, explain the peaks best; the first one where nothing was measured."""
+    groups = _groups(observations)
+    costs = {name: _memory_cost(Calibration.prior(trainer), groups) for name, trainer in candidates.items()}
+    return min(costs, key=lambda name: costs[name])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _CellGroup:
+    """Observations of one cell on one machine, as arrays."""
+
+    rows: Sequence[Observation]
+
+    @cached_property
+    def timed(self) -> list[Observation]:
+        return [row for row in self.rows if row.step_seconds is not None and not row.thrashes]
+
+    @cached_property
+    def peaked(self) -> list[Observation]:
+        return [row for row in self.rows if row.peak_memory_bytes is not None or row.out_of_memory]
+
+    def step_time_model(self) -> StepTimeModel:
+        first = self.rows[0]
+        table = LayoutTable.of(row.layout for row in self.timed)
+        return StepTimeModel.of(table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
+
+
+def _groups(observations: Iterable[Observation]) -> list[_CellGroup]:
+    found: dict[tuple[object, ...], list[Observation]] = {}
+    for row in observations:
+        found.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(row)
+    return [_CellGroup(rows=rows) for rows in found.values()]
+
+
+def _weights(sizes: Sequence[int]) -> Floats:
+    """How many independent residuals each one stands for, cell by cell."""
+    return np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes]) if sizes else np.zeros(0)
+
+
+def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:
+    timed = [group for group in groups if group.timed]
+    if not timed:
+        return prior
+    models = [group.step_time_model() for group in timed]
+    measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))
+    weights = _weights([len(group.timed) for group in timed])
+    sd = prior.step_residual_sd
+
+    def residuals(log_constants: Floats) -> Floats:
+        constants = _constants(log_constants)
+        predicted = np.concatenate([model.seconds(constants).total for model in models])
+        found: Floats = (np.log(predicted) - measured) / sd
+        return found
+
+    found = fit(residuals, mean=prior.log_constants, covariance=prior.step_covariance, weights=weights)
+    return replace(
+        prior,
+        log_constants=found.parameters,
+        step_covariance=found.covariance,
+        step_residual_sd=robust_sd(found.residuals * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
+        num_times=prior.num_times + len(measured),
+    )
+
+
+def _with_memory(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:
+    peaked = [group for group in groups if group.peaked]
+    if not peaked:
+        return prior
+    residuals, censored = _memory_residuals(prior, peaked)
+    weights = _weights([len(group.peaked) for group in peaked])
+    sd = prior.memory_residual_sd
+    found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
+    exact = ~censored
+    return replace(
+        prior,
+        memory_values=found.parameters,
+        memory_covariance=found.covariance,
+        memory_residual_sd=robust_sd(found.residuals[exact] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights[exact].sum())),
+        num_peaks=prior.num_peaks + int(exact.sum()),
+        num_out_of_memory=prior.num_out_of_memory + int(censored.sum()),
+    )
+
+
+def _memory_cost(prior: Calibration, groups: Sequence[_CellGroup]) -> float:
+    peaked = [group for group in groups if group.peaked]
+    if not peaked:
+        return 0.0
+    residuals, _ = _memory_residuals(prior, peaked)
+    weights = _weights([len(group.peaked) for group in peaked])
+    found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
+    moved = found.parameters - prior.memory_values
+    return float((weights * np.log1p(found.residuals**2)).sum() + moved @ np.linalg.inv(prior.memory_covariance) @ moved)
+
+
+def _memory_residuals(prior: Calibration, groups: Sequence[_CellGroup]) -> tuple[Callable[[Floats], Floats], NDArray[np.bool_]]:
+    """Log predicted over measured, in standard deviations; of an out-of-memory only what the prediction falls short of the limit.
+
+    Any stage may be the one that ran out, whichever one's peak a log shows.
+    """
+    rows = [row for group in groups for row in group.peaked]
+    censored = np.array([row.out_of_memory for row in rows])
+    measured = np.log([row.limit_bytes if row.out_of_memory else row.peak_memory_bytes or np.nan for row in rows])
+    parts: list[tuple[LayoutTable, Cell, Stage, NDArray[np.intp]]] = []
+    start = 0
+    for group in groups:
+        out = np.array([row.out_of_memory for row in group.peaked])
+        for mask, stage in ((out, Stage.FULLEST), (~out, group.rows[0].stage)):
+            if mask.any():
+                table = LayoutTable.of(row.layout for row, take in zip(group.peaked, mask, strict=True) if take)
+                parts.append((table, group.rows[0].cell, stage, start + np.flatnonzero(mask)))
+        start += len(group.peaked)
+
+    def residuals(values: Floats) -> Floats:
+        trainer = _trainer(prior.base_trainer, values)
+        predicted = np.empty(len(rows))
+        for table, cell, stage, place in parts:
+            predicted[place] = predict_memory(table, cell, trainer, stage=stage).total
+        difference = (np.log(predicted) - measured) / prior.memory_residual_sd
+        found: Floats = np.where(censored, np.minimum(difference, 0.0), difference)
+        return found
+
+    return residuals, censored
+
+
+def _constants(log_constants: Floats) -> StepTimeConstants:
+    return StepTimeConstants(**dict(zip(CONSTANTS, np.exp(log_constants).tolist(), strict=True)))
+
+
+def _trainer(base: Trainer, values: Floats) -> Trainer:
+    factors = dict(zip(_FACTORS, np.exp(values[: len(_FACTORS)]).tolist(), strict=True))
+    amounts = dict(zip(_AMOUNTS, (np.maximum(values[len(_FACTORS) :], 0.0) * _UNITS).tolist(), strict=True))
+    return replace(base, **factors, **amounts)

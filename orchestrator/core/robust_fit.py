@@ -1,0 +1,81 @@
+"""Robust fitting: the most probable parameters given normal priors and measurements of which some are plainly bad.
+
+Residuals are Cauchy, not normal: one run that was disturbed must not move a model that a hundred others agree with. Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MAX_STEPS = 40
+DIFFERENCE = 1e-4  # of a parameter, for derivatives: parameters are logarithms and shares, of order 1
+ENOUGH = 1e-6  # relative gain below which a step was the last
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    parameters: Floats
+    covariance: Floats  # Laplace: the inverse of the curvature at the optimum
+    residuals: Floats  # at the optimum, as the model gave them
+    trust: Floats  # 0..1 per residual: how far it was believed
+
+
+def fit(residuals_of: Callable[[Floats], Floats], *, mean: Floats, covariance: Floats, weights: Floats) -> Fit:
+    """Minimise sum(weights log(1 + r^2)) + the prior's (x - mean) covariance^-1 (x - mean), by damped Gauss-Newton steps.
+
+    `residuals_of` gives residuals in units of their own standard deviation; `weights` says how many independent ones each stands for.
+    """
+    precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+    x, damping = mean.copy(), 1e-3
+    residuals = residuals_of(x)
+    cost = _cost(residuals, weights, x - mean, precision)
+    for _ in range(MAX_STEPS):
+        slopes = jacobian(residuals_of, x, residuals)
+        pull = weights / (1.0 + residuals**2)
+        curvature = slopes.T @ (slopes * pull[:, None]) + precision
+        gradient = slopes.T @ (pull * residuals) + precision @ (x - mean)
+        gained = False
+        while damping < 1e6:
+            step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+            tried = residuals_of(x - step)
+            new_cost = _cost(tried, weights, x - step - mean, precision)
+            if new_cost < cost:
+                gained = cost - new_cost > ENOUGH * (cost + 1e-12)
+                x, residuals, cost, damping = x - step, tried, new_cost, max(damping / 5, 1e-9)
+                break
+            damping *= 5
+        if not gained:
+            break
+    slopes = jacobian(residuals_of, x, residuals)
+    trust = 1.0 / (1.0 + residuals**2)
+    curvature = slopes.T @ (slopes * (weights * trust)[:, None]) + precision
+    covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
+    return Fit(parameters=x, covariance=covariance, residuals=residuals, trust=trust)
+
+
+def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Floats:
+    """Derivatives of a vector function, one column per parameter, by forward differences; `at` is its value at x."""
+    columns = []
+    for i in range(len(x)):
+        moved = x.copy()
+        moved[i] += DIFFERENCE
+        columns.append((function(moved) - at) / DIFFERENCE)
+    return np.stack(columns, axis=1) if columns else np.zeros((len(at), 0))
+
+
+def robust_sd(residuals: Floats, *, expected: float, worth: float, count: float) -> float:
+    """Standard deviation of the good residuals, by the median of their sizes; `expected` counts as `worth` residuals, these as `count`."""
+    if not len(residuals):
+        return expected
+    found = 1.4826 * float(np.median(np.abs(residuals)))
+    return float(np.sqrt((worth * expected**2 + count * found**2) / (worth + count)))
+
+
+def _cost(residuals: Floats, weights: Floats, moved: Floats, precision: Floats) -> float:
+    return float((weights * np.log1p(residuals**2)).sum() + moved @ precision @ moved)
