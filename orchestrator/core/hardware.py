@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.core.layout import Precision
 
 GIB = 1 << 30
+DRIVER_LEAVES = 0.985  # of the memory that the box says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,15 @@ DEVICES: Mapping[str, Hardware] = MappingProxyType(
             _gpu("b200", 2250, 1100, 4500, 178.0, 8.0, 900, 50, 8.0),
             _gpu("l40s", 362, 183, 733, 44.4, 0.864, 32, 12, 1.8),
             _gpu("v100-32gb", None, 15.7, None, 31.7, 0.9, 150, 12, 1.5, fp16=125),
+            _gpu("v100-16gb", None, 15.7, None, 15.7, 0.9, 150, 12, 1.3, fp16=125),
+            _gpu("h20", 148, 74, 296, 95.6, 4.0, 450, 50, None),
+            _gpu("h800", 989, 494, 1979, 79.1, 3.35, 200, 50, None),
+            _gpu("a800-80gb", 312, 156, None, 79.1, 2.039, 200, 25, None),
+            _gpu("mi250x-gcd", 191.5, 47.9, None, 64.0, 1.6, 100, 25, None),
+            _gpu("mi300x", 1307, 653, 2614, 191.5, 5.3, 448, 50, 3.0),
+            _gpu("a40", 149.7, 74.8, None, 44.4, 0.696, 56, 12, 0.8),
+            _gpu("a10g", 70, 35, None, 22.5, 0.6, 16, 6, 1.0),
+            _gpu("rtx-4090", 165, 83, 330, 23.6, 1.008, 16, 6, 0.5),
         )
     }
 )
@@ -89,6 +99,43 @@ _DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
         "L40S": "l40s",
     }
 )
+
+
+# How tables of measured runs, papers and people call them: the first whose words all occur in a label, most telling first.
+_DEVICE_OF_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gb200",), "b200"),
+    (("b200",), "b200"),
+    (("h200",), "h200"),
+    (("h100", "pcie"), "h100-pcie"),
+    (("h100",), "h100-sxm"),
+    (("gh200",), "h100-sxm"),
+    (("h800",), "h800"),
+    (("h20",), "h20"),
+    (("a800",), "a800-80gb"),
+    (("a100", "40"), "a100-40gb"),
+    (("a100",), "a100-80gb"),
+    (("mi250",), "mi250x-gcd"),
+    (("mi300",), "mi300x"),
+    (("l40s",), "l40s"),
+    (("a40",), "a40"),
+    (("a10g",), "a10g"),
+    (("4090",), "rtx-4090"),
+    (("v100", "16"), "v100-16gb"),
+    (("v100",), "v100-32gb"),
+)
+
+
+def from_label(label: str, *, memory_bytes: float | None = None) -> Hardware:
+    """The device that a table of runs calls so, for predictions only: of a stranger, an A100 with the memory that the table gives.
+
+    Ranking within a table asks little of the numbers, so a likely device is better than none; a measured MFU never rests on it.
+    """
+    text = label.lower()
+    known = next((DEVICES[name] for words, name in _DEVICE_OF_WORDS if all(word in text for word in words)), None)
+    device = known or replace(DEVICES["a100-80gb"], name=text or "unknown")
+    if memory_bytes is None or abs(memory_bytes / device.memory_bytes - 1) < 0.1:
+        return device
+    return replace(device, memory_bytes=int(memory_bytes * DRIVER_LEAVES))
 
 
 def from_driver_name(name: str) -> Hardware | None:

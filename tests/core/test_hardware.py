@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.hardware import DEVICES, from_driver_name
+from orchestrator.core.hardware import DEVICES, GIB, from_driver_name, from_label
 from orchestrator.core.layout import Precision
 
 
@@ -67,3 +67,25 @@ def test_a_peak_stands_for_the_precisions_that_the_device_has_and_for_no_other(d
 def test_peaks_are_those_of_the_data_sheet() -> None:
     assert DEVICES["v100-32gb"].peak_flops == {Precision.FP16: 125e12, Precision.FP32: 15.7e12}
     assert DEVICES["h200"].peak_flops[Precision.BF16] == DEVICES["h200"].peak_flops[Precision.FP16] == 989e12
+
+
+@pytest.mark.parametrize(
+    ("label", "device"),
+    [
+        ("H100-80GB", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("A100-80GB", "a100-80gb"),
+        ("A100-40GB", "a100-40gb"),
+        ("V100-16GB", "v100-16gb"),
+        ("H20-96GB", "h20"),
+        ("H200", "h200"),
+    ],
+)
+def test_the_label_of_a_table_is_the_likely_device(label: str, device: str) -> None:
+    assert from_label(label) is DEVICES[device]
+
+
+def test_of_a_stranger_only_its_memory_is_taken_as_told() -> None:
+    stranger = from_label("Ascend-910B", memory_bytes=64 * GIB)
+    assert stranger.name == "ascend-910b"
+    assert 0.95 * 64 * GIB < stranger.memory_bytes < 64 * GIB
