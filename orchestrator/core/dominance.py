@@ -57,12 +57,11 @@ def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int, num_stages: i
 
 
 def _may_be_the_last_of_a_stage(layer: int, *, num_layers: int, num_stages: int) -> bool:
-    """Whether the layer, or one of a later stage's first layers, may be all that its pipeline stage recomputes more than another does.
+    """Whether this layer, counted from 0, may be all that a pipeline stage recomputes more if it and those behind it are recomputed too.
 
     The backward pass of a stage's last layer comes first: what it did not keep is back while all else is still held, and so is what it
     was recomputed from. So recomputing it alone saves nothing of the peak, and costs up to a few hidden sizes per token.
     """
-    layers, uneven = divmod(num_layers, num_stages)
-    if uneven:  # which layers are the last of their stage is the trainer's choice
-        return layer > 0 or layers < 2
-    return (layer + 1) % layers == 0
+    if num_stages == 1:
+        return layer == num_layers - 1
+    return layer > 0 or num_layers // num_stages < 2  # where the stages are cut is the trainer's choice
