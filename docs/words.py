@@ -234,7 +234,7 @@ COLUMNS: Mapping[str, str] = {
     "relative_confidence": "half-width of the median's 95 % interval over the median; NULL: fewer than 6 steps",
     "rendezvous_seconds": "time in phase rendezvous, slowest rank",
     "sequence_length": "tokens of a sequence",
-    "shared_nodes": "whether other gangs ran on its nodes meanwhile; NULL: not recorded",
+    "shared_nodes": "whether other gangs of its orchestrator ran on its nodes meanwhile; NULL: it never had nodes, or was lost",
     "smallest_num_gpus": "the number of GPUs that it is compared with",
     "run_token": "random, made with the sweep: tells its run folders from those of a sweep of the same name in another store",
     "spec_json": "the sweep file as it was last run, validated, as JSON",
@@ -282,7 +282,8 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "the device's allocator, or a library on the device, found no memory", "nothing: it is a result. `v_oom` lists what it rules out"
     ),
     _K.OOM_HOST: _failure(
-        "the kernel's OOM killer, or malloc", "give the node or container more memory; fewer `num_threads` or loader workers"
+        "the kernel's OOM killer, or malloc; tried once more with no other gang running",
+        "give the node or container more memory; fewer `num_threads` or loader workers",
     ),
     _K.CONFIG_REJECTED: _failure("the workload says that it cannot run this layout", "add a constraint, so that it is not tried at all"),
     _K.USER_ERROR: _failure(
