@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -181,7 +182,16 @@ def _to_the_front(arguments: list[str]) -> list[str]:
 def _usage_mistake(exc: typer.TyperException, redact: Redactor) -> str:
     context = getattr(exc, "ctx", None)
     where = f"; see {context.command_path} --help" if context is not None else ""
-    return f"{redact(plain(exc.format_message())).rstrip('.')}{where}"
+    # The words of typer and pydantic, less what only their authors can make sense of.
+    said = plain(exc.format_message()).replace("Value error, ", "").replace("Input should be", "should be").rstrip(".")
+    return f"{redact(said)}{_meant_choice(said)}{where}"
+
+
+def _meant_choice(said: str) -> str:
+    """What was probably meant by a word that is none of those to choose from."""
+    match = re.search(r"'([^']+)' is not one of ('.+')", said)
+    close = get_close_matches(match[1].lower(), re.findall(r"'([^']+)'", match[2]), n=1) if match is not None else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _explain_bug(exc: Exception, redact: Redactor) -> str:

@@ -30,8 +30,8 @@ def complete_names(incomplete: str) -> list[str]:
 SweepArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SWEEP]",
-        help="The sweep's name; may be left out where the store holds one sweep only.",
+        metavar="SWEEP",
+        help="The sweep's name. Default: the newest.",
         show_default=False,
         autocompletion=complete_names,
     ),

@@ -71,7 +71,9 @@ def register(app: typer.Typer) -> None:
 
 
 def sql(
-    statement: Annotated[str | None, typer.Argument(help="One SELECT over the views or tables.", show_default=False)] = None,
+    statement: Annotated[
+        str | None, typer.Argument(metavar="STATEMENT", help="One SELECT over the views or tables.", show_default=False)
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Show the views and their columns.")] = False,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="At most so many rows.")] = 100_000,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds the statement may take.")] = 30.0,
@@ -111,6 +113,8 @@ def _print_rows(result: Result) -> None:
     rows = [[Cell(text=_sql_text(value)) for value in values] for values in result.rows]
     if not rows or narrowest(columns, rows) <= terminal().width:
         write_table(columns, rows)
+        if not rows:
+            note("no rows")
         return
     for number, row in enumerate(rows, start=1):
         write_line(f"row {number}", style="bold")
@@ -150,11 +154,11 @@ def _print_schema(db: str | None, format: Format) -> None:
 
 
 def export(
-    target: Annotated[Target, typer.Argument(help="What to write.")],
+    target: Annotated[Target, typer.Argument(metavar="TARGET", help="What to write.")],
     sweep: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SWEEP]",
+            metavar="SWEEP",
             help="Only this sweep. Default: all of the store; for optuna its newest.",
             show_default=False,
             autocompletion=complete_names,

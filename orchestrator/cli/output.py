@@ -50,7 +50,7 @@ DbOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout (the same as --format json).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout; an error too.")]
 FormatOption = Annotated[Format | None, typer.Option("--format", help="How to write rows.", show_default="table")]
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import home
-from orchestrator.cli.output import note, write_error, write_json
+from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -35,25 +36,29 @@ EXIT_NOTHING_FEASIBLE = 4
 GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
 STEPS_ASSUMED = 25  # per trial, for estimates of cost: warm-up and timed steps of a typical measurement
 
-File = Annotated[Path, typer.Argument(help="The sweep file (YAML).", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides, e.g. search.max_trials=10 gpus=8", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Database = Annotated[
-    str | None, typer.Option("--db", help="Database URL (default: SWEEP_DB, else .sweep/sweep.sqlite). A password here is visible in `ps`.")
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="In place of the file's own, e.g. search.max_trials=10 gpus=8", show_default=False),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    for command in (plan, validate, run, schema):
-        app.command()(command)
+    app.command(epilog=examples("sweep plan sweeps/8b.yaml --top 10"))(plan)
+    app.command(epilog=examples("sweep validate sweeps/8b.yaml search.max_trials=10"))(validate)
+    app.command(
+        epilog=examples(
+            "sweep run sweeps/quickstart.yaml",
+            "sweep run sweeps/quickstart.yaml search.max_trials=10",
+            "sweep run sweeps/8b.yaml --ray-address auto",
+        )
+    )(run)
+    app.command(epilog=examples("sweep schema > sweep.schema.json"))(schema)
 
 
-def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check a sweep file and say every mistake at once, each with its line.
-
-    Example: sweep validate sweeps/8b.yaml search.max_trials=10
-    """
+def validate(file: File, overrides: Overrides = None, as_json: JsonOption = False) -> None:
+    """Say every mistake of a sweep file, with its line."""
     spec = _load(file, overrides)
     cells = spec.cells()
     if as_json:
@@ -63,21 +68,21 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
 
 def schema() -> None:
-    """Print the JSON schema of a sweep file, for editors.
-
-    Example: sweep schema > sweep.schema.json
-    """
+    """Print the JSON schema of a sweep file, for editors."""
     from orchestrator.core.spec_yaml import to_json_schema
 
     _print(json.dumps(to_json_schema(), indent=2))
 
 
 def plan(
-    file: File, overrides: Overrides = None, as_json: Json = False, top: Annotated[int, typer.Option(help="Layouts to show per cell.")] = 5
+    file: File,
+    overrides: Overrides = None,
+    as_json: JsonOption = False,
+    top: Annotated[int, typer.Option("--top", "-n", min=0, help="Layouts to show per cell.")] = 5,
 ) -> None:
-    """Count what a sweep file means, and rank its layouts by prediction. Starts and writes nothing.
+    """Count and rank the layouts that a sweep file means.
 
-    Example: sweep plan sweeps/8b.yaml --top 10
+    By prediction, with what measuring them would cost. Starts and writes nothing.
     """
     from orchestrator.core.planner import plan_cell
 
@@ -109,18 +114,21 @@ def plan(
 def run(
     file: File,
     overrides: Overrides = None,
-    db: Database = None,
+    db: DbOption = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="auto or HOST:PORT of a Ray cluster; default: RAY_ADDRESS, else a local Ray.", envvar="RAY_ADDRESS")
+        str | None,
+        typer.Option(
+            "--ray-address", metavar="ADDRESS", help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.", envvar="RAY_ADDRESS"
+        ),
     ] = None,
-    takeover: Annotated[bool, typer.Option(help="Take the sweep from an orchestrator that still holds it.")] = False,
-    strict: Annotated[bool, typer.Option(help="End with exit code 3 when trials failed.")] = False,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 3 when trials failed.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure layouts until the budget is spent or all are known; the same command goes on where it was stopped.
+    """Measure layouts, or go on measuring.
 
-    Example: sweep run sweeps/quickstart.yaml search.max_trials=10
+    Until the budget is spent or all are known. The same command goes on where it was stopped.
     """
     spec = _load(file, overrides)
     environment = _rank_environment(spec)
@@ -248,8 +256,10 @@ def _load(file: Path, overrides: list[str] | None) -> SweepSpec:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = sorted(str(path) for path in Path("sweeps").glob("*.yaml"))
-        raise UsageInvalid(f"no sweep file {file}" + (f"; here are {', '.join(near)}" if near else "")) from None
+        here = sorted({str(path) for folder in (file.parent, Path("sweeps")) for path in folder.glob("*.y*ml")})
+        close = get_close_matches(str(file), here, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; here are {', '.join(here)}" if here else ""
+        raise UsageInvalid(f"no sweep file {file}{hint}") from None
     except UnicodeDecodeError as exc:
         raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except OSError as exc:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import look
-from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.chosen import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
@@ -33,7 +33,12 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    sweep: SweepArgument = None,
+    sweep: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SWEEP", help="The sweep's name. Default: all of the store.", show_default=False, autocompletion=complete_names
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until the sweep ends or Ctrl-C.")] = False,
     db: DbOption = None,
     as_json: JsonOption = False,

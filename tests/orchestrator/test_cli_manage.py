@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from db.schema import StopRequest
+from db.schema import SCHEMA_VERSION, StopRequest
 from db.store import Store
 from orchestrator import cli
 from orchestrator.cli import console_log, doctor
@@ -130,7 +130,7 @@ def test_doctor_says_of_every_check_what_it_found(quick_imports: None, store: St
     assert "No module named x" in checks["ray"]["found"]
     assert all(checks[name]["status"] == "ok" for name in ("python", "packages", "database", "ports", "/proc", "clock"))
     assert {"gpus", "ray token", "SWEEP_HOME", "open files"} <= checks.keys()
-    assert "schema 0001" in checks["database"]["found"]
+    assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
 
 
 def test_doctor_advises_where_the_database_or_the_home_cannot_be_used(

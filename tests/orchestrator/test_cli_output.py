@@ -178,6 +178,8 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
         (["statsu"], "Did you mean 'status'"),
         (["best", "--top", "0"], "--top"),
         (["best", "--json", "--format", "csv"], "contradict"),
+        (["trials", "--state", "fialed"], "did you mean failed?"),
+        (["run"], "FILE"),
         (["show"], "TRIAL"),
         (["show", "x"], "TRIAL"),
         (["sql"], "give one statement"),
@@ -272,6 +274,24 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
         assert command == "db" or "Example" in text, command
+
+
+def test_every_line_of_the_list_of_commands_is_a_whole_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out.split("Commands:")[1].split("Examples:")[0]
+    assert "..." not in listed
+
+
+def test_a_sweep_file_that_is_not_there_has_a_neighbour(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart.yaml").touch()
+    assert cli.main(["validate", "quickstrat.yaml"]) == 2
+    assert "did you mean quickstart.yaml?" in capsys.readouterr().err
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,51 @@
+"""What a stored trial says to a search, with a trial in every state in a real SQLite store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from db.store import Store
+from orchestrator.cell_run import known_of
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.spec import Objective
+from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory
+from tests.db.builders import Bench, failure
+from tests.orchestrator.cli_store import fill
+
+
+def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
+        ids = fill(store, tmp_path)
+        said = {t.id: known_of(t, Objective.TOKENS_PER_SECOND_PER_GPU) for t in store.trials(store.sweep_named("tiny").id)}
+    oom = said[ids.out_of_memory]
+    assert isinstance(oom, OutOfMemory)
+    assert oom.excess is not None
+    assert oom.excess > 0
+    expected: dict[int, Known] = {
+        ids.measured: Measured(value=1234.5),
+        ids.pruned: Condemned(),
+        ids.failed: Failed(),
+        ids.queued: InFlight(),
+        ids.launching: InFlight(),
+        ids.running: InFlight(),
+    }
+    assert {trial: said[trial] for trial in expected} == expected
+
+
+def test_numbers_of_other_conditions_and_faults_of_the_machine_say_nothing(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
+        ids = fill(store, tmp_path)
+        bench = Bench.on(store, "lost")
+        lost, number = bench.start()
+        store.record_failure(lost, number, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.FAILED)
+        rows = {t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)}
+    assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [None, None]
+
+
+def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
+        ids = fill(store, tmp_path)
+        trial = store.trial(ids.measured).trial
+    assert trial.step_seconds_median is not None
+    assert known_of(trial, Objective.STEP_SECONDS) == Measured(value=trial.step_seconds_median)
