@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from db import event_log, lease, queries, records, schema
+from db import event_log, lease, pooling, queries, records, schema
 from db.engine import Change
 from db.schema import AttemptState, now
 from orchestrator.core.cell import Cell
@@ -36,6 +36,7 @@ _INSERT_TRIAL = sa.insert(trial).values(created_at=now(), updated_at=now()).retu
 _INSERT_ATTEMPT = sa.insert(attempt).values(started_at=now())
 _INSERT_MEASUREMENT = sa.insert(schema.measurement)
 _UPDATE_ATTEMPT = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
+_OF_ATTEMPTS = frozenset({TrialEvent.REPEATED, TrialEvent.MEASURED})
 _COMPARE_AND_SET = (
     sa.update(trial)
     .where(
@@ -198,14 +199,20 @@ def add_pruned(
 
 
 def start_attempt(
-    connection: Connection, change: Change, trial_id: int, epoch: int, nodes: Sequence[str] | None, shared_nodes: bool | None
+    connection: Connection,
+    change: Change,
+    trial_id: int,
+    epoch: int,
+    nodes: Sequence[str] | None,
+    shared_nodes: bool | None,
+    event: TrialEvent = TrialEvent.GANG_PLACED,
 ) -> int:
     standing = _standing(connection, trial_id, epoch)
     if (number := event_log.number_of_repeat(connection, change, trial_id)) is not None:
         return number
     number = standing.num_attempts + 1
     detail = {"nodes": list(nodes)} if nodes is not None else None
-    standing = _advance(connection, change, standing, TrialEvent.GANG_PLACED, epoch, number=number, detail=detail)
+    standing = _advance(connection, change, standing, event, epoch, number=number, detail=detail)
     values = {
         "trial_id": trial_id,
         "number": number,
@@ -261,15 +268,18 @@ def record_measurement(
     row = _attempt(connection, trial_id, number)
     if row.is_measured:
         return not row.superseded  # told twice, or a commit whose answer was lost
-    counts = row.state == AttemptState.RUNNING and number == standing.num_attempts and standing.state in IN_FLIGHT
+    in_time = row.state == AttemptState.RUNNING and number == standing.num_attempts
     digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
     values = _attempt_end(facts, digest)
+    is_repeat = standing.state is TrialState.MEASURED
+    counts = in_time and (pooling.agrees(connection, trial_id, digest) if is_repeat else standing.state in IN_FLIGHT)
     if counts:
         # Where it was too short for its first step to have been reported by itself, that is noted now.
         unreported = [TrialEvent.FIRST_STEP] if standing.state is TrialState.LAUNCHING else []
         detail = {"tokens_per_second_per_gpu": measurement.tokens_per_second_per_gpu}
         _advance(connection, change, standing, TrialEvent.MEASURED, epoch, detail=detail, unreported=unreported)
-        values["state"] = AttemptState.MEASURED
+        # Of a repeat, the pool says below whether its numbers are the trial's: at most one attempt's are, at any time.
+        values |= {"state": AttemptState.MEASURED, "pooled": True, "superseded": is_repeat}
         cell = schema.cell
         other = (cell.c.id == standing.cell_id, cell.c.fingerprint_digest.is_distinct_from(digest))
         connection.execute(sa.update(cell).where(*other).values(fingerprint_digest=digest))
@@ -279,9 +289,13 @@ def record_measurement(
             connection, change, [event_log.entry(standing.sweep_id, trial_id, event_log.SUPERSEDED, state, state, epoch, number)]
         )
         values["superseded"] = True
-    update = _UPDATE_ATTEMPT.values(ended_at=now()) if counts else _UPDATE_ATTEMPT
+        if in_time:
+            values["state"] = AttemptState.MEASURED
+    update = _UPDATE_ATTEMPT.values(ended_at=now()) if in_time else _UPDATE_ATTEMPT
     connection.execute(update, {"attempt_id": row.id, **values})
     connection.execute(_INSERT_MEASUREMENT, {"attempt_id": row.id, **records.measurement_columns(measurement, gpu, memory_by_part)})
+    if counts:
+        pooling.settle(connection, trial_id, is_first=not is_repeat)
     return counts
 
 
@@ -298,11 +312,15 @@ def record_failure(
 ) -> TrialState:
     standing = _standing(connection, trial_id, epoch)
     row = _attempt(connection, trial_id, number)
-    if row.state != AttemptState.RUNNING or number != standing.num_attempts or standing.state not in IN_FLIGHT:
+    is_repeat = standing.state is TrialState.MEASURED
+    if row.state != AttemptState.RUNNING or number != standing.num_attempts or (standing.state not in IN_FLIGHT and not is_repeat):
         return standing.state  # it has ended already: told twice, or too late
     state = AttemptState(event.value)
     detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
-    standing = _advance(connection, change, standing, event, epoch, detail=detail)
+    if is_repeat:
+        _log_failed_repeat(connection, change, standing, epoch, detail)
+    else:
+        standing = _advance(connection, change, standing, event, epoch, detail=detail)
     digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
     values = {"state": state, "ended_at": now(), **_attempt_end(facts, digest), **records.failure_columns(failure), **memory}
     connection.execute(sa.update(attempt).where(attempt.c.id == row.id).values(**values))
@@ -316,7 +334,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
         .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts))
         .join(schema.cell, schema.cell.c.id == trial.c.cell_id)
-        .where(trial.c.sweep_id == sweep_id, trial.c.state.in_(sorted(IN_FLIGHT)), attempt.c.epoch < epoch)
+        .where(trial.c.sweep_id == sweep_id, attempt.c.state == AttemptState.RUNNING, attempt.c.epoch < epoch)
         .order_by(trial.c.id)
     )
     rows = connection.execute(left).fetchall()
@@ -326,9 +344,13 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         times = queries.failure_counts(connection, row.id).get(_LOST, 0) + 1
         failure = Failure(kind=_LOST, message=_lost_message(row.id, times))
         event = TrialEvent.REQUEUED if may_retry(_LOST, {_LOST: times}) else TrialEvent.FAILED
-        _advance(connection, change, standing, event, epoch, detail={"kind": _LOST.value, "message": failure.message})
-        if event is TrialEvent.REQUEUED:
-            waiting.append(int(row.id))
+        detail = {"kind": _LOST.value, "message": failure.message}
+        if standing.state in IN_FLIGHT:
+            _advance(connection, change, standing, event, epoch, detail=detail)
+            if event is TrialEvent.REQUEUED:
+                waiting.append(int(row.id))
+        else:
+            _log_failed_repeat(connection, change, standing, epoch, detail)
         # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
         held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
         values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
@@ -379,13 +401,19 @@ def _advance(
         connection.execute(_COMPARE_AND_SET, {**values, "state": state, "num_attempts": num_attempts}).rowcount != 1
     ):  # _standing keeps other owners out, not another thread of this one
         raise IllegalTransition(f"trial {standing.id}: {event} came too late, its state was no longer {standing.state}")
-    of_attempt = num_attempts if state in IN_FLIGHT or standing.state in IN_FLIGHT else None
+    of_attempt = num_attempts if IN_FLIGHT & {state, standing.state} or event in _OF_ATTEMPTS else None
     entries = [
         event_log.entry(standing.sweep_id, standing.id, each, before, after, epoch, of_attempt, detail if each is event else None)
         for each, (before, after) in zip((*unreported, event), pairwise(states), strict=True)
     ]
     event_log.append(connection, change, entries)
     return replace(standing, state=state, num_attempts=num_attempts)
+
+
+def _log_failed_repeat(connection: Connection, change: Change, standing: _Standing, epoch: int, detail: Mapping[str, Any]) -> None:
+    state, number = standing.state, standing.num_attempts
+    entry = event_log.entry(standing.sweep_id, standing.id, event_log.REPEAT_FAILED, state, state, epoch, number, detail)
+    event_log.append(connection, change, [entry])
 
 
 def _fence_cell(connection: Connection, cell_id: int, epoch: int) -> int:

@@ -18,6 +18,7 @@ from orchestrator.core.lifecycle import TrialState
 
 ADDED = "added"  # the word for a trial's first row
 SUPERSEDED = "superseded"  # and for a result that came too late to count
+REPEAT_FAILED = "repeat_failed"  # the trial keeps what it has
 
 _table = schema.event
 _INSERT = sa.insert(_table).values(at=now())

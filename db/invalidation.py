@@ -63,12 +63,12 @@ def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some
     for state in {state for _, state in moves}:
         ids = [trial_id for trial_id, old in moves if old is state]
         waiting = advance(state, TrialEvent.INVALIDATED)
-        values: records.Columns = {"state": waiting, "updated_at": now()}
+        values: records.Columns = {"state": waiting, "num_measurements": 0, "updated_at": now()}
         if state is TrialState.PRUNED:
             values |= {"condemned_by": None, "why": None}  # why it cannot fit, which nobody knows any more
         changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
         num_changed += connection.execute(changed).rowcount
-        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True))
+        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True, pooled=False))
         detail = {"where": records.storable(where)}
         events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
         event_log.append(connection, change, events)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, SweepRow, TrialDetail, TrialRow, run_folder
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, RepeatRow, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
@@ -125,6 +125,21 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
     return result
 
 
+def repeats(connection: Connection, cell_id: int) -> dict[int, list[RepeatRow]]:
+    statement = (
+        sa.select(trial.c.id, measurement.c.step_seconds_median, measurement.c.tokens_per_second_per_gpu, measurement.c.relative_confidence)
+        .join(attempt, attempt.c.trial_id == trial.c.id)
+        .join(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(trial.c.cell_id == cell_id, trial.c.num_measurements > 1, attempt.c.pooled)
+        .order_by(trial.c.id, attempt.c.number)
+    )
+    result: dict[int, list[RepeatRow]] = {}
+    for row in connection.execute(statement).mappings():
+        values = {name: row[name] for name in ("step_seconds_median", "tokens_per_second_per_gpu", "relative_confidence")}
+        result.setdefault(row["id"], []).append(RepeatRow(**values))
+    return result
+
+
 def failure_counts(connection: Connection, trial_id: int) -> dict[FailureKind, int]:
     statement = (
         sa.select(attempt.c.failure_kind, sa.func.count().label("n"))
@@ -181,7 +196,10 @@ _CELLS = sa.select(cell, *(column for column in model.c if column.name not in ("
 
 _last = attempt.alias("last")
 _counting = attempt.alias("counting")
-_OF_TRIAL = [trial.c[name] for name in ("id", "cell_id", "state", "num_attempts", "why", "condemned_by", "created_at", "updated_at")]
+_OF_TRIAL = [
+    trial.c[name]
+    for name in ("id", "cell_id", "state", "num_attempts", "num_measurements", "why", "condemned_by", "created_at", "updated_at")
+]
 _PREDICTED = [trial.c.predicted_tokens_per_second_per_gpu, trial.c.predicted_memory_bytes]
 _HEADLINES = [
     measurement.c[name]
@@ -198,7 +216,7 @@ _HEADLINES = [
         "thrashing",
     )
 ]
-_FAILED = sa.not_(_last.c.superseded)  # an invalidated failure is no longer the trial's
+_FAILED = sa.or_(sa.not_(_last.c.superseded), _last.c.pooled)  # an invalidated failure is no longer the trial's
 _TRIALS = (
     sa.select(
         *_OF_TRIAL,
@@ -219,7 +237,7 @@ _TRIALS = (
     .outerjoin(_counting, _counts(_counting))
     .outerjoin(measurement, measurement.c.attempt_id == _counting.c.id)
 )
-_SAME_TRIAL = ("id", "cell_id", "num_attempts", "why", "condemned_by", "created_at", "updated_at")
+_SAME_TRIAL = ("id", "cell_id", "num_attempts", "num_measurements", "why", "condemned_by", "created_at", "updated_at")
 _SAME_NUMBERS = (
     *(column.name for column in (*_PREDICTED, *_HEADLINES)),
     "peak_memory_allocated_bytes",
@@ -286,6 +304,7 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         epoch=row["epoch"],
         state=AttemptState(row["state"]),
         superseded=row["superseded"],
+        pooled=row["pooled"],
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         nodes=None if row["nodes"] is None else tuple(row["nodes"]),

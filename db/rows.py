@@ -68,6 +68,7 @@ class TrialRow:
     layout: Layout
     state: TrialState
     num_attempts: int
+    num_measurements: int  # that count; its numbers are those of the median one
     why: str | None
     predicted_tokens_per_second_per_gpu: float | None
     predicted_memory_bytes: int | None
@@ -99,6 +100,7 @@ class AttemptRow:
     epoch: int
     state: AttemptState
     superseded: bool
+    pooled: bool
     started_at: dt.datetime
     ended_at: dt.datetime | None
     nodes: tuple[str, ...] | None
@@ -111,6 +113,15 @@ class AttemptRow:
     measurement: Measurement | None
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatRow:
+    """One of the measurements of a trial that was measured more than once."""
+
+    step_seconds_median: float
+    tokens_per_second_per_gpu: float
+    relative_confidence: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0001"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0002"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -194,6 +194,7 @@ trial = Table(
     Column("precision", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("num_attempts", Integer, nullable=False, server_default=text("0")),
+    Column("num_measurements", Integer, nullable=False, server_default=text("0")),  # that its numbers are the median of
     Column("why", Text),  # the searcher's one line: why this layout, now
     Column("predicted_tokens_per_second_per_gpu", Double),
     Column("predicted_memory_bytes", BigInteger),
@@ -212,7 +213,8 @@ attempt = Table(
     Column("number", Integer, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
-    Column("superseded", Boolean, nullable=False, server_default=false()),  # kept, but it does not count
+    Column("superseded", Boolean, nullable=False, server_default=false()),  # kept, but its numbers are not the trial's
+    Column("pooled", Boolean, nullable=False, server_default=false()),  # one of the measurements that the trial's numbers are the median of
     Column("started_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
     Column("nodes", Json),

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from db import changes, invalidation, lease, migrate, queries, readonly, schema, sql_text, url
 from db.changes import AttemptFacts
 from db.engine import Change, Database
-from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, SweepRow, TrialDetail, TrialRow
+from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, RepeatRow, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepChanged
@@ -221,8 +221,10 @@ class Store:
 
         Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
         """
-        if event in (TrialEvent.GANG_PLACED, TrialEvent.MEASURED, TrialEvent.INVALIDATED):
-            raise ValueError(f"{event} is written by start_attempt, record_measurement and invalidate, together with what belongs to it")
+        if event in (TrialEvent.GANG_PLACED, TrialEvent.REPEATED, TrialEvent.MEASURED, TrialEvent.INVALIDATED):
+            raise ValueError(
+                f"{event} is written together with what belongs to it: by start_attempt, start_repeat, record_measurement, invalidate"
+            )
         return self._database.write(
             lambda connection, change: changes.transition(connection, change, trial_id, event, epoch, attempt, detail)
         )
@@ -268,6 +270,12 @@ class Store:
     def note_nodes(self, trial_id: int, attempt: int, nodes: Sequence[str], *, epoch: int) -> None:
         """Note where a running attempt has its nodes, as soon as that is known: one that is lost cannot tell any more."""
         self._database.write(lambda connection, change: changes.note_nodes(connection, trial_id, attempt, epoch, nodes))
+
+    def start_repeat(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None) -> int:
+        """Note one more attempt of a MEASURED trial, and return its number. What it measures counts beside the others, the median standing for all."""
+        return self._database.write(
+            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, None, TrialEvent.REPEATED)
+        )
 
     def record_measurement(
         self,
@@ -341,6 +349,10 @@ class Store:
     def best(self, sweep_id: int, top: int = 1) -> dict[int, list[TrialRow]]:
         """The fastest trials of each cell id under its current fingerprint, the fastest first."""
         return self._database.read(lambda connection: queries.best(connection, sweep_id, top))
+
+    def repeats(self, cell_id: int) -> dict[int, list[RepeatRow]]:
+        """Of each trial of a cell that was measured more than once: the measurements that count together, in the order of their attempts."""
+        return self._database.read(lambda connection: queries.repeats(connection, cell_id))
 
     def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
         """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""

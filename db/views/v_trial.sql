@@ -26,6 +26,7 @@ SELECT
     trial.precision,
     trial.state,
     trial.num_attempts,
+    trial.num_measurements,
     trial.why,
     trial.predicted_tokens_per_second_per_gpu,
     trial.predicted_memory_bytes,
@@ -80,4 +81,4 @@ LEFT JOIN attempt AS counting ON counting.trial_id = trial.id AND counting.state
 LEFT JOIN measurement ON measurement.attempt_id = counting.id
 LEFT JOIN fingerprint ON fingerprint.digest = counting.fingerprint_digest
 -- An invalidated failure is no longer the trial's.
-LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts AND NOT last.superseded
+LEFT JOIN attempt AS last ON last.trial_id = trial.id AND last.number = trial.num_attempts AND (last.pooled OR NOT last.superseded)

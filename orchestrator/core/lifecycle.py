@@ -29,6 +29,7 @@ class TrialEvent(StrEnum):
     REQUEUED = "requeued"  # the machine's fault, and attempts are left; or ended on request
     PRUNED = "pruned"  # proven infeasible by another trial, never launched
     INVALIDATED = "invalidated"  # asked for by a person: measure it again
+    REPEATED = "repeated"  # one more attempt of what is measured: its result counts beside the others, and nothing is lost if it fails
 
 
 _S, _E = TrialState, TrialEvent
@@ -45,6 +46,8 @@ TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyTy
         (_S.RUNNING, _E.OUT_OF_MEMORY): _S.OUT_OF_MEMORY,
         (_S.RUNNING, _E.FAILED): _S.FAILED,
         (_S.RUNNING, _E.REQUEUED): _S.QUEUED,
+        (_S.MEASURED, _E.REPEATED): _S.MEASURED,
+        (_S.MEASURED, _E.MEASURED): _S.MEASURED,
         **{(state, _E.INVALIDATED): _S.QUEUED for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED)},
     }
 )

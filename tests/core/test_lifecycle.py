@@ -49,7 +49,8 @@ def test_every_state_can_be_reached_and_every_event_happens() -> None:
 
 
 def test_an_end_is_left_only_when_a_person_asks_for_it() -> None:
-    assert {event for state, event in TRANSITIONS if state in TERMINAL} == {TrialEvent.INVALIDATED}
+    leaving = {event for (state, event), target in TRANSITIONS.items() if state in TERMINAL and target is not state}
+    assert leaving == {TrialEvent.INVALIDATED}
     assert all(TRANSITIONS[state, TrialEvent.INVALIDATED] is INITIAL for state in TERMINAL)
 
 
@@ -60,7 +61,14 @@ def test_an_out_of_memory_is_a_result_and_a_lost_node_is_not() -> None:
 
 
 def test_nothing_is_measured_before_its_first_step() -> None:
-    assert [state for state, event in TRANSITIONS if event is TrialEvent.MEASURED] == [TrialState.RUNNING]
+    first = [state for (state, event), target in TRANSITIONS.items() if event is TrialEvent.MEASURED and target is not state]
+    assert first == [TrialState.RUNNING]
+
+
+def test_a_repeat_leaves_its_trial_measured_whatever_becomes_of_it() -> None:
+    assert advance(TrialState.MEASURED, TrialEvent.REPEATED) is TrialState.MEASURED
+    assert advance(TrialState.MEASURED, TrialEvent.MEASURED) is TrialState.MEASURED
+    assert [state for state, event in TRANSITIONS if event is TrialEvent.REPEATED] == [TrialState.MEASURED]
 
 
 def test_the_picture_shows_every_transition() -> None:

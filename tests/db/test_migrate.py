@@ -52,6 +52,16 @@ def test_a_store_goes_down_and_up_again(store_url: str) -> None:
         Bench.on(store).measure()
 
 
+def test_what_was_measured_before_repeats_were_known_counts_as_measured_once(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        trial_id = Bench.on(store).measure()
+    migrate.downgrade(store_url, "0001")
+    assert migrate.upgrade(store_url)[:2] == ("0001", schema.SCHEMA_VERSION)
+    with Store.open(store_url) as store:
+        row = store.trial(trial_id)
+        assert (row.trial.num_measurements, [a.pooled for a in row.attempts]) == (1, [True])
+
+
 def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         trial_id = Bench.on(store).measure()
@@ -64,7 +74,10 @@ def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first
 
 @pytest.mark.parametrize(
     ("version", "says"),
-    [("9999", "newer than this program's 0001: upgrade the program"), ("0000", "this program needs 0001: run `sweep db upgrade`")],
+    [
+        ("9999", f"newer than this program's {schema.SCHEMA_VERSION}: upgrade the program"),
+        ("0000", f"this program needs {schema.SCHEMA_VERSION}: run `sweep db upgrade`"),
+    ],
 )
 def test_a_database_of_another_version_is_refused_with_what_to_do(store_url: str, version: str, says: str) -> None:
     Store.open(store_url).close()

@@ -506,3 +506,87 @@ def test_a_layout_that_has_been_measured_is_not_begun_again(store: Store) -> Non
         store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
     assert store.trial(trial_id).trial.state is TrialState.MEASURED
     assert store.events(bench.sweep_id) == before
+
+
+def repeat(bench: Bench, trial_id: int, tokens_per_second_per_gpu: float, step_seconds: float, torch: str = "2.13.0") -> bool:
+    attempt = bench.store.start_repeat(trial_id, bench.epoch, ["node-a"])
+    taken = measurement(tokens_per_second_per_gpu)
+    taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
+    return bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint(torch))
+
+
+def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2, tokens_per_second_per_gpu=1000.0)  # 0.5 s a step
+    assert repeat(bench, trial_id, 500.0, 1.0)
+    assert (store.trial(trial_id).trial.tokens_per_second_per_gpu, store.trial(trial_id).trial.num_measurements) == (500.0, 2)  # the slower
+    assert repeat(bench, trial_id, 900.0, 0.55)
+    row = store.trial(trial_id)
+    assert (row.trial.state, row.trial.num_attempts, row.trial.num_measurements) == (TrialState.MEASURED, 3, 3)
+    assert row.trial.tokens_per_second_per_gpu == 900.0
+    assert [(a.superseded, a.pooled) for a in row.attempts] == [(True, True), (True, True), (False, True)]
+    assert [r.step_seconds_median for r in store.repeats(bench.cell_id)[trial_id]] == [0.5, 1.0, 0.55]
+    assert store.best(bench.sweep_id)[bench.cell_id][0].tokens_per_second_per_gpu == 900.0
+    events = [e.event for e in store.events(bench.sweep_id)]
+    assert events[-4:] == ["repeated", "measured", "repeated", "measured"]
+
+
+def test_a_repeat_that_fails_takes_nothing_from_its_trial(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    attempt = store.start_repeat(trial_id, bench.epoch)
+    state = store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    assert state is TrialState.MEASURED
+    row = store.trial(trial_id)
+    assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
+    assert [a.state for a in row.attempts] == [AttemptState.MEASURED, AttemptState.OUT_OF_MEMORY]
+    assert [e.event for e in store.events(bench.sweep_id)][-2:] == ["repeated", "repeat_failed"]
+    assert repeat(bench, trial_id, 900.0, 0.55)
+
+
+def test_a_repeat_of_a_dead_orchestrator_is_given_back_and_its_trial_stays_measured(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    store.start_repeat(trial_id, bench.epoch)
+    epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
+    assert store.reap(bench.sweep_id, epoch) == []
+    row = store.trial(trial_id)
+    assert row.trial.state is TrialState.MEASURED
+    assert [a.state for a in row.attempts] == [AttemptState.MEASURED, AttemptState.LOST]
+    assert store.reap(bench.sweep_id, epoch) == []
+    assert len(store.trial(trial_id).events) == len(row.events)
+
+
+def test_a_repeat_measured_with_other_software_is_kept_and_does_not_count(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    assert not repeat(bench, trial_id, 2000.0, 0.25, torch="9.9")
+    row = store.trial(trial_id)
+    assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
+    assert [(a.state, a.superseded, a.pooled) for a in row.attempts] == [
+        (AttemptState.MEASURED, False, True),
+        (AttemptState.MEASURED, True, False),
+    ]
+
+
+def test_an_invalidated_trial_starts_from_no_measurement(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    repeat(bench, trial_id, 900.0, 0.55)
+    store.release(bench.sweep_id, bench.epoch)
+    assert store.invalidate(f"trial_id = {trial_id}") == 1
+    assert store.trial(trial_id).trial.num_measurements == 0
+    again = Bench(store, bench.sweep_id, bench.cell_id, store.acquire(bench.sweep_id, host="h", pid=1))
+    attempt = store.start_attempt(trial_id, again.epoch)
+    assert store.record_measurement(trial_id, attempt, epoch=again.epoch, measurement=measurement(700.0), fingerprint=fingerprint())
+    row = store.trial(trial_id).trial
+    assert (row.tokens_per_second_per_gpu, row.num_measurements) == (700.0, 1)
+
+
+def test_only_what_is_measured_is_repeated(store: Store) -> None:
+    bench = Bench.on(store)
+    waiting = bench.add(2)
+    with pytest.raises(IllegalTransition):
+        store.start_repeat(waiting.id, bench.epoch)
+    with pytest.raises(IllegalTransition):
+        store.start_attempt(bench.measure(1), bench.epoch)
