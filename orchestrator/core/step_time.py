@@ -27,21 +27,21 @@ NEVER = 1e6  # seconds per FLOP of a precision that the device lacks: last in ev
 class StepTimeConstants:
     """What a stack of software makes of a device: positive numbers. The defaults are those of well-run training in plain torch."""
 
-    peak_efficiency: float = 0.65
-    """Share of the data sheet's FLOP/s that large kernels reach. 0.6-0.7 is what large dense models reach on A100 and H100."""
-    half_efficiency_work: float = 2.0e6
-    """Elements of a layer's activation (tokens x hidden / tp) at which half of that is reached: small kernels leave a GPU idle."""
+    peak_efficiency: float = 0.6
+    """Share of the data sheet's FLOP/s that large kernels reach. 0.55-0.7 is what large dense models reach on A100 and H100."""
+    half_efficiency_seconds: float = 60e-6
+    """Time that a layer's widest product would take at the data sheet's peak, when half of that is reached: small kernels idle a GPU."""
     kernel_seconds_per_layer: float = 150e-6
     """Seconds of one layer's forward and backward that no GPU work hides: some 30 kernel launches of 5 us."""
     activation_traffic_bytes: float = 60.0
     """Bytes that unfused elementwise kernels move per element of a layer's activation: norms, rotations, SwiGLU, residuals and casts."""
     intra_node_share: float = 0.6
     """Share of the data sheet's bandwidth that ring collectives reach inside a node (155 of 300 GB/s on A100: Galvatron's table)."""
-    inter_node_share: float = 0.6
-    """The same, between nodes."""
+    inter_node_share: float = 0.4
+    """The same, between nodes: 44.7 of 200 GB/s for 16 A100 in two nodes (Galvatron's table), more where rails are not shared."""
     collective_seconds: float = 30e-6
     """Seconds of a collective beyond its bytes, inside a node: start and one hop per member that is a power of two."""
-    inter_node_collective_seconds: float = 100e-6
+    inter_node_collective_seconds: float = 150e-6
     """The same for a group that spans nodes."""
     exposed_data_parallel_share: float = 0.5
     """Share of the data-parallel traffic that does not hide behind the backward pass."""
@@ -49,14 +49,14 @@ class StepTimeConstants:
     """Ring passes over the weights at ZeRO stages 1 and 2: gradients are all-reduced (2), new weights gathered (1)."""
     pipeline_hop_seconds: float = 300e-6
     """Seconds that one micro-batch spends between two stages beyond its bytes: host work of the schedule, and waiting."""
-    bubble_factor: float = 1.0
+    bubble_factor: float = 1.1
     """Of the ideal bubble, (p - 1) micro-batches of the fullest stage: uneven stages and schedules that overlap badly make it larger."""
     optimizer_traffic_bytes: float = 28.0
     """Bytes moved per weight by the optimizer: gradient, master, and both moments read; master and moments written."""
     fixed_seconds: float = 5e-3
     """Seconds of a step that nothing divides: host work, synchronisation."""
     node_congestion: float = 0.1
-    """Share by which each doubling of the number of nodes slows what crosses nodes."""
+    """Share by which each doubling of the nodes that a group spans slows it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class LogPrior:
 _LOG_SDS: Mapping[str, float] = MappingProxyType(
     {
         "peak_efficiency": 0.15,
-        "half_efficiency_work": 0.8,
+        "half_efficiency_seconds": 0.8,
         "kernel_seconds_per_layer": 0.8,
         "activation_traffic_bytes": 0.5,
         "intra_node_share": 0.35,
@@ -142,6 +142,7 @@ class StepTimeModel:
     recomputed_flops: Floats
     peak: Floats
     elements: Floats  # of a layer's activation
+    kernel_flops: Floats  # of the widest matrix product of a layer
     recomputed_share: Floats  # of a forward and backward pass that is done again
     tensor_bytes: Floats  # per micro-batch
     tensor_group: _Group
@@ -153,7 +154,6 @@ class StepTimeModel:
     zero_passes: NDArray[np.bool_]  # ZeRO 1 and 2
     data_group: _Group
     weights_in_optimizer: Floats
-    nodes: float
 
     @classmethod
     def of(cls, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> StepTimeModel:
@@ -178,6 +178,7 @@ class StepTimeModel:
             recomputed_flops=tokens * extra / (tp * pp),
             peak=np.array([hardware.peak_flops.get(p, 0.0) for p in table.precisions])[table.precision],
             elements=tokens * model.hidden_size / tp,
+            kernel_flops=2.0 * tokens * model.hidden_size * model.ffn_hidden_size / tp,
             recomputed_share=extra / per_token,
             # 2 all-reduces forward and 2 backward of a layer, or as many gathers and scatters with sequence parallelism: 8 passes.
             tensor_bytes=8.0 * layers * hidden_bytes * (tp - 1) / tp,
@@ -190,22 +191,21 @@ class StepTimeModel:
             zero_passes=np.asarray((table.zero_stage == 1) | (table.zero_stage == 2)),
             data_group=_Group.of(ranks, tp, gpus_per_node),
             weights_in_optimizer=weights / shard,
-            nodes=max(1.0, cell.num_gpus / gpus_per_node),
         )
 
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
         """The parts with these constants."""
-        rate = self.peak * c.peak_efficiency * self.elements / (self.elements + c.half_efficiency_work)
+        rate = self.peak * c.peak_efficiency * self.kernel_flops / (self.kernel_flops + c.half_efficiency_seconds * self.peak)
         seconds_per_flop = np.divide(1.0, rate, out=np.full(len(rate), NEVER), where=rate > 0)
         per_layer = c.kernel_seconds_per_layer + self.elements * c.activation_traffic_bytes / self.hardware.memory_bandwidth
         work = self.flops * seconds_per_flop + self.layers * per_layer
         again = self.recomputed_flops * seconds_per_flop + self.recomputed_share * self.layers * per_layer
         inside = self.hardware.intra_node_bandwidth * c.intra_node_share
-        across = self.hardware.inter_node_bandwidth * c.inter_node_share / (1.0 + c.node_congestion * np.log2(self.nodes))
-        tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across)
+        across = self.hardware.inter_node_bandwidth * c.inter_node_share
+        tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
         tensor += 8.0 * self.layers * self.tensor_group.latency(c)
         tensor += self.context_bytes / inside
-        ring = self.data_bytes / self.data_group.bandwidth(inside, across) + self.data_group.latency(c)
+        ring = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion) + self.data_group.latency(c)
         passes = np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         hop = np.where(self.stages > 1, self.pipeline_bytes / np.where(self.pipeline_crosses, across, inside) + c.pipeline_hop_seconds, 0.0)
         slots = self.micro_batches + self.stages - 1.0
@@ -213,7 +213,8 @@ class StepTimeModel:
             compute=self.micro_batches * work,
             recompute=self.micro_batches * again,
             bubble=(self.stages - 1.0) * (work + again + tensor) * c.bubble_factor,
-            data_parallel=passes * ring * c.exposed_data_parallel_share,
+            data_parallel=c.exposed_data_parallel_share * passes * ring
+            + (1.0 - np.minimum(c.exposed_data_parallel_share, 1.0)) * np.maximum(passes * ring - 2 / 3 * work, 0.0),
             tensor_parallel=self.micro_batches * tensor,
             pipeline=slots * hop,
             optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / self.hardware.memory_bandwidth,
@@ -237,9 +238,10 @@ class _Group:
             crosses=np.asarray(size * stride > gpus_per_node),
         )
 
-    def bandwidth(self, inside: float, across: float) -> Floats:
+    def bandwidth(self, inside: float, across: float, congestion: float) -> Floats:
         """Bytes per second of a ring: members of one node each bring a network card; no faster than the links inside."""
-        found: Floats = np.where(self.crosses, np.minimum(self.members_per_node * across, inside), inside)
+        slowed = across / (1.0 + congestion * np.log2(np.maximum(self.size / self.members_per_node, 1.0)))
+        found: Floats = np.where(self.crosses, np.minimum(self.members_per_node * slowed, inside), inside)
         return found
 
     def latency(self, c: StepTimeConstants) -> Floats:
