@@ -64,7 +64,7 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
 def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
     found = trials_by_id(connection, [trial_id])
     if not found:
-        raise UsageInvalid(f"there is no trial with id {trial_id}")
+        raise UsageInvalid(f"there is no trial with id {trial_id}; `sweep trials` lists them")
     cell_row = _cell_row(connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one())
     own = connection.execute(sa.select(sweep.c.name, sweep.c.run_token).where(sweep.c.id == cell_row.sweep_id)).one()
     attempts = connection.execute(_ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)).mappings()
