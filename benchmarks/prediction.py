@@ -1,0 +1,351 @@
+"""Measure how well memory and step time are predicted on tables of measured runs, before and after calibration; print JSON.
+
+python -m benchmarks.prediction --tables DIR [--table ID ...] [--out FILE.json]
+
+DIR holds CSV files with the columns of core/run_table.py. A table's trainer is taken from its own words (fp32 accumulation, FSDP), never
+from its name. Each way of calibrating is scored on the same rows:
+
+- `uncalibrated`: priors alone.
+- `leave_one_table_out`, `leave_one_model_out`: constants fitted to all other tables (of other models) of the same hardware and trainer;
+  only where there is one.
+- `after_5_trials`: fitted to 5 rows of the table drawn at random (seeds 0 to 4; the rest is scored), on top of `leave_one_table_out` where
+  there is one, and of the priors where there is none (`after_5_trials_alone`: always of the priors).
+
+Memory, over rows that ran and tell a peak (of the stage that the source read): `ratio_p10`, `ratio_median`, `ratio_p90` of predicted over
+measured; `within_15_percent` the share of rows with a ratio of 0.85 to 1.15; apart for one pipeline stage (`pp1`) and several (`pp2+`).
+Out of memory, over rows that ran or ran out, the score being the predicted peak of the fullest stage over the device's memory: `auc` the
+chance that a row that ran out scores above one that ran; `precision` and `recall` of calling out-of-memory what scores above 1, and
+`recall_at_95_precision` the best recall of any one threshold with a precision of at least 0.95; `best_rejected` the tables whose fastest
+row scores above 1, `best_rejected_at_95_precision` above that threshold.
+
+Step time, over tables with at least 5 rows that ran, by table, then the mean over tables: `log_error` the median of |log(predicted /
+measured)|; `bias` its median with sign; `spearman` the rank correlation; `regret_1`, `_3`, `_5`: how far, as a share of the best tokens/s/GPU,
+the best of the 1, 3, 5 rows predicted fastest falls short, among rows that ran; `first_within_5_percent` how many rows of that order it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.machine import describe_machine, write_result
+from orchestrator.core.calibration import Calibration, Observation, Predicted, calibrate
+from orchestrator.core.hardware import Hardware, from_label
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import Stage
+from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus, parse_runs, tables
+from orchestrator.core.trainer import TRAINERS
+
+Floats = NDArray[np.float64]
+
+SEEDS = 5
+TRIALS = 5
+FEWEST_ROWS = 5  # of a table whose step times are ranked
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """One cell of one table: its runs as arrays, and what it tells a calibration."""
+
+    table_id: str
+    runs: tuple[MeasuredRun, ...]
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
+
+    @cached_property
+    def trainer(self) -> str:
+        return trainer_of(self.runs[0])
+
+    @cached_property
+    def table(self) -> LayoutTable:
+        return LayoutTable.of(run.layout for run in self.runs if run.layout is not None)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        return np.array([run.step_seconds if run.status is RunStatus.OK and run.step_seconds else np.nan for run in self.runs])
+
+    @cached_property
+    def peaks(self) -> Floats:
+        return np.array([run.peak_memory_bytes if run.status is RunStatus.OK and run.peak_memory_bytes else np.nan for run in self.runs])
+
+    @cached_property
+    def ran(self) -> NDArray[np.bool_]:
+        return np.array([run.status is RunStatus.OK for run in self.runs])
+
+    @cached_property
+    def ran_out(self) -> NDArray[np.bool_]:
+        return np.array([run.status is RunStatus.OOM for run in self.runs])
+
+    def predict(self, calibration: Calibration, stage: Stage = Stage.FULLEST) -> Predicted:
+        cell = self.runs[0].cell
+        assert cell is not None
+        return calibration.predict(self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage)
+
+    def observations(self, rows: Iterable[int] | None = None) -> list[Observation]:
+        chosen = self.runs if rows is None else [self.runs[row] for row in rows]
+        return [found for run in chosen if (found := observation(run, self.hardware)) is not None]
+
+
+def trainer_of(run: MeasuredRun) -> str:
+    """The named trainer that a table's own words describe."""
+    if "fp32 grad" in run.word("precision"):
+        return "nanotron"
+    if "fsdp" in run.word("sharding").lower() or "full_shard" in run.word("sharding").lower():
+        return "fsdp"
+    if "megatron" in run.word("attention_kernel").lower() or "megatron" in run.word("sharding").lower():
+        return "megatron"
+    return "llama"
+
+
+def stage_of(run: MeasuredRun) -> Stage:
+    return Stage.FIRST if "rank0" in run.peak_memory_kind or "rank 0" in run.peak_memory_kind else Stage.FULLEST
+
+
+def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
+    """What a run teaches; None of a crash, or of a row without a layout."""
+    if run.cell is None or run.layout is None or run.status not in (RunStatus.OK, RunStatus.OOM):
+        return None
+    ok = run.status is RunStatus.OK
+    return Observation(
+        cell=run.cell,
+        layout=run.layout,
+        hardware=hardware,
+        gpus_per_node=run.gpus_per_node,
+        step_seconds=run.step_seconds if ok else None,
+        peak_memory_bytes=run.peak_memory_bytes if ok else None,
+        out_of_memory=not ok,
+        stage=stage_of(run),
+    )
+
+
+def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem]:
+    """The cells of all tables in a folder whose model and layouts are known, without what is not to be replayed unless nothing else is."""
+    found = []
+    for path in sorted(folder.glob("*.csv")):
+        for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
+            if table_ids is None or table_id in table_ids:
+                replayed = any(run.replay for cell in cells for run in cell.runs)
+                found += [problem for cell in cells if (problem := _problem(cell, replayed=replayed)) is not None]
+    return found
+
+
+def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
+    runs = tuple(run for run in cell.runs if run.cell is not None and run.layout is not None and run.replay == replayed)
+    full = tuple(run for run in runs if run.word("peft") in ("", "full", "full-ft"))  # adapters train few weights: no closed form here
+    return Problem(table_id=cell.table_id, runs=full) if full else None
+
+
+Calibrator = Callable[[Problem], Calibration | None]
+
+
+def relatives(problem: Problem, problems: Sequence[Problem], *, same_model: bool) -> list[Problem]:
+    """Tables of the same hardware and trainer that are not this one."""
+    return [
+        other
+        for other in problems
+        if other.table_id != problem.table_id
+        and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
+        and (same_model or other.runs[0].model != problem.runs[0].model)
+    ]
+
+
+class Fits:
+    """Calibrations to groups of tables, each computed once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems = problems
+        self._known: dict[tuple[str, ...], Calibration] = {}
+
+    def to_relatives(self, problem: Problem, *, same_model: bool) -> Calibration | None:
+        others = relatives(problem, self._problems, same_model=same_model)
+        key = (problem.trainer, *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
+        if len(key) == 1:
+            return None
+        if key not in self._known:
+            rows = [row for other in others for row in other.observations()]
+            self._known[key] = calibrate(rows, Calibration.prior(TRAINERS[problem.trainer]))
+        return self._known[key]
+
+
+def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calibration, NDArray[np.bool_]]]) -> dict[str, object]:
+    """Each problem with its calibration and the rows to score."""
+    ratios: dict[str, list[Floats]] = {"all": [], "pp1": [], "pp2+": []}
+    scores, truths, best = [], [], {}
+    for problem, (calibration, scored) in zip(problems, calibrations, strict=True):
+        measured = problem.peaks
+        known = np.isfinite(measured) & scored
+        if known.any():
+            ratio = problem.predict(calibration, stage_of(problem.runs[0])).memory_bytes / measured
+            pipelined = problem.table.pipeline_parallel_size > 1
+            for name, rows in (("all", known), ("pp1", known & ~pipelined), ("pp2+", known & pipelined)):
+                ratios[name].append(ratio[rows])
+        if problem.ran_out.any() or known.any():
+            fullest = problem.predict(calibration).memory_bytes / problem.hardware.memory_bytes
+            rows = (problem.ran | problem.ran_out) & scored
+            scores.append(fullest[rows])
+            truths.append(problem.ran_out[rows])
+            if np.isfinite(problem.seconds).any():
+                fastest = int(np.nanargmin(problem.seconds))
+                best[f"{problem.table_id}/{problem.runs[0].num_gpus}"] = float(fullest[fastest])
+    found: dict[str, object] = {name: _ratios(np.concatenate(values)) for name, values in ratios.items() if sum(map(len, values))}
+    if scores:
+        found["out_of_memory"] = _classified(np.concatenate(scores), np.concatenate(truths), best)
+    return found
+
+
+def _ratios(ratio: Floats) -> dict[str, object]:
+    p10, median, p90 = np.quantile(ratio, [0.1, 0.5, 0.9])
+    return {
+        "rows": len(ratio),
+        "ratio_p10": round(float(p10), 3),
+        "ratio_median": round(float(median), 3),
+        "ratio_p90": round(float(p90), 3),
+        "within_15_percent": round(float((np.abs(ratio - 1) <= 0.15).mean()), 3),
+    }
+
+
+def _classified(score: Floats, truth: NDArray[np.bool_], best: Mapping[str, float]) -> dict[str, object]:
+    if not truth.any() or truth.all():
+        return {"rows": len(score), "ran_out": int(truth.sum())}
+    order = np.argsort(-score, kind="stable")
+    hits = np.cumsum(truth[order])
+    precision, recall = hits / np.arange(1, len(order) + 1), hits / truth.sum()
+    fine = np.flatnonzero(precision >= 0.95)
+    threshold = float(score[order][fine[-1]]) if len(fine) else float("inf")
+    above = score > 1
+    ranks = np.argsort(np.argsort(score, kind="stable"), kind="stable") + 1.0
+    pairs = truth.sum() * (~truth).sum()
+    return {
+        "rows": len(score),
+        "ran_out": int(truth.sum()),
+        "auc": round(float((ranks[truth].sum() - truth.sum() * (truth.sum() + 1) / 2) / pairs), 4),
+        "precision": round(float(truth[above].mean()), 3) if above.any() else None,
+        "recall": round(float(above[truth].mean()), 3),
+        "recall_at_95_precision": round(float(recall[fine[-1]]), 3) if len(fine) else 0.0,
+        "threshold_at_95_precision": round(threshold, 3),
+        "best_rejected": sorted(name for name, share in best.items() if share > 1),
+        "best_rejected_at_95_precision": sorted(name for name, share in best.items() if share >= threshold),
+    }
+
+
+def score_times(problem: Problem, calibration: Calibration, scored: NDArray[np.bool_]) -> dict[str, float] | None:
+    rows = np.flatnonzero(np.isfinite(problem.seconds) & scored)
+    if len(rows) < FEWEST_ROWS:
+        return None
+    predicted, measured = problem.predict(calibration).log_step_seconds[rows], problem.seconds[rows]
+    error = predicted - np.log(measured)
+    order = np.argsort(predicted, kind="stable")
+    speed = measured.min() / measured[order]  # 1: the best
+    return {
+        "rows": len(rows),
+        "log_error": float(np.median(np.abs(error))),
+        "bias": float(np.median(error)),
+        "spearman": _spearman(predicted, measured),
+        **{f"regret_{n}": float(1 - speed[:n].max()) for n in (1, 3, 5)},
+        "first_within_5_percent": float(np.argmax(speed >= 0.95) + 1),
+    }
+
+
+def _spearman(a: Floats, b: Floats) -> float:
+    ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1]) if min(rank.std() for rank in ranks) > 0 else 0.0
+
+
+def mean_of(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    if not scores:
+        return {"tables": 0}
+    return {"tables": len(scores)} | {
+        name: round(float(np.mean([score[name] for score in scores])), 4) for name in scores[0] if name != "rows"
+    }
+
+
+def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, object]:
+    """Memory over all rows, and step time by table, for one way of calibrating; only tables that it can calibrate."""
+    pairs = [(problem, found) for problem in problems if (found := calibrator(problem)) is not None]
+    if not pairs:
+        return {"tables": 0}
+    everything = [(calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs]
+    times = {_name(problem): found for problem, calibration in pairs if (found := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))}
+    return {
+        "memory": score_memory([problem for problem, _ in pairs], everything),
+        "step_time": mean_of(list(times.values())),
+        "step_time_by_table": {name: {key: round(value, 3) for key, value in found.items()} for name, found in times.items()},
+    }
+
+
+def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[str, object]:
+    """The same after some random trials of the table itself, scored on its other rows; means over seeds."""
+    chosen = [problem for problem in problems if len(problem.runs) >= 2 * TRIALS]
+    memory, times = [], []
+    for seed in range(SEEDS):
+        calibrations = []
+        for problem in chosen:
+            rows = np.random.default_rng(seed).choice(len(problem.runs), TRIALS, replace=False)
+            begun = start(problem) or Calibration.prior(TRAINERS[problem.trainer])
+            calibrations.append((calibrate(problem.observations(rows), begun.widened()), ~np.isin(np.arange(len(problem.runs)), rows)))
+        if chosen:
+            memory.append(score_memory(chosen, calibrations))
+        times += [
+            found
+            for problem, (calibration, scored) in zip(chosen, calibrations, strict=True)
+            if (found := score_times(problem, calibration, scored)) is not None
+        ]
+    return {"memory": _mean_memory(memory), "step_time": mean_of(times)}
+
+
+def _mean_memory(seeds: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for part in dict.fromkeys(name for seed in seeds for name in seed):
+        values = [seed[part] for seed in seeds if isinstance(seed.get(part), Mapping)]
+        numbers = [{k: v for k, v in value.items() if isinstance(v, (int, float))} for value in values if isinstance(value, Mapping)]
+        found[part] = {k: round(float(np.mean([n[k] for n in numbers if k in n])), 4) for k in numbers[0]}
+    return found
+
+
+def _name(problem: Problem) -> str:
+    run = problem.runs[0]
+    return f"{problem.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+
+
+def measure(problems: Sequence[Problem]) -> dict[str, object]:
+    fits = Fits(problems)
+    priors: Calibrator = lambda problem: Calibration.prior(TRAINERS[problem.trainer])  # noqa: E731
+    tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
+    models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
+    return {
+        "uncalibrated": score(problems, priors),
+        "leave_one_table_out": score(problems, tables_out),
+        "leave_one_model_out": score(problems, models_out),
+        "after_5_trials": score_after_trials(problems, tables_out),
+        "after_5_trials_alone": score_after_trials(problems, lambda _: None),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
+    parser.add_argument("--table", action="append", metavar="ID", help="only this table; may be given again")
+    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    problems = read_problems(arguments.tables, arguments.table)
+    by_source: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_source.setdefault(problem.table_id.split("_")[0], []).append(problem)
+    result: dict[str, object] = {source: measure(found) for source, found in by_source.items()}
+    print(json.dumps(result, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="prediction", machine=machine, result=result)
+
+
+if __name__ == "__main__":
+    main()
