@@ -13,9 +13,10 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, invalidation, lease, migrate, queries, readonly, schema, sql_text, url
+from db import changes, invalidation, lease, migrate, observations, queries, readonly, schema, sql_text, url
 from db.changes import AttemptFacts
 from db.engine import Change, Database
+from db.observations import ObservationRow
 from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, RepeatRow, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
@@ -353,6 +354,18 @@ class Store:
     def repeats(self, cell_id: int) -> dict[int, list[RepeatRow]]:
         """Of each trial of a cell that was measured more than once: the measurements that count together, in the order of their attempts."""
         return self._database.read(lambda connection: queries.repeats(connection, cell_id))
+
+    def observations(
+        self, *, workload: str | None = None, device_names: Sequence[str] | None = None, sweep: str | None = None
+    ) -> list[ObservationRow]:
+        """What was measured over all sweeps, or one, and what ran out of memory: the newest few thousand, spread evenly over large cells."""
+        return self._database.read(
+            lambda connection: observations.observations(connection, workload=workload, device_names=device_names, sweep_name=sweep)
+        )
+
+    def device_names(self) -> list[str]:
+        """Every device that something was measured on, as its driver calls it."""
+        return self._database.read(observations.device_names)
 
     def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
         """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""
