@@ -54,7 +54,7 @@ _MEASURED = (
     "loss_first",
     "loss_last",
 )
-LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision")
+LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision", "options")
 
 
 def layout_columns(layout: Layout) -> Columns:
@@ -66,6 +66,7 @@ def layout_columns(layout: Layout) -> Columns:
         "recompute_policy": recompute.policy.value if recompute.policy else None,
         "recompute_layers": recompute.num_layers,
         "precision": layout.precision.value,
+        "options": dict(layout.options) or None,
     }
 
 
@@ -74,7 +75,12 @@ def layout_of(row: Row) -> Layout:
     recompute = Recompute(
         mode=RecomputeMode(row["recompute"]), policy=SelectivePolicy(policy) if policy else None, num_layers=row["recompute_layers"]
     )
-    return Layout(**{name: row[name] for name in _SIZES}, recompute=recompute, precision=Precision(row["precision"]))
+    return Layout(
+        **{name: row[name] for name in _SIZES},
+        recompute=recompute,
+        precision=Precision(row["precision"]),
+        options=tuple(sorted((row["options"] or {}).items())),
+    )
 
 
 def model_columns(model: ModelShape) -> Columns:

@@ -192,6 +192,7 @@ trial = Table(
     Column("recompute_layers", Integer),  # NULL: all of them, where recompute is not none
     Column("zero_stage", Integer, nullable=False),
     Column("precision", Text, nullable=False),
+    Column("options", Json),  # name -> value of the workload's options that are axes; NULL: none
     Column("state", Text, nullable=False),
     Column("num_attempts", Integer, nullable=False, server_default=text("0")),
     Column("num_measurements", Integer, nullable=False, server_default=text("0")),  # that its numbers are the median of

@@ -76,6 +76,7 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "tensor_parallel_size": _key(_COUNTS, "Ranks that share each layer. `auto`: the divisors of the number of GPUs"),
         "pipeline_parallel_size": _key(_COUNTS, "Stages of layers. `auto`: likewise"),
         "context_parallel_size": _key(_COUNTS, "Ranks that share a sequence. `auto`: likewise"),
+        "options": _key("mapping of lists", "Options of the workload that vary: [options that vary](#options-that-vary)"),
     },
     "measurement": {
         "warmup_steps": _key("number, at least 2", "First steps that are not timed"),
@@ -95,7 +96,7 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
     "search": {
         "strategy": _key(
             "`auto`, `exhaustive`, `random`, `tpe`, `gp`",
-            "`auto`: all layouts, best prediction first, while they fit `max_trials` (64 where none is given); otherwise a tenth of it so, then TPE."
+            "`auto`: what is predicted, by physics and by what this cell has shown, to gain most per GPU-second: [search.md](search.md)."
             " `gp`: a Gaussian process for the first 200 outcomes of a cell, then TPE; needs the extra `gp`",
         ),
         "seed": _key("number", "Of the search, of the weights and of the tokens"),
@@ -217,6 +218,7 @@ COLUMNS: Mapping[str, str] = {
     "owner_host": "host of the orchestrator; NULL: nobody holds the sweep",
     "owner_namespace": "in which `owner_pid` means anything: machine boot and pid namespace",
     "owner_pid": "its process id",
+    "options": "of a trial: the workload's options that vary, as JSON; NULL: none",
     "owner_since": "since when it holds the sweep",
     "owner_token": "one per opened store",
     "peak_flops": "FLOP/s of one device that `mfu` rests on",

@@ -28,6 +28,7 @@ from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
 from orchestrator.core.spec import Objective, SweepSpec
+from orchestrator.core.workload_options import options_of
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
 from orchestrator.peaks import Peaks
@@ -317,7 +318,7 @@ class _Loop:
                 trial_id=trial_id,
                 attempt=attempt,
                 workload=self._spec.workload.name,
-                options=self._spec.workload.options.as_written(),
+                options=options_of(self._spec.workload, layout),
                 model=run.cell.model,
                 sequence_length=run.cell.sequence_length,
                 layout=layout,

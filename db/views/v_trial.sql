@@ -24,6 +24,7 @@ SELECT
     trial.recompute_layers,
     trial.zero_stage,
     trial.precision,
+    trial.options,
     trial.state,
     trial.num_attempts,
     trial.num_measurements,

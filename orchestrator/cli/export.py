@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -211,12 +212,20 @@ _TIMES = frozenset({"created_at", "updated_at"})
 
 
 def _typed(result: Result) -> list[tuple[Any, ...]]:
-    """Rows of v_trial with the same types from every database: SQLite knows neither booleans nor times."""
-    converters = [bool if name in _BOOLEANS else _moment if name in _TIMES else None for name in result.columns]
+    """Rows of v_trial with the same types from every database: SQLite knows neither booleans, times nor JSON."""
+    converters = [bool if name in _BOOLEANS else _moment if name in _TIMES else _CONVERTERS.get(name) for name in result.columns]
     return [
         tuple(value if convert is None or value is None else convert(value) for value, convert in zip(row, converters, strict=True))
         for row in result.rows
     ]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """JSON is text on SQLite, and has an order of keys of its own on PostgreSQL."""
+    return dict(sorted((json.loads(value) if isinstance(value, str) else value).items()))
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {"options": _mapping}
 
 
 def _moment(value: Any) -> datetime:

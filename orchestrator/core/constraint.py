@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.layout import Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.layout import OptionValue, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
 
 MAX_CHARACTERS = 500
@@ -48,6 +48,30 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _OF_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 _OF_CELL = ("num_gpus", "num_nodes", "gpus_per_node", "sequence_length", "global_batch_size")
 NUMBERS = (*SHORT_NAMES.values(), "zero_stage", "recompute_layers", "world_size", *_OF_MODEL, *_OF_CELL)
+Varying = tuple[tuple[str, tuple[OptionValue, ...]], ...]  # options of the workload that are axes, with their values, which are of one kind
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a constraint may name: what every sweep has, and the options that are axes in this one."""
+
+    varying: Varying = ()
+
+    @cached_property
+    def words(self) -> Mapping[str, tuple[str, ...]]:
+        return {**WORDS, **{name: tuple(map(str, values)) for name, values in self.varying if isinstance(values[0], str)}}
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        return (*NUMBERS, *(name for name, values in self.varying if isinstance(values[0], int) and not isinstance(values[0], bool)))
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        return tuple(name for name, values in self.varying if isinstance(values[0], bool))
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.numbers, *SHORT_NAMES, *self.words, *self.conditions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +102,15 @@ def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
         "gpus_per_node": gpus_per_node,
         "sequence_length": cell.sequence_length,
         "global_batch_size": cell.global_batch_size,
+        **{name: _option_column(table, name) for name in table.option_names},
     }
+
+
+def _option_column(table: LayoutTable, name: str) -> Ints | Words:
+    values = [dict(options)[name] for options in table.option_sets]
+    if any(isinstance(value, str) for value in values):
+        return Words(codes=table.options, meanings=tuple(frozenset({str(value)}) for value in values))
+    return np.array(values, dtype=np.int64)[table.options]
 
 
 def _meaning(recompute: Recompute) -> frozenset[str]:
@@ -91,9 +123,14 @@ class Constraint:
 
     require: str
     because: str | None = None
+    varying: Varying = ()  # what the sweep's `axes.options` let it name besides
 
     def __post_init__(self) -> None:
-        _parse(self.require)
+        _parse(self.require, self.varying)
+
+    def knowing(self, varying: Varying) -> Constraint:
+        """The same where these options are axes."""
+        return Constraint(self.require, self.because, varying)
 
     @property
     def reason(self) -> str:
@@ -103,7 +140,7 @@ class Constraint:
     @property
     def divides(self) -> bool:
         """Whether a row can be undefined at all."""
-        return any(isinstance(node, (ast.FloorDiv, ast.Mod)) for node in ast.walk(_parse(self.require)))
+        return any(isinstance(node, (ast.FloorDiv, ast.Mod)) for node in ast.walk(_parse(self.require, self.varying)))
 
     @property
     def undefined_reason(self) -> str:
@@ -111,7 +148,7 @@ class Constraint:
 
     def check(self, facts: Facts, num_rows: int) -> tuple[Mask, Mask]:
         """Say for each row whether the constraint holds, and whether it is undefined there: a division by zero that nothing guards."""
-        outcome = _evaluate(_parse(self.require), facts)
+        outcome = _evaluate(_parse(self.require, self.varying), facts, Names(self.varying))
         holds, undefined = (np.broadcast_to(np.asarray(mask, dtype=np.bool_), (num_rows,)) for mask in (outcome.value, outcome.undefined))
         return holds & ~undefined, undefined
 
@@ -128,11 +165,22 @@ class Constraint:
         return {"anyOf": [text, mapping], "description": f"names: {', '.join([*WORDS, *NUMBERS, *SHORT_NAMES])}"}
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A constraint as it stands in the file, with the options that it may name: both are known only where the whole file is read."""
+
+    data: Any
+    varying: Varying
+
+
 def _from_data(value: Any) -> Constraint:
+    varying: Varying = ()
+    if isinstance(value, Unread):
+        value, varying = value.data, value.varying
     if isinstance(value, Constraint):
-        return value
+        return value.knowing(varying)
     if isinstance(value, str):
-        return Constraint(value)
+        return Constraint(value, None, varying)
     if not isinstance(value, Mapping) or not isinstance(value.get("require"), str) or set(value) - {"require", "because"}:
         raise ValueError(
             f"{value!r} is no constraint; write an expression, 'tp <= 8', or {{require: 'tp <= 8', because: 'one node has 8'}}"
@@ -140,7 +188,7 @@ def _from_data(value: Any) -> Constraint:
     because = value.get("because")
     if because is not None and not (isinstance(because, str) and 0 < len(because) <= 200 and because.isprintable()):
         raise ValueError(f"because {because!r} is not one line of at most 200 characters")
-    return Constraint(value["require"], because)
+    return Constraint(value["require"], because, varying)
 
 
 def _as_data(value: Constraint) -> Any:
@@ -160,7 +208,7 @@ _FOREIGN_SIGNS = ((r"&&", "and"), (r"\|\|", "or"), (r"!(?!=)", "not"), (r"(?<![<
 
 
 @lru_cache(maxsize=1024)
-def _parse(text: str) -> ast.expr:
+def _parse(text: str, varying: Varying = ()) -> ast.expr:
     """The checked syntax tree. Raises ValueError that names the text, the rule and the fix."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"constraint of {len(text)} characters; at most {MAX_CHARACTERS}: write several, all of them must hold")
@@ -181,7 +229,7 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"{shown}: not an expression that can be read; {_ALLOWED}") from None
     try:
         _check_depth(tree)
-        if _kind(tree) != "condition":
+        if _kind(tree, Names(varying)) != "condition":
             raise ValueError("is a value, not a condition; compare it, as in 'tp > 1'")
     except ValueError as exc:
         raise ValueError(f"{shown}: {exc}") from None
@@ -197,25 +245,25 @@ def _check_depth(tree: ast.expr) -> None:
     raise ValueError(f"is nested more than {MAX_DEPTH} deep")
 
 
-def _kind(node: ast.expr) -> str:
+def _kind(node: ast.expr, names: Names) -> str:
     """What a node yields: `condition`, `number` or `words`. Raises ValueError for all that the language lacks."""
     match node:
         case ast.BoolOp(values=values):
             for value in values:
-                _want("condition", value)
+                _want("condition", value, names)
             return "condition"
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            _want("condition", operand)
+            _want("condition", operand, names)
             return "condition"
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            _want("number", operand)
+            _want("number", operand, names)
             return "number"
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            _want("number", left)
-            _want("number", right)
+            _want("number", left, names)
+            _want("number", right, names)
             return "number"
         case ast.Compare():
-            _check_comparison(node)
+            _check_comparison(node, names)
             return "condition"
         case ast.Constant(value=bool()):
             raise ValueError(f"{node.value!r} is no number here; write the comparison itself")
@@ -224,46 +272,51 @@ def _kind(node: ast.expr) -> str:
                 raise ValueError(f"{value} is larger than {MAX_NUMBER}")
             return "number"
         case ast.Name(id=name):
-            return _kind_of_name(name)
+            return _kind_of_name(name, names)
     raise ValueError(f"{ast.unparse(node)!r} is not allowed; {_ALLOWED}")
 
 
-def _want(kind: str, node: ast.expr) -> None:
-    found = _kind(node)
+def _want(kind: str, node: ast.expr, names: Names) -> None:
+    found = _kind(node, names)
     if found == kind:
         return
     shown = ast.unparse(node)
     if found == "words":
-        raise ValueError(f"{shown} is a word; compare it: {shown} == {str(WORDS[shown][0])!r}")
+        raise ValueError(f"{shown} is a word; compare it: {shown} == {str(names.words[shown][0])!r}")
     raise ValueError(f"{shown!r} is a {found}, not a {kind}" + ("; compare it, as in 'tp > 1'" if kind == "condition" else ""))
 
 
-def _kind_of_name(name: str) -> str:
-    if name in WORDS:
+def _kind_of_name(name: str, names: Names) -> str:
+    if name in names.words:
         return "words"
-    if name in NUMBERS or name in SHORT_NAMES:
+    if name in names.numbers or name in SHORT_NAMES:
         return "number"
-    known = [*NUMBERS, *SHORT_NAMES, *WORDS]
+    if name in names.conditions:
+        return "condition"
+    known = names.all
     close = get_close_matches(name, known, n=1, cutoff=0.6)
-    word = next((axis for axis, words in WORDS.items() if name in words), None)
+    word = next((axis for axis, words in names.words.items() if name in words), None)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
     raise ValueError(f"{name!r} is no axis; " + (f"a word stands in quotes: {word} == {name!r}" if word else hint))
 
 
-def _check_comparison(node: ast.Compare) -> None:
-    operands = [node.left, *node.comparators]
-    if any(isinstance(o, ast.Name) and o.id in WORDS for o in operands):
-        _words_compared(node)
+def _check_comparison(node: ast.Compare, names: Names) -> None:
+    if _compares_words(node, names):
+        _words_compared(node, names)
         return
-    _want("number", node.left)
+    _want("number", node.left, names)
     for op, right in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, (ast.In, ast.NotIn)):
             for choice in _choices(right):
-                _want("number", choice)
+                _want("number", choice, names)
         elif type(op) in _COMPARISONS:
-            _want("number", right)
+            _want("number", right, names)
         else:
             raise ValueError(f"{ast.unparse(node)!r}: compare with == != < <= > >= in, not in")
+
+
+def _compares_words(node: ast.Compare, names: Names) -> bool:
+    return any(isinstance(o, ast.Name) and o.id in names.words for o in (node.left, *node.comparators))
 
 
 def _choices(node: ast.expr) -> list[ast.expr]:
@@ -272,7 +325,7 @@ def _choices(node: ast.expr) -> list[ast.expr]:
     return node.elts
 
 
-def _words_compared(node: ast.Compare) -> tuple[str, frozenset[str], bool]:
+def _words_compared(node: ast.Compare, names: Names) -> tuple[str, frozenset[str], bool]:
     """The column, the words, and whether they are wanted (==, in) or not (!=, not in)."""
     name, op, other = node.left, node.ops[0], node.comparators[0]
     if isinstance(name, ast.Constant):
@@ -280,17 +333,15 @@ def _words_compared(node: ast.Compare) -> tuple[str, frozenset[str], bool]:
     equality, membership = isinstance(op, (ast.Eq, ast.NotEq)), isinstance(op, (ast.In, ast.NotIn))
     if len(node.ops) > 1 or not isinstance(name, ast.Name) or not (equality or (membership and name is node.left)):
         raise ValueError(f"{ast.unparse(node)!r}: compare a word with ==, !=, in or not in, as in recompute in ('none', 'full')")
-    words = []
+    words, allowed = [], names.words[name.id]
     for choice in _choices(other) if membership else [other]:
         if not isinstance(choice, ast.Constant) or not isinstance(choice.value, str):
-            raise ValueError(
-                f"{name.id} is compared with words in quotes, not with {ast.unparse(choice)}; allowed: {', '.join(WORDS[name.id])}"
-            )
-        if choice.value not in WORDS[name.id]:
-            close = get_close_matches(choice.value, WORDS[name.id], n=1)
-            layers = "; the number of layers is recompute_layers" if re.search(r"[:.]\d", choice.value) else ""
+            raise ValueError(f"{name.id} is compared with words in quotes, not with {ast.unparse(choice)}; allowed: {', '.join(allowed)}")
+        if choice.value not in allowed:
+            close = get_close_matches(choice.value, allowed, n=1)
+            layers = "; the number of layers is recompute_layers" if name.id == "recompute" and re.search(r"[:.]\d", choice.value) else ""
             hint = f"; did you mean {str(close[0])!r}?" if close and not layers else layers
-            raise ValueError(f"{name.id} is never {choice.value!r}; allowed: {', '.join(WORDS[name.id])}{hint}")
+            raise ValueError(f"{name.id} is never {choice.value!r}; allowed: {', '.join(allowed)}{hint}")
         words.append(choice.value)
     return name.id, frozenset(words), isinstance(op, (ast.Eq, ast.In))
 
@@ -305,26 +356,28 @@ class _Outcome:
     bound: int = 1  # no |value| is larger: decides when int64 would overflow
 
 
-def _evaluate(node: ast.expr, facts: Facts) -> _Outcome:
+def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Outcome:
     match node:
         case ast.Constant(value=int() as value):
             return _Outcome(value, False, abs(value))
         case ast.Name(id=name):
             column = facts[SHORT_NAMES.get(name, name)]
             assert not isinstance(column, Words)  # `_kind` lets words stand in comparisons only
+            if name in names.conditions:
+                return _Outcome(np.asarray(column, dtype=np.bool_), False)
             return _Outcome(column, False, int(np.max(np.abs(column), initial=0)))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner = _evaluate(operand, facts)
+            inner = _evaluate(operand, facts, names)
             return _Outcome(np.logical_not(inner.value), inner.undefined)
         case ast.UnaryOp(operand=operand):
-            inner = _evaluate(operand, facts)
+            inner = _evaluate(operand, facts, names)
             return _Outcome(-inner.value, inner.undefined, inner.bound)
         case ast.BinOp(left=left, op=op, right=right):
-            return _calculate(type(op), _evaluate(left, facts), _evaluate(right, facts))
+            return _calculate(type(op), _evaluate(left, facts, names), _evaluate(right, facts, names))
         case ast.BoolOp(op=op, values=values):
-            return _logic([_evaluate(value, facts) for value in values], every=isinstance(op, ast.And))
+            return _logic([_evaluate(value, facts, names) for value in values], every=isinstance(op, ast.And))
         case ast.Compare():
-            return _compare(node, facts)
+            return _compare(node, facts, names)
     raise AssertionError(f"unchecked syntax {ast.dump(node)}")
 
 
@@ -352,20 +405,20 @@ def _logic(parts: Sequence[_Outcome], *, every: bool) -> _Outcome:
     return _Outcome(value, undefined)
 
 
-def _compare(node: ast.Compare, facts: Facts) -> _Outcome:
-    if any(isinstance(o, ast.Name) and o.id in WORDS for o in (node.left, *node.comparators)):
-        name, words, wanted = _words_compared(node)
+def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Outcome:
+    if _compares_words(node, names):
+        name, words, wanted = _words_compared(node, names)
         column = facts[name]
         assert isinstance(column, Words)
         return _Outcome(column.are(words) == wanted, False)
-    links, left = [], _evaluate(node.left, facts)
+    links, left = [], _evaluate(node.left, facts, names)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, (ast.In, ast.NotIn)):
-            equal = [_holds(ast.Eq, left, _evaluate(choice, facts)) for choice in _choices(right_node)]
+            equal = [_holds(ast.Eq, left, _evaluate(choice, facts, names)) for choice in _choices(right_node)]
             inside = _logic(equal, every=False)
             links.append(inside if isinstance(op, ast.In) else _Outcome(np.logical_not(inside.value), inside.undefined))
         else:
-            right = _evaluate(right_node, facts)
+            right = _evaluate(right_node, facts, names)
             links.append(_holds(type(op), left, right))
             left = right
     return _logic(links, every=True)

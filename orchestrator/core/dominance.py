@@ -14,7 +14,7 @@ from orchestrator.core.layout_table import LayoutTable, Mask
 def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Mask:
     """The rows that need at least as much memory per GPU as `layout` (itself included), for a model of `num_layers` layers.
 
-    Only rows with the same GPUs per dimension, precision and batch are compared: a micro-batch as large or larger, a ZeRO stage as low or
+    Only rows with the same GPUs per dimension, precision, batch and options of the workload are compared: a micro-batch as large or larger, a ZeRO stage as low or
     lower, and recomputation that keeps as much or more.
     """
     stages = layout.pipeline_parallel_size
@@ -22,6 +22,7 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
         [keeps_at_least(r, layout.recompute, num_layers=num_layers, num_stages=stages) for r in table.recomputes], dtype=np.bool_
     )
     same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
+    same_options = np.array([options == layout.options for options in table.option_sets], dtype=np.bool_)
     same_split = (
         (table.data_parallel_size == layout.data_parallel_size)
         & (table.tensor_parallel_size == layout.tensor_parallel_size)
@@ -29,6 +30,7 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
         & (table.context_parallel_size == layout.context_parallel_size)
         & (table.micro_batch_size * table.grad_accum_steps == layout.micro_batch_size * layout.grad_accum_steps)
         & same_precision[table.precision]
+        & same_options[table.options]
     )
     # Without accumulation no gradients are held while the activations are at their peak, so a proof with accumulation says nothing of it.
     holds_gradients = (table.grad_accum_steps > 1) | (layout.grad_accum_steps == 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import quote, unquote
 
 
 class RecomputeMode(StrEnum):
@@ -75,6 +76,9 @@ class Recompute:
 
 NO_RECOMPUTE = Recompute()
 
+OptionValue = str | int | bool
+Options = tuple[tuple[str, OptionValue], ...]  # name, value: options of the workload that vary, sorted by name
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -87,6 +91,18 @@ class Layout:
     recompute: Recompute = field(default=NO_RECOMPUTE)
     zero_stage: int = 0
     precision: Precision = Precision.BF16
+    options: Options = ()
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            return
+        names = [name for name, _ in self.options]
+        if names != sorted(set(names)):
+            raise ValueError(f"options {', '.join(names)}: expected each name once, in alphabetical order")
+
+    def option(self, name: str) -> OptionValue | None:
+        """The value of an option of the layout; None where it has no such option."""
+        return dict(self.options).get(name)
 
     @property
     def world_size(self) -> int:
@@ -100,9 +116,10 @@ class Layout:
     @property
     def key(self) -> str:
         """A readable, stable name: used in SQL, logs and on the command line."""
+        options = "".join(f"-{name}={_option_text(value)}" for name, value in self.options)
         return (
             f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}_pp{self.pipeline_parallel_size}_cp{self.context_parallel_size}"
-            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}_{str(self.recompute).replace(':', '.')}_z{self.zero_stage}_{self.precision}"
+            f"_mbs{self.micro_batch_size}_ga{self.grad_accum_steps}_{str(self.recompute).replace(':', '.')}_z{self.zero_stage}_{self.precision}{options}"
         )
 
     @property
@@ -116,17 +133,45 @@ class Layout:
         ]
         parts += [f"mbs{self.micro_batch_size}", f"ga{self.grad_accum_steps}", str(self.recompute)]
         parts += [f"z{self.zero_stage}"] if self.zero_stage else []
-        return " ".join([*parts, str(self.precision)])
+        return " ".join([*parts, str(self.precision), *([self.option_text] if self.options else [])])
+
+    @property
+    def option_text(self) -> str:
+        """The options alone, readable: `attention=eager fused=true`."""
+        return " ".join(f"{name}={_option_text(value)}" for name, value in self.options)
 
 
-_KEY = re.compile(r"dp(\d+)_tp(\d+)_pp(\d+)_cp(\d+)_mbs(\d+)_ga(\d+)_([a-z_]+(?:\.\d+)?)_z([0-3])_(fp32|bf16|fp16|fp8)")
+def _option_text(value: OptionValue) -> str:
+    """The value so that it can stand in a name, and be read back: a text that looks like a number or a truth value is escaped."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = quote(str(value), safe="+,:@")
+    if isinstance(value, str) and _LITERAL.fullmatch(text):
+        return f"%{ord(text[0]):02X}{text[1:]}"
+    return text
+
+
+def _option_value(text: str) -> OptionValue:
+    if _LITERAL.fullmatch(text):
+        return text == "true" if text in ("true", "false") else int(text)
+    return unquote(text, errors="strict")
+
+
+_LITERAL = re.compile(r"true|false|-?\d{1,18}")
+_OPTION = re.compile(r"-([A-Za-z_]\w*)=([^=]*?)(?=-[A-Za-z_]\w*=|$)", re.ASCII)
+_KEY = re.compile(
+    r"dp(\d+)_tp(\d+)_pp(\d+)_cp(\d+)_mbs(\d+)_ga(\d+)_([a-z_]+(?:\.\d+)?)_z([0-3])_(fp32|bf16|fp16|fp8)((?:-[A-Za-z_]\w*=[^=]*?)*)",
+    re.ASCII,
+)
 
 
 def parse_key(key: str) -> Layout:
     """Read a `Layout.key` back. Raises ValueError when it is none."""
     match = _KEY.fullmatch(key)
     if match is None:
-        raise ValueError(f"layout {key!r} is not of the form dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16")
+        raise ValueError(
+            f"layout {key!r} is not of the form dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16, with -NAME=VALUE behind it for each option that varies"
+        )
     dp, tp, pp, cp, mbs, ga = (int(match[i]) for i in range(1, 7))
     return Layout(
         data_parallel_size=dp,
@@ -138,4 +183,5 @@ def parse_key(key: str) -> Layout:
         recompute=Recompute.parse(match[7].replace(".", ":")),
         zero_stage=int(match[8]),
         precision=Precision(match[9]),
+        options=tuple((found[1], _option_value(found[2])) for found in _OPTION.finditer(match[10])),
     )

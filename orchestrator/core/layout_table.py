@@ -1,6 +1,6 @@
 """Many layouts at once, as columns (numpy). A whole lattice of a cell is enumerated, checked and ranked in this form.
 
-`recompute` and `precision` are small codes into tuples that the table carries; every other column holds the sizes themselves.
+`recompute`, `precision` and `options` are small codes into tuples that the table carries; every other column holds the sizes themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.layout import Layout, Options, Precision, Recompute
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -30,11 +30,18 @@ class LayoutTable:
     zero_stage: Ints
     recompute: Ints  # index into `recomputes`
     precision: Ints  # index into `precisions`
+    options: Ints  # index into `option_sets`
     recomputes: tuple[Recompute, ...]
     precisions: tuple[Precision, ...]
+    option_sets: tuple[Options, ...]
 
     def __len__(self) -> int:
         return len(self.data_parallel_size)
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """Of the workload's options, those that some row says."""
+        return tuple(sorted({name for options in self.option_sets for name, _ in options}))
 
     @property
     def world_size(self) -> Ints:
@@ -52,12 +59,13 @@ class LayoutTable:
             recompute=self.recomputes[int(self.recompute[row])],
             zero_stage=int(self.zero_stage[row]),
             precision=self.precisions[int(self.precision[row])],
+            options=self.option_sets[int(self.options[row])],
         )
 
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return LayoutTable(**columns, recomputes=self.recomputes, precisions=self.precisions)
+        return LayoutTable(**columns, recomputes=self.recomputes, precisions=self.precisions, option_sets=self.option_sets)
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutTable:
@@ -68,8 +76,10 @@ class LayoutTable:
         columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.int64) for name in COLUMNS if name not in CODED}
         columns["recompute"] = np.array([recomputes.index(row.recompute) for row in rows], dtype=np.int64)
         columns["precision"] = np.array([precisions.index(row.precision) for row in rows], dtype=np.int64)
-        return cls(**columns, recomputes=recomputes, precisions=precisions)
+        option_sets = {options: code for code, options in enumerate(dict.fromkeys(row.options for row in rows))}
+        columns["options"] = np.array([option_sets[row.options] for row in rows], dtype=np.int64)
+        return cls(**columns, recomputes=recomputes, precisions=precisions, option_sets=tuple(option_sets))
 
 
-CODED = ("recompute", "precision")
-COLUMNS = tuple(f.name for f in fields(LayoutTable) if f.name not in ("recomputes", "precisions"))
+CODED = ("recompute", "precision", "options")
+COLUMNS = tuple(f.name for f in fields(LayoutTable) if f.name not in ("recomputes", "precisions", "option_sets"))

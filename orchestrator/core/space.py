@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import isqrt, prod
 
 import numpy as np
@@ -18,7 +19,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import Constraint, facts_of
 from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.layout import Layout, Options, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.layout_table import COLUMNS, Ints, LayoutTable, Mask
 from orchestrator.core.spec import SweepSpec
 
@@ -49,6 +50,7 @@ class AxisValues:
     zero_stage: tuple[int, ...]
     recompute: tuple[Recompute, ...]
     precision: tuple[Precision, ...]
+    options: tuple[Options, ...]  # every combination of their values
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -71,10 +73,12 @@ class CellSpace:
         for name in COLUMNS:
             value, values = getattr(layout, name), getattr(self.values, name)
             if value not in values:
-                return f"{name} {value} is not among the axes' values: {_some(values)}"
+                said, among = (_text(value), [_text(each) for each in values]) if name == "options" else (value, values)
+                return f"{name} {said} is not among the axes' values: {_some(among)}"
         row = replace(LayoutTable.of([layout]), recompute=np.array([self.values.recompute.index(layout.recompute)]))
         row = replace(row, precision=np.array([self.values.precision.index(layout.precision)]))
-        row = replace(row, recomputes=self.values.recompute, precisions=self.values.precision)
+        row = replace(row, options=np.array([self.values.options.index(layout.options)]))
+        row = replace(row, recomputes=self.values.recompute, precisions=self.values.precision, option_sets=self.values.options)
         return next((rule.reason for rule in self._rules.all if rule.broken(row)[0]), None)
 
 
@@ -126,7 +130,7 @@ def enumerate_cell(spec: SweepSpec, cell: Cell, *, gpus_per_node: int, unlimited
 
 _PLACEMENT = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BATCH = ("micro_batch_size", "grad_accum_steps")
-_CHOICES = ("zero_stage", "recompute", "precision")
+_CHOICES = ("zero_stage", "recompute", "precision", "options")
 
 
 def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
@@ -140,6 +144,10 @@ def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
         zero_stage=stages if axes.zero_stage == "auto" else axes.zero_stage,
         recompute=_every_recompute(cell.model.num_layers) if axes.recompute == "auto" else axes.recompute,
         precision=spec.precision,
+        options=tuple(
+            tuple(zip(sorted(axes.options), values, strict=True))
+            for values in product(*(axes.options[name] for name in sorted(axes.options)))
+        ),
     )
 
 
@@ -158,10 +166,16 @@ def _divisors(number: int) -> Ints:
 
 
 def _choice_table(values: AxisValues) -> LayoutTable:
-    """Every combination of ZeRO stage, recomputation and precision."""
+    """Every combination of ZeRO stage, recomputation, precision and the workload's options."""
     stages = np.array(values.zero_stage, dtype=np.int64)
-    grid = np.meshgrid(stages, np.arange(len(values.recompute)), np.arange(len(values.precision)), indexing="ij")
-    return _table(dict(zip(_CHOICES, (axis.ravel() for axis in grid), strict=True)), values.recompute, values.precision)
+    codes = (np.arange(len(coded)) for coded in (values.recompute, values.precision, values.options))
+    grid = np.meshgrid(stages, *codes, indexing="ij")
+    return replace(
+        _table(dict(zip(_CHOICES, (axis.ravel() for axis in grid), strict=True))),
+        recomputes=values.recompute,
+        precisions=values.precision,
+        option_sets=values.options,
+    )
 
 
 def _placements(values: AxisValues, num_gpus: int) -> tuple[LayoutTable, int]:
@@ -200,21 +214,21 @@ def _crossed(batches: LayoutTable, choices: LayoutTable) -> Iterator[LayoutTable
         row = np.arange(start, min(start + CHUNK_ROWS, len(batches) * len(choices)))
         rows = batches.take(row // len(choices))
         chosen = {name: getattr(choices, name)[row % len(choices)] for name in _CHOICES}
-        yield replace(rows, **chosen, recomputes=choices.recomputes, precisions=choices.precisions)
+        yield replace(rows, **chosen, recomputes=choices.recomputes, precisions=choices.precisions, option_sets=choices.option_sets)
 
 
-def _table(columns: Columns, recomputes: Sequence[Recompute] = (), precisions: Sequence[Precision] = ()) -> LayoutTable:
+def _table(columns: Columns) -> LayoutTable:
     """A table with the columns that are known at this stage, ones elsewhere."""
     num_rows = len(next(iter(columns.values())))
     ones = np.ones(num_rows, dtype=np.int64)
-    return LayoutTable(**{name: columns.get(name, ones) for name in COLUMNS}, recomputes=tuple(recomputes), precisions=tuple(precisions))
+    return LayoutTable(**{name: columns.get(name, ones) for name in COLUMNS}, recomputes=(), precisions=(), option_sets=())
 
 
 def _concatenated(tables: Sequence[LayoutTable], like: LayoutTable) -> LayoutTable:
     if not tables:
-        return replace(_table({"zero_stage": np.empty(0, dtype=np.int64)}), recomputes=like.recomputes, precisions=like.precisions)
+        tables = [_table({"zero_stage": np.empty(0, dtype=np.int64)})]
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in COLUMNS}
-    return LayoutTable(**columns, recomputes=like.recomputes, precisions=like.precisions)
+    return LayoutTable(**columns, recomputes=like.recomputes, precisions=like.precisions, option_sets=like.option_sets)
 
 
 # --- the rules ------------------------------------------------------------------------------------------------------------------
@@ -370,6 +384,10 @@ def _too_large(cell: Cell, values: AxisValues, found: str) -> SpaceTooLarge:
     return SpaceTooLarge(
         f"cell {cell.key}: {found}; at most {MAX_LAYOUTS:,} are searched. Narrow the widest axes, {axes}, with shorter lists or constraints"
     )
+
+
+def _text(options: Options) -> str:
+    return Layout(options=options).option_text or "none"
 
 
 def _some(values: Sequence[object] | Ints) -> str:

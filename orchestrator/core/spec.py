@@ -24,24 +24,31 @@ from pydantic import (
     GetJsonSchemaHandler,
     GetPydanticSchema,
     PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
     Tag,
+    ValidationError,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.constraint import Constraint
+from orchestrator.core.constraint import Constraint, Unread
 from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision, Recompute
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
-from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, workload_mistake
+from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, option_mistakes, workload_mistake
 
 MAX_GPUS = 16_384
 MAX_VALUES = 4096  # of one axis
-MAX_FEW = 64  # models, constraints
+MAX_FEW = 64  # models, constraints, values of an option
+MAX_OPTIONS = 16  # that vary
 MAX_CELLS = 1024
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -223,6 +230,39 @@ Model = Annotated[
 ]
 
 
+def _option_values(value: Any) -> Any:
+    return _few(_as_list(value))
+
+
+def _few_options(value: Any) -> Any:
+    if isinstance(value, Mapping) and len(value) > MAX_OPTIONS:
+        raise ValueError(f"{len(value):,} options; at most {MAX_OPTIONS}")
+    return value
+
+
+def _option_value(value: Any) -> Any:
+    is_text = isinstance(value, str) and len(value) <= MAX_OPTION_CHARACTERS and (value.isprintable() or not value)
+    if is_text or (isinstance(value, int) and abs(value) <= MAX_OPTION_NUMBER):
+        return value
+    raise ValueError(f"{str(value)[:80]!r} is no value of an option; expected a word on one line, a whole number, true or false")
+
+
+def _option_name(value: str) -> str:
+    if not _OPTION_NAME.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _, a letter or _ first")
+    return value
+
+
+MAX_OPTION_CHARACTERS, MAX_OPTION_NUMBER = 100, 10**15
+_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+OptionName = Annotated[str, AfterValidator(_option_name)]
+OptionChoice = Annotated[
+    str | int | bool,
+    PlainValidator(_option_value),
+    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("string", "integer", "boolean")]}),
+]
+
+
 class Axes(_Section):
     """The values each part of a layout may take. `auto`: every value that the cell allows, which are divisors of its GPUs and its batch."""
 
@@ -234,6 +274,24 @@ class Axes(_Section):
     tensor_parallel_size: OrAuto[Some[Count]] = (1,)
     pipeline_parallel_size: OrAuto[Some[Count]] = (1,)
     context_parallel_size: OrAuto[Some[Count]] = (1,)
+    options: Annotated[
+        Mapping[
+            OptionName,
+            Annotated[
+                tuple[OptionChoice, ...],
+                BeforeValidator(_option_values),
+                Field(min_length=1),
+                AfterValidator(_distinct),
+                _OneWithoutItsList(),
+            ],
+        ],
+        BeforeValidator(_few_options),
+    ] = {}  # of the workload
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the options where there are none: a stored sweep reads as it did before there could be any."""
+        return {name: value for name, value in write(self).items() if name != "options" or value}
 
 
 class Limits(_Section):
@@ -380,6 +438,28 @@ class SweepSpec(_Section):
 
     def cells(self) -> tuple[Cell, ...]:
         """Every model x GPU count x sequence length x global batch, in the file's order."""
+    @field_validator("constraints", mode="before")
+    @classmethod
+    def _naming_options(cls, value: Any, info: ValidationInfo) -> Any:
+        """Constraints may name the options that are axes."""
+        axes = info.data.get("axes")
+        if axes is None or not axes.options:
+            return value
+        varying = tuple(axes.options.items())
+        return [Unread(each, varying) for each in (value if isinstance(value, (list, tuple)) else [value])]
+
+    @model_validator(mode="after")
+    def _options_mean_something(self) -> Self:
+        if mistakes := option_mistakes(self.workload, self.axes.options):
+            raise ValidationError.from_exception_data(
+                type(self).__name__,
+                [
+                    InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": said}), loc=place, input=None)
+                    for place, said in mistakes
+                ],
+            )
+        return self
+
         return tuple(
             Cell(model=model, num_gpus=gpus, sequence_length=length, global_batch_size=batch)
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)

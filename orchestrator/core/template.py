@@ -28,6 +28,7 @@ TEMPLATE_NAMES = (
     "result_file",
     "metrics_file",
 )
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -45,9 +46,17 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(value, template)
 
 
-def checked(template: str) -> str:
+def checked(template: str, names: Sequence[str] = TEMPLATE_NAMES) -> str:
     """The template itself, if every name in it is one. Raises ValueError with the name that is meant."""
-    fill(template, dict.fromkeys(TEMPLATE_NAMES, ""))
+    fill(template, dict.fromkeys(names, ""))
+    return template
+
+
+def well_formed(template: str) -> str:
+    """The template itself, if its braces are in order; which names there are is not known yet. Raises ValueError."""
+    for match in _PLACEHOLDER.finditer(template):
+        if match[0] in "{}" or (match[1] is not None and not _NAME.fullmatch(match[1])):
+            raise ValueError(_unknown(match[0], template, TEMPLATE_NAMES))
     return template
 
 

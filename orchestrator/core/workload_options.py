@@ -12,7 +12,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,8 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
     WithJsonSchema,
     model_serializer,
     model_validator,
@@ -30,10 +32,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from orchestrator.core.constraint import SHORT_NAMES
+from orchestrator.core.constraint import SHORT_NAMES, Names
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout, Precision
-from orchestrator.core.template import checked
+from orchestrator.core.layout import Layout, Options, OptionValue, Precision
+from orchestrator.core.template import TEMPLATE_NAMES, checked, well_formed
 
 MAX_ENTRIES = 512  # of one list or mapping
 
@@ -42,6 +44,9 @@ class WorkloadOptions(BaseModel):
     """Written out again as it was written: a default that nobody wrote is not stored, so it may change its words without being a change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    MAY_VARY: ClassVar[frozenset[str] | None] = frozenset()
+    """The options that may be axes (`axes.options`): what trains the same model in another way. None: the names are the user's own."""
 
     @model_serializer(mode="wrap")
     def _as_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -89,6 +94,8 @@ class TokenDtype(StrEnum):
 
 class LlamaOptions(WorkloadOptions):
     """Options of workload llama."""
+
+    MAY_VARY = frozenset({"attention", "gradient_dtype", "num_threads"})
 
     attention: Annotated[
         AttentionKind, Field(description="torch's scaled_dot_product_attention (flash where the device has it), or the scores written out")
@@ -179,6 +186,8 @@ def _device_name(value: str) -> str:
 class SyntheticOptions(WorkloadOptions):
     """Options of workload synthetic."""
 
+    MAY_VARY = frozenset({"time_scale", "sleep"})
+
     device_name: Annotated[
         str,
         AfterValidator(_device_name),
@@ -223,11 +232,13 @@ def _absolute(value: str) -> str:
     return value
 
 
-Template = Annotated[str, AfterValidator(checked)]
+Template = Annotated[str, AfterValidator(well_formed)]
 
 
 class CommandOptions(WorkloadOptions):
     """Options of workload command."""
+
+    MAY_VARY = None  # they are names that templates may hold
 
     argv: Annotated[
         tuple[Template, ...],
@@ -327,3 +338,82 @@ def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], dev
         case LlamaWorkload(options=options) if options.memory_limit_bytes is not None and device not in ("auto", "cpu"):
             return f"device {device} has a limit of its own; workload.options.memory_limit_bytes is for device cpu: leave it out"
     return None
+
+
+# --- options that vary ----------------------------------------------------------------------------------------------------------
+
+Place = tuple[str | int, ...]  # of a mistake in the sweep file: keys and numbers of entries from its top
+
+_NOT_FOR_OPTIONS = frozenset({*_LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
+
+
+def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """What a trial of the layout is told: the sweep's options with those that vary on top. A command's are in its templates instead."""
+    varying = dict(layout.options) if workload.options.MAY_VARY is not None else {}
+    return {**workload.options.as_written(), **varying}
+
+
+def varied(options: WorkloadOptions, varying: Options) -> WorkloadOptions:
+    """The options with those that vary in place."""
+    return type(options).model_validate({**options.as_written(), **dict(varying)}) if varying and options.MAY_VARY is not None else options
+
+
+def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]]) -> list[tuple[Place, str]]:
+    """What `axes.options` cannot mean with this workload, each with its place in the sweep file; the templates of a command included."""
+    mistakes: list[tuple[Place, str]] = []
+    for name, values in axes.items():
+        place = ("axes", "options", name)
+        if refusal := _option_refusal(workload, name, values):
+            mistakes.append((place, refusal))
+        elif workload.options.MAY_VARY is not None:
+            wrong = ((number, _value_refusal(workload.options, name, value)) for number, value in enumerate(values))
+            mistakes += [((*place, number), said) for number, said in wrong if said]
+    if isinstance(workload.options, CommandOptions):
+        mistakes += _template_mistakes(workload.options, (*TEMPLATE_NAMES, *axes))
+    return mistakes
+
+
+def _option_refusal(workload: Workload, name: str, values: Sequence[OptionValue]) -> str | None:
+    options = workload.options
+    if name in _NOT_FOR_OPTIONS:
+        return f"{name} is a name of the layout or its cell already; call the option otherwise"
+    if len({type(value) for value in values}) > 1:
+        return "values of more than one kind; expected words only, whole numbers only, or true and false"
+    if options.MAY_VARY is None:
+        return None
+    if name in options.as_written():
+        return f"{name} also stands in workload.options; an option varies or is fixed: keep one of them"
+    if name not in options.MAY_VARY:
+        allowed = ", ".join(sorted(options.MAY_VARY)) or "none"
+        close = get_close_matches(name[:80], options.MAY_VARY, n=1)
+        what = "may not vary" if name in type(options).model_fields else f"is no option of workload {workload.name}"
+        return f"{name} {what}; those that may: {allowed}{f'; did you mean {close[0]}?' if close else ''}"
+    return None
+
+
+def _value_refusal(options: WorkloadOptions, name: str, value: OptionValue) -> str | None:
+    field = type(options).model_fields[name]
+    of_field: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, name, *field.metadata])  # type: ignore[arg-type]  # known at run time
+    try:
+        of_field.validate_python(value)
+    except ValidationError as exc:
+        error = exc.errors(include_url=False)[0]
+        words = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+        close = get_close_matches(str(value)[:80], words, n=1)
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)[:80]
+        said = f"is not one of {', '.join(words)}" if words else f"is no {name}: {error['msg']}"
+        return f"{shown} {said}{f'; did you mean {close[0]}?' if close else ''}"
+    return None
+
+
+def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tuple[Place, str]]:
+    places: list[tuple[Place, str]] = [(("argv", number), text) for number, text in enumerate(options.argv)]
+    places += [(("env", name), text) for name, text in options.env.items()]
+    places += [(("cwd",), options.cwd)] if options.cwd is not None else []
+    mistakes: list[tuple[Place, str]] = []
+    for place, text in places:
+        try:
+            checked(text, names)
+        except ValueError as exc:
+            mistakes.append((("workload", "options", *place), str(exc)))
+    return mistakes

@@ -47,7 +47,7 @@ _LAYOUT_SIZES = (
     "grad_accum_steps",
 )
 _CELL_FIELDS = ("cell_id", "cell", "model", "model_digest", "num_gpus", "sequence_length", "global_batch_size")
-_LAYOUT_FIELDS = ("layout", *_LAYOUT_SIZES, "recompute", "recompute_policy", "recompute_layers", "zero_stage", "precision")
+_LAYOUT_FIELDS = ("layout", *_LAYOUT_SIZES, "recompute", "recompute_policy", "recompute_layers", "zero_stage", "precision", "options")
 TRIAL_COLUMNS = ("trial_id", "sweep", *_CELL_FIELDS, "state", *_LAYOUT_FIELDS, *_TRIAL_FIELDS)
 
 
@@ -65,6 +65,7 @@ def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
         "recompute_layers": layout.recompute.num_layers,
         "zero_stage": layout.zero_stage,
         "precision": layout.precision,
+        "options": dict(layout.options) or None,
         **{name: getattr(trial, name) for name in _TRIAL_FIELDS},
     }
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -256,3 +257,47 @@ def test_no_text_crashes_the_reader(text: str) -> None:
     table = LayoutTable.of([LAYOUT])
     mask, _ = constraint.check(facts_of(table, cell=CELL, gpus_per_node=8), 1)
     assert mask.dtype == np.bool_
+
+
+# --- options that vary ----------------------------------------------------------------------------------------------------------
+
+VARYING = (("kernel", ("flash", "eager")), ("fused", (True, False)), ("threads", (1, 2)))
+FLASH = replace(LAYOUT, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))
+EAGER = replace(LAYOUT, options=(("fused", False), ("kernel", "eager"), ("threads", 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kernel == 'flash'", [True, False]),
+        ("kernel in ('eager', 'flash')", [True, True]),
+        ("kernel != 'flash' or fused", [True, True]),
+        ("not fused", [False, True]),
+        ("threads * tp > 2", [True, False]),
+        ("fused and threads == 2 or kernel == 'eager'", [True, True]),
+    ],
+)
+def test_options_that_vary_are_asked_like_axes(text: str, expected: list[bool]) -> None:
+    table = LayoutTable.of([FLASH, EAGER])
+    assert Constraint(text, varying=VARYING).check(facts_of(table, cell=CELL, gpus_per_node=8), 2)[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kernel == 'flsh'", "kernel is never 'flsh'; allowed: flash, eager; did you mean 'flash'?"),
+        ("kernel", "is a value, not a condition"),
+        ("kernel > 1", "compare a word with"),
+        ("fused == 1", "'fused' is a condition, not a number"),
+        ("kernle == 'flash'", "'kernle' is no axis; did you mean kernel?"),
+        ("flash", "a word stands in quotes: kernel == 'flash'"),
+    ],
+)
+def test_a_mistake_about_an_option_is_told_by_its_values(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Constraint(text, varying=VARYING)
+
+
+def test_without_such_an_axis_an_option_is_no_name() -> None:
+    with pytest.raises(ValueError, match="'kernel' is no axis"):
+        Constraint("kernel == 'flash'")

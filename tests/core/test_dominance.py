@@ -54,6 +54,14 @@ def needs(a: Layout, b: Layout) -> bool:
     return bool(needs_at_least(LayoutTable.of([a]), b, num_layers=NUM_LAYERS)[0])
 
 
+def test_an_out_of_memory_says_nothing_of_other_options() -> None:
+    eager = replace(layout(), options=(("attention", "eager"),))
+    larger = replace(layout(micro_batch_size=2), options=eager.options)
+    assert needs(larger, eager)
+    assert not needs(replace(larger, options=(("attention", "sdpa"),)), eager)
+    assert not needs(replace(larger, options=()), eager)
+
+
 @given(layouts())
 def test_every_layout_needs_at_least_what_it_needs(one: Layout) -> None:
     assert needs(one, one)

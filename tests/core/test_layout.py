@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -30,22 +31,30 @@ layouts = st.builds(
     recompute=recomputes,
     zero_stage=st.integers(0, 3),
     precision=st.sampled_from(Precision),
-)
+    options=st.dictionaries(
+        st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True),
+        st.one_of(st.booleans(), st.integers(-(10**15), 10**15), st.text(st.characters(codec="utf-8"), max_size=12), st.sampled_from(["true", "1", "-7", "a-b", "-x=1"])),
+        max_size=3,
+    ).map(lambda options: tuple(sorted(options.items()))),
+)  # fmt: skip
 
 
 @given(layout=layouts)
 def test_a_key_reads_back_as_its_layout(layout: Layout) -> None:
-    assert parse_key(layout.key) == layout
+    read = parse_key(layout.key)
+    assert read == layout
+    assert [type(value) for _, value in read.options] == [type(value) for _, value in layout.options]
 
 
 @given(one=layouts, other=layouts)
 def test_two_layouts_have_one_key_only_when_they_are_equal(one: Layout, other: Layout) -> None:
-    assert (one.key == other.key) == (one == other)
+    same = one == other and [type(value) for _, value in one.options] == [type(value) for _, value in other.options]  # True == 1
+    assert (one.key == other.key) == same
 
 
 @given(layout=layouts)
 def test_a_key_can_name_a_file_and_stand_in_sql_and_logs(layout: Layout) -> None:
-    assert set(layout.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789_.")
+    assert re.fullmatch(r"[a-z0-9_.]+(-[A-Za-z0-9_]+=[A-Za-z0-9_.+,:@~%-]*)*", layout.key)
 
 
 def test_the_key_is_stable() -> None:
@@ -55,8 +64,24 @@ def test_the_key_is_stable() -> None:
     assert Layout(tensor_parallel_size=2, context_parallel_size=4).short == "dp1 tp2 cp4 mbs1 ga1 none bf16"
 
 
+def test_options_stand_behind_the_key_readably() -> None:
+    layout = Layout(options=(("attention", "eager"), ("fused", True), ("threads", 2)))
+    assert layout.key == "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-attention=eager-fused=true-threads=2"
+    assert layout.short == "dp1 mbs1 ga1 none bf16 attention=eager fused=true threads=2"
+    assert (layout.option("fused"), layout.option("threads"), layout.option("other")) == (True, 2, None)
+
+
+def test_a_word_that_looks_like_a_number_stays_a_word() -> None:
+    assert Layout(options=(("a", "1"), ("b", "true"))).key.endswith("_bf16-a=%31-b=%74rue")
+
+
+def test_options_without_an_order_would_have_two_names() -> None:
+    with pytest.raises(ValueError, match="alphabetical"):
+        Layout(options=(("b", 1), ("a", 2)))
+
+
 @pytest.mark.parametrize(
-    "key", ["", "dp8", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z4_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf61", "dp8_tp1_pp1_cp1_mbs2_ga4_none.3_z0_bf16", "dp-1_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16\n"]
+    "key", ["", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-a=b=c", "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-b=1-a=2", "dp8", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z4_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf61", "dp8_tp1_pp1_cp1_mbs2_ga4_none.3_z0_bf16", "dp-1_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16", "dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16\n"]
 )  # fmt: skip
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(ValueError):

@@ -16,6 +16,7 @@ layouts = st.lists(
         recompute=st.sampled_from([Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]),
         zero_stage=st.integers(0, 3),
         precision=st.sampled_from(Precision),
+        options=st.sampled_from([(("attention", "eager"),), (("attention", "sdpa"),)]),
     ),
     max_size=20,
 )
@@ -40,6 +41,11 @@ def test_rows_can_be_taken_by_index_and_by_mask(rows: list[Layout], data: st.Dat
 
 def test_every_field_of_a_layout_is_a_column() -> None:
     assert set(COLUMNS) == set(Layout.__dataclass_fields__)
+
+
+def test_a_table_knows_the_names_of_its_options() -> None:
+    assert LayoutTable.of([Layout(options=(("b", 1), ("c", True))), Layout(options=(("b", 2), ("c", True)))]).option_names == ("b", "c")
+    assert LayoutTable.of([Layout()]).option_names == ()
 
 
 def test_a_table_of_nothing_is_empty() -> None:

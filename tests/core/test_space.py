@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -71,6 +72,29 @@ def test_every_layout_of_the_lattice_is_legal_or_counted_under_a_reason() -> Non
     assert cell_space.lattice_size == np.prod(list(sizes.values()))
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
     assert all(count > 0 for count in cell_space.rejected.values())
+
+
+VARYING = {"workload": "synthetic", "axes": {"micro_batch_size": [1, 2], "options": {"time_scale": [1, 2, 3], "sleep": [False, True]}}}
+
+
+def test_options_that_vary_multiply_the_lattice_and_stand_in_every_layout() -> None:
+    plain = enumerated(workload="synthetic", axes={"micro_batch_size": [1, 2]})
+    cell_space = enumerated(**VARYING)
+    assert cell_space.lattice_size == 6 * plain.lattice_size
+    assert len({layout.key for layout in layouts(cell_space)}) == len(cell_space.legal) == 6 * len(plain.legal)
+    found = {layout.options for layout in layouts(cell_space)}
+    assert found == {(("sleep", sleep), ("time_scale", scale)) for sleep in (False, True) for scale in (1, 2, 3)}
+
+
+def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
+    cell_space = enumerated(**VARYING, constraints=["not sleep or time_scale == 1"])
+    assert cell_space.rejected["constraint: not sleep or time_scale == 1"] == len(cell_space.legal) // 2  # 2 of 6, where 4 of 6 are left
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    one = next(layout for layout in layouts(cell_space) if layout.option("sleep") is True)
+    assert cell_space.reason(one) is None
+    assert cell_space.reason(replace(one, options=(("sleep", True), ("time_scale", 2)))) == "constraint: not sleep or time_scale == 1"
+    said = cell_space.reason(replace(one, options=()))
+    assert said is not None and said.startswith("options none is not among the axes' values: sleep=false time_scale=1")
 
 
 def test_the_batch_is_never_rounded() -> None:

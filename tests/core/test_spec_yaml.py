@@ -270,6 +270,50 @@ def test_a_mistake_is_told_with_its_place_its_rule_and_its_fix(number: int, line
     assert any(text.startswith(f"s.yaml:{parts[0]}") and all(part in text for part in parts) for text in lines), lines
 
 
+# Workload and options that vary, and what is told.
+BAD_OPTIONS = [
+    ("llama, options: {attention: eager}", "attention: [sdpa, eager]", "7:29: axes.options.attention: attention also stands in workload.options; an option varies or is fixed: keep one of them"),
+    ("llama", "attention: [sdpa, eagr]", "7:36: axes.options.attention[1]: 'eagr' is not one of sdpa, eager; did you mean eager?"),
+    ("llama", "atention: [sdpa]", "7:28: axes.options.atention: atention is no option of workload llama; those that may: attention, ... did you mean attention?"),
+    ("llama", "memory_limit_bytes: [1, 2]", "7:38: axes.options.memory_limit_bytes: memory_limit_bytes may not vary; those that may: attention, gradient_dtype, num_threads"),
+    ("llama", "num_threads: [1, 0]", "7:35: axes.options.num_threads[1]: 0 is no num_threads: Input should be greater than 0"),
+    ("synthetic", "faults: [1]", "7:26: axes.options.faults: faults may not vary; those that may: sleep, time_scale"),
+    ("synthetic", "sleep: 0", "7:25: axes.options.sleep: 0 is no sleep: Input should be a valid boolean"),
+    ("command, options: {argv: [a, '{kernal}']}", "kernel: [a, b]", "8:47: workload.options.argv[1]: '{kernal}' in '{kernal}' is not a name ... did you mean {kernel}?"),
+    ("command, options: {argv: [a]}", "world_size: [1]", "7:30: axes.options.world_size: world_size is a name of the layout or its cell already; call the option otherwise"),
+    ("command, options: {argv: [a]}", "tp: [1]", "7:22: axes.options.tp: tp is a name of the layout"),
+    ("command, options: {argv: [a]}", "a-b: [1]", "7:23: axes.options.a-b: 'a-b' is no name of an option: 1 to 63 letters"),
+    ("command, options: {argv: [a]}", "k: [1.5]", "7:22: axes.options.k[0]: '1.5' is no value of an option; expected a word on one line, a whole number, true or false"),
+    ("command, options: {argv: [a]}", "k: [1, two]", "7:21: axes.options.k: values of more than one kind; expected words only"),
+    ("command, options: {argv: [a]}", "k: []", "7:21: axes.options.k: the list is empty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workload", "options", "told"), BAD_OPTIONS)
+def test_options_that_cannot_vary_are_told_with_their_place(workload: str, options: str, told: str) -> None:
+    base = "\n".join(BASE.splitlines()[:6])
+    (line,) = mistakes(f"{base}\naxes: {{options: {{{options}}}}}\nworkload: {{name: {workload}}}\n")
+    beginning, *rest = told.split("...")
+    assert line.startswith(f"s.yaml:{beginning.strip()}"), line
+    assert all(part.strip() in line for part in rest), line
+
+
+def test_every_mistake_in_options_that_vary_is_told_at_once() -> None:
+    base = "\n".join(BASE.splitlines()[:6])
+    axes = "axes: {options: {attention: [sdpa, eagr], atention: [a], num_threads: [0]}}"
+    assert len(mistakes(f"{base}\n{axes}\n")) == 3
+
+
+def test_options_that_vary_are_kept_with_their_types_and_their_order() -> None:
+    base = "\n".join(BASE.splitlines()[:6])
+    text = f"{base}\naxes: {{options: {{kernel: [b, a], flag: [true, false], n: 3}}}}\nworkload: {{name: command, options: {{argv: ['{{kernel}}']}}}}\n"
+    spec = load(text, source="s.yaml", overrides=["axes.options.n=[3, 5]"])
+    assert dict(spec.axes.options) == {"kernel": ("b", "a"), "flag": (True, False), "n": (3, 5)}
+    assert SweepSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert "options" not in load(BASE, source="s.yaml").model_dump()["axes"]
+    assert "axes.options" not in spec.conditions()
+
+
 def test_the_corpus_is_as_large_as_promised() -> None:
     assert len(BAD) >= 60
 

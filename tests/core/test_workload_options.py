@@ -10,10 +10,22 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from orchestrator.core.capabilities import CAPABILITIES
+from orchestrator.core.layout import Layout
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import to_json_schema
 from orchestrator.core.template import TEMPLATE_NAMES, checked, fill
-from orchestrator.core.workload_options import WORKLOADS, CommandOptions, LlamaOptions, SyntheticOptions, WorkloadOptions
+from orchestrator.core.workload_options import (
+    WORKLOADS,
+    AttentionKind,
+    CommandOptions,
+    CommandWorkload,
+    LlamaOptions,
+    LlamaWorkload,
+    SyntheticOptions,
+    WorkloadOptions,
+    options_of,
+    varied,
+)
 
 WRITTEN: list[dict[str, Any]] = [
     {"name": "llama", "options": {}},
@@ -106,7 +118,7 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (SyntheticOptions, {"faults": [{"fault": "oom", "at": "stp_2"}]}, "did you mean step_1?"),
         (SyntheticOptions, {"faults": [{"fault": "oom", "only_if": {"mbs": 2}}]}, "did you mean micro_batch_size?"),
         (SyntheticOptions, {"faults": [{"fault": "oom", "only_if": {"zero_stage": True}}]}, "takes one number or word"),
-        (CommandOptions, {"argv": ["a", "{micro_batch}"]}, "did you mean {micro_batch_size}?"),
+        (CommandOptions, {"argv": ["a", "{micro batch}"]}, "did you mean {micro_batch_size}?"),
         (CommandOptions, {"argv": ["a"], "env": {"A": "{"}}, "write {{ and }} for braces that stay"),
         (CommandOptions, {"argv": ["a"], "cwd": "here"}, "give the absolute path"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A"], "env": {"A": "1"}}, "keep one of them"),
@@ -130,3 +142,23 @@ def test_a_template_knows_every_name_and_doubled_braces() -> None:
     text = " ".join(f"{{{name}}}" for name in TEMPLATE_NAMES) + " {{json}}"
     assert checked(text) == text
     assert fill("{seed}/{{seed}}", {"seed": "7"}) == "7/{seed}"
+
+
+def test_a_trial_is_told_the_options_of_its_layout_on_top() -> None:
+    llama = LlamaWorkload(options=LlamaOptions(num_threads=2))
+    assert options_of(llama, Layout(options=(("attention", "eager"),))) == {"num_threads": 2, "attention": "eager"}
+    assert options_of(llama, Layout()) == {"num_threads": 2}
+    told = varied(llama.options, (("attention", "eager"),))
+    assert isinstance(told, LlamaOptions) and (told.attention, told.num_threads) == (AttentionKind.EAGER, 2)
+
+
+def test_a_command_is_told_them_in_its_templates_only() -> None:
+    command = CommandWorkload(name="command", options=CommandOptions(argv=("a", "{kernel}")))
+    assert options_of(command, Layout(options=(("kernel", "flash"),))) == {"argv": ["a", "{kernel}"]}
+
+
+def test_options_that_may_vary_are_options() -> None:
+    for workload in WORKLOADS.values():
+        options = workload.model_fields["options"].annotation
+        assert options is not None
+        assert set(options.MAY_VARY or ()) <= set(options.model_fields)

@@ -105,3 +105,26 @@ def test_v_event_is_the_log_with_names(bench: Bench, store_url: str) -> None:
     rows = ask(store_url, "SELECT sweep, cell, event, from_state, to_state FROM v_event ORDER BY event_id")
     assert [row["event"] for row in rows] == ["added", "gang_placed", "first_step", "measured"]
     assert rows[0]["cell"] == "llama-tiny_2gpu_s128_gb64"
+
+
+def test_options_that_vary_are_asked_for_by_name(bench: Bench, store_url: str) -> None:
+    eager = bench.add(1, options=(("attention", "eager"), ("fused", True), ("threads", 2)))
+    bench.add(1, options=(("attention", "sdpa"), ("fused", False), ("threads", 2)))
+    bench.add(1)
+    assert eager.layout.options == (("attention", "eager"), ("fused", True), ("threads", 2))
+    (row,) = ask(store_url, "SELECT trial_id, layout FROM v_trial WHERE options ->> 'attention' = 'eager'")
+    assert row == {"trial_id": eager.id, "layout": eager.layout.key}
+    assert ask(store_url, "SELECT count(*) AS n FROM v_trial WHERE options IS NULL") == [{"n": 1}]
+    assert [trial.layout.options for trial in bench.store.trials(bench.sweep_id)][1:] == [
+        (("attention", "sdpa"), ("fused", False), ("threads", 2)),
+        (),
+    ]
+
+
+def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
+    for kernel in ("a", "b"):
+        trial = bench.add(1, options=(("kernel", kernel),))
+        attempt = bench.store.start_attempt(trial.id, bench.epoch, ["node-a"])
+        bench.store.record_measurement(trial.id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+    bench.store.release(bench.sweep_id, bench.epoch)
+    assert bench.store.invalidate("options ->> 'kernel' = 'a'") == 1

@@ -136,6 +136,13 @@ def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -
     assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == TEMPLATE_NAMES
 
 
+def test_options_that_vary_are_names_too(tmp_path: Path) -> None:
+    request = order().request
+    layout = replace(request.layout, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))
+    told = template_names(request.model_copy(update={"layout": layout}), run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
+    assert fill("--kernel={kernel} --fused={fused} -t {threads}", told) == "--kernel=flash --fused=true -t 2"
+
+
 def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_is_told(launcher: NodeLauncher) -> None:
     program = """
         import json, os

@@ -53,7 +53,7 @@ def main() -> int:
         cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
         if missing := [name for name in options.env_from if name not in os.environ]:
             raise ConfigRejected(f"workload.options.env_from names {', '.join(missing)}, which did not reach this rank")
-    except ConfigRejected as exc:
+    except (ConfigRejected, ValueError) as exc:  # the latter of a template
         sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
         return 2
     try:
@@ -93,6 +93,7 @@ def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, m
         "run_dir": str(run_dir),
         "result_file": str(result_file),
         "metrics_file": str(metrics_file),
+        **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in layout.options},
     }
 
 
