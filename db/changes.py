@@ -206,12 +206,14 @@ def start_attempt(
     nodes: Sequence[str] | None,
     shared_nodes: bool | None,
     event: TrialEvent = TrialEvent.GANG_PLACED,
+    why: str | None = None,
 ) -> int:
     standing = _standing(connection, trial_id, epoch)
     if (number := event_log.number_of_repeat(connection, change, trial_id)) is not None:
         return number
     number = standing.num_attempts + 1
-    detail = {"nodes": list(nodes)} if nodes is not None else None
+    said = {"nodes": None if nodes is None else list(nodes), "why": None if why is None else records.storable(why)}
+    detail = {name: value for name, value in said.items() if value is not None} or None
     standing = _advance(connection, change, standing, event, epoch, number=number, detail=detail)
     values = {
         "trial_id": trial_id,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, RepeatRow, SweepRow, TrialDetail, TrialRow, run_folder
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
@@ -19,6 +19,7 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import MEASURED_PEAK, GpuUsage
+from orchestrator.core.winner import Run
 
 sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
 measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
@@ -125,18 +126,17 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
     return result
 
 
-def repeats(connection: Connection, cell_id: int) -> dict[int, list[RepeatRow]]:
+def repeats(connection: Connection, cell_id: int) -> dict[int, list[Run]]:
     statement = (
-        sa.select(trial.c.id, measurement.c.step_seconds_median, measurement.c.tokens_per_second_per_gpu, measurement.c.relative_confidence)
+        sa.select(trial.c.id, measurement.c.step_seconds_median, measurement.c.relative_confidence)
         .join(attempt, attempt.c.trial_id == trial.c.id)
         .join(measurement, measurement.c.attempt_id == attempt.c.id)
         .where(trial.c.cell_id == cell_id, trial.c.num_measurements > 1, attempt.c.pooled)
         .order_by(trial.c.id, attempt.c.number)
     )
-    result: dict[int, list[RepeatRow]] = {}
-    for row in connection.execute(statement).mappings():
-        values = {name: row[name] for name in ("step_seconds_median", "tokens_per_second_per_gpu", "relative_confidence")}
-        result.setdefault(row["id"], []).append(RepeatRow(**values))
+    result: dict[int, list[Run]] = {}
+    for row in connection.execute(statement):
+        result.setdefault(row.id, []).append(Run(step_seconds=row.step_seconds_median, relative_confidence=row.relative_confidence))
     return result
 
 

@@ -116,15 +116,6 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatRow:
-    """One of the measurements of a trial that was measured more than once."""
-
-    step_seconds_median: float
-    tokens_per_second_per_gpu: float
-    relative_confidence: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PeakRow:
     """What the MFU of an attempt, or of several alike, rests on."""
 

@@ -17,7 +17,7 @@ from db import changes, invalidation, lease, migrate, observations, queries, rea
 from db.changes import AttemptFacts
 from db.engine import Change, Database
 from db.observations import ObservationRow
-from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, RepeatRow, SweepRow, TrialDetail, TrialRow
+from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepChanged
@@ -26,6 +26,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage
+from orchestrator.core.winner import Run
 
 LEASE_SECONDS = 30.0  # renewed every few seconds; a dead orchestrator on another host is replaced after this long
 _NO_USAGE = GpuUsage()
@@ -272,10 +273,10 @@ class Store:
         """Note where a running attempt has its nodes, as soon as that is known: one that is lost cannot tell any more."""
         self._database.write(lambda connection, change: changes.note_nodes(connection, trial_id, attempt, epoch, nodes))
 
-    def start_repeat(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None) -> int:
+    def start_repeat(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, why: str | None = None) -> int:
         """Note one more attempt of a MEASURED trial, and return its number. What it measures counts beside the others, the median standing for all."""
         return self._database.write(
-            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, None, TrialEvent.REPEATED)
+            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, None, TrialEvent.REPEATED, why)
         )
 
     def record_measurement(
@@ -351,7 +352,7 @@ class Store:
         """The fastest trials of each cell id under its current fingerprint, the fastest first."""
         return self._database.read(lambda connection: queries.best(connection, sweep_id, top))
 
-    def repeats(self, cell_id: int) -> dict[int, list[RepeatRow]]:
+    def repeats(self, cell_id: int) -> dict[int, list[Run]]:
         """Of each trial of a cell that was measured more than once: the measurements that count together, in the order of their attempts."""
         return self._database.read(lambda connection: queries.repeats(connection, cell_id))
 

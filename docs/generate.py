@@ -25,7 +25,7 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import mermaid
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import RankResult
-from orchestrator.core.spec import Axes, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
 from orchestrator.core.template import TEMPLATE_NAMES
 from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
 
@@ -49,6 +49,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "limits": Limits,
     "search": Search,
     "plateau": Plateau,
+    "confirm": Confirm,
     "workload": LlamaWorkload,  # the keys of all of them
     "model": ModelSizes,
 }

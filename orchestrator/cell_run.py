@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from db.rows import TrialRow
+from orchestrator.contest import Contest
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import POLICIES, Fault
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
 from orchestrator.core.spec import Objective, Plateau, Search
+from orchestrator.core.winner import Run
 from orchestrator.evidence import relative_excess
 from orchestrator.gang import Shape
 from orchestrator.progress import StopReason
@@ -35,14 +37,15 @@ class CellRun:
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
-    best: tuple[Layout, float] | None = None  # under that fingerprint
+    contest: Contest = field(default_factory=Contest)  # what was measured under that fingerprint
+    nothing_fits: str | None = None  # the evidence, where it is so
     ask_seconds: float = 0.0  # the last ask's
     trial_seconds: float = 0.0  # the last trial's, from launch to end
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
-    def take_up(self, trials: Iterable[TrialRow]) -> dict[Layout, tuple[Layout, int]]:
-        """Go on from what the store knows.
+    def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> dict[Layout, tuple[Layout, int]]:
+        """Go on from what the store knows; `repeats` are the runs of trials that were measured more than once.
 
         Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
         """
@@ -58,7 +61,11 @@ class CellRun:
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
             if trial.state in TERMINAL and trial.num_attempts and trial.is_current_fingerprint is not False:
-                self.note(trial.layout, objective_of(trial, self.objective))
+                self._note(trial.step_seconds_median)
+            if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None:
+                alone = [Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence)]
+                for run in repeats.get(trial.id, alone):
+                    self.contest.note(trial.id, trial.layout, run)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
@@ -98,24 +105,50 @@ class CellRun:
             self.searcher.forget(self.ahead.layout)
             self.ahead = None
 
+    def doubted(self) -> tuple[int, Layout, str] | None:
+        """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
+        again = self.searcher.again()
+        trial_id = None if again is None else self.contest.trial_of(again.layout)
+        return None if again is None or trial_id is None else (trial_id, again.layout, again.why)
+
     def measured_with(self, fingerprint: str) -> None:
         """What is measured from now on was taken otherwise than before: numbers of another fingerprint are shown apart."""
         if self.fingerprint is not None and self.fingerprint != fingerprint:
-            self.best = None
+            self.contest.clear()
             self.ended.clear()
         self.fingerprint = fingerprint
 
-    def note(self, layout: Layout, value: float | None) -> None:
-        """A trial has ended, with a value of the objective or without."""
+    @property
+    def best(self) -> tuple[Layout, float] | None:
+        """The fastest layout under the newest fingerprint, and its objective."""
+        found = self.contest.best()
+        return None if found is None else (found[0], self.value_of(found[1]))
+
+    def value_of(self, step_seconds: float) -> float:
+        """The objective of a step time."""
+        if self.objective is Objective.STEP_SECONDS:
+            return step_seconds
+        return self.cell.tokens_per_step / step_seconds / self.cell.num_gpus
+
+    def note_measured(self, trial_id: int, layout: Layout, run: Run) -> None:
+        """A trial was measured for the first time."""
+        self.contest.note(trial_id, layout, run)
+        self._note(run.step_seconds)
+
+    def note_infeasible(self) -> None:
+        """A trial ended without a number."""
+        self._note(None)
+
+    def _note(self, step_seconds: float | None) -> None:
         sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0
-        self.ended.append(float("-inf") if value is None else sign * value)
-        if value is not None and (self.best is None or sign * value > sign * self.best[1]):
-            self.best = (layout, value)
+        self.ended.append(float("-inf") if step_seconds is None else sign * self.value_of(step_seconds))
 
     def had_enough(self, search: Search) -> StopReason | None:
         """The rule of the cell's own that says so, if any."""
         if search.max_trials is not None and self.launched >= search.max_trials and not self.waiting:
             return StopReason.TRIALS
+        if self.nothing_fits is not None:
+            return StopReason.NOTHING_FITS
         if search.plateau is not None and self._plateaued(search.plateau):
             return StopReason.PLATEAU
         return None

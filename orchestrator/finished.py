@@ -38,6 +38,8 @@ def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this
         stopped={cell.cell.cell: StopReason.BEFORE for cell in cells},
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
+        nothing_fits={},
+        tied={},
         num_fingerprints=len(measured),
     )
 

@@ -26,6 +26,7 @@ class StopReason(StrEnum):
     GPU_HOURS = "max_gpu_hours reached"
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
+    NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
     BEFORE = "nothing was left to do"  # an earlier call had finished it
 
@@ -66,6 +67,8 @@ class SweepResult:
     stopped: Mapping[Cell, StopReason]
     interrupted: bool
     nothing_feasible: Sequence[Cell]  # cells of which trials ended, and none was measured
+    nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
+    tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
     num_fingerprints: int  # distinct ones among what was measured
 
     @property

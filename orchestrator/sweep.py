@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,9 +15,10 @@ from dataclasses import dataclass
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
+from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import ClusterUnavailable, SweepError, UsageInvalid
+from orchestrator.core.errors import SweepError
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
 from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.hardware import Hardware
@@ -27,7 +27,8 @@ from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
-from orchestrator.core.spec import Objective, SweepSpec
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.winner import Run
 from orchestrator.core.workload_options import options_of
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
@@ -41,10 +42,9 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
-MACHINE_FAULTS_IN_A_ROW = (
-    5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
-)
-SAME_FAILURES = 5  # word for word, before anything was measured: a wrong option or path, told once instead of once per layout
+DECIDED = frozenset(
+    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU}
+)  # a search that has ended by itself: what it found is confirmed
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
 
 
@@ -57,6 +57,7 @@ class _Flight:
     since: float
     nodes: Sequence[str] | None  # None: its gang has still to be placed
     alone: bool  # nothing else is started while it runs
+    is_repeat: bool  # of what is measured: its trial's state stays as it is
     phase: Phase | None = None
     step: int = 0
     stepped: bool = False  # FIRST_STEP is in the store
@@ -149,10 +150,7 @@ class _Loop:
         self._finished_now = 0
         self._began = self._renewed = clock()
         self._last = ""
-        self._machine_faults_in_a_row = 0
-        self._last_machine_fault = ""
-        self._nothing_else_yet = True  # every trial of this call has failed so far
-        self._same_failures, self._first_failure = 0, ""
+        self._blame = Blame()
         self._cancelling = False
         self._requested = Stop.GO_ON
 
@@ -182,8 +180,9 @@ class _Loop:
         trials = self._store.trials(self._sweep_id, cell_id=cell_id)
         self._counts.update(trial.state for trial in trials)
         self._fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
-        for layout, (proof, proof_id) in run.take_up(trials).items():
+        for layout, (proof, proof_id) in run.take_up(trials, self._store.repeats(cell_id)).items():
             self._prune(run, [layout], proof_id, proof)
+        run.nothing_fits = searcher.nothing_fits()
         run.alone = {t.id for t in run.waiting if FailureKind.OOM_HOST in self._store.failure_counts(t.id)}
         self._keep_lease()  # a space of many cells takes a while to list
         return run
@@ -212,16 +211,7 @@ class _Loop:
                         self._progressed(event)
                     case Finished():
                         self._finished(event)
-            if self._same_failures >= SAME_FAILURES:
-                raise UsageInvalid(
-                    f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
-                    " Mend it, then have them measured: sweep invalidate --where \"state = 'failed'\""
-                )
-            if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
-                raise ClusterUnavailable(
-                    f"the last {self._machine_faults_in_a_row} attempts failed by the machine's fault, the last one: {self._last_machine_fault}."
-                    f" Mend it (`sweep doctor` helps to find it); the same command goes on"
-                )
+            self._blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
         self._show()
 
@@ -242,22 +232,38 @@ class _Loop:
             return False
         for run in sorted(self._runs, key=lambda r: r.launched // CELL_TURN):
             if run.stopped is None:
-                run.stopped = self._budget_spent(run)
-            if run.stopped is not None or not self._scheduler.can_start(run.shape):
+                run.stopped = self._budget_spent() or run.had_enough(self._spec.search)
+            if not self._scheduler.can_start(run.shape):
                 continue
-            if self._launch_next(run):
+            if run.stopped is None:
+                if self._launch_next(run):
+                    return True
+                if not run.waiting and not self._is_busy(run):
+                    run.stopped = StopReason.EXHAUSTED
+            if run.stopped in DECIDED and self._confirm(run):
                 return True
-            if not run.waiting and not any(f.run is run for f in self._flights.values()):
-                run.stopped = StopReason.EXHAUSTED
         return False
 
-    def _budget_spent(self, run: CellRun) -> StopReason | None:
+    def _is_busy(self, run: CellRun) -> bool:
+        """Whether something new of the cell is under way."""
+        return any(flight.run is run and not flight.is_repeat for flight in self._flights.values())
+
+    def _confirm(self, run: CellRun) -> bool:
+        """The search of a cell has ended: repeat what stands at its top, until one layout is the winner or the repeats are spent."""
+        if self._is_busy(run) or self._budget_spent() is not None:
+            return False
+        found = run.contest.next_repeat(self._spec.search.confirm)
+        if found is not None:
+            self._repeat(run, *found)
+        return found is not None
+
+    def _budget_spent(self) -> StopReason | None:
         search = self._spec.search
         if search.max_gpu_hours is not None and self._held_gpu_seconds() >= search.max_gpu_hours * 3600:
             return StopReason.GPU_HOURS
         if search.max_wall_time is not None and self._clock() - self._began >= search.max_wall_time:
             return StopReason.WALL_TIME
-        return run.had_enough(search)
+        return None
 
     def _within_trials(self, run: CellRun) -> bool:
         most = self._spec.search.max_trials
@@ -270,7 +276,10 @@ class _Loop:
 
     def _launch_next(self, run: CellRun) -> bool:
         # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-        trial = run.next_waiting(beside_others=bool(self._flights)) if not self._machine_faults_in_a_row else None
+        trial = run.next_waiting(beside_others=bool(self._flights)) if not self._blame.suspects_the_machine else None
+        if trial is None and (doubted := run.doubted()) is not None:
+            self._repeat(run, *doubted)
+            return True
         proposal = run.ask(self._clock) if trial is None and self._within_trials(run) else None
         nodes = self._scheduler.standing(run.shape)
         # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
@@ -301,8 +310,19 @@ class _Loop:
             if run.stopped is None and self._flights and not run.waiting and self._within_trials(run):
                 run.ask_ahead(self._clock)
 
-    def _launch(self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: Sequence[str] | None) -> None:
-        self._move(TrialState.QUEUED, TrialState.LAUNCHING)
+    def _repeat(self, run: CellRun, trial_id: int, layout: Layout, why: str) -> None:
+        """Measure a measured trial once more, beside its other runs."""
+        nodes = self._scheduler.standing(run.shape)
+        attempt = self._store.start_repeat(trial_id, self._epoch, nodes, why=why)
+        run.contest.begin(trial_id)
+        logger.info("Trial %d again: %s", trial_id, why, extra={"action": "repeated", "trial_id": trial_id, "attempt": attempt})
+        self._launch(run, trial_id, layout, attempt, nodes, is_repeat=True)
+
+    def _launch(
+        self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: Sequence[str] | None, *, is_repeat: bool = False
+    ) -> None:
+        if not is_repeat:
+            self._move(TrialState.QUEUED, TrialState.LAUNCHING)
         self._flights[trial_id] = _Flight(
             run=run,
             trial_id=trial_id,
@@ -311,6 +331,7 @@ class _Loop:
             since=self._clock(),
             nodes=nodes,
             alone=trial_id in run.alone,
+            is_repeat=is_repeat,
         )
         self._scheduler.start(
             TrialRequest(
@@ -342,7 +363,7 @@ class _Loop:
     def _progressed(self, event: Progressed) -> None:
         flight = self._flights[event.trial_id]
         flight.phase, flight.step = event.phase, event.step
-        if not flight.stepped and event.phase in (Phase.STEADY, Phase.TEARDOWN):
+        if not flight.stepped and not flight.is_repeat and event.phase in (Phase.STEADY, Phase.TEARDOWN):
             flight.stepped = True
             self._store.transition(flight.trial_id, TrialEvent.FIRST_STEP, epoch=self._epoch, attempt=flight.attempt)
             self._move(TrialState.LAUNCHING, TrialState.RUNNING)
@@ -376,7 +397,7 @@ class _Loop:
 
     def _measured(self, flight: _Flight, event: Finished, results: Sequence[RankResult], measurement: Measurement) -> None:
         fingerprint = with_stack(self._code, self._stack_of(results))
-        self._store.record_measurement(
+        counts = self._store.record_measurement(
             flight.trial_id,
             flight.attempt,
             epoch=self._epoch,
@@ -385,16 +406,22 @@ class _Loop:
             memory_by_part=worst_parts(results),
             **attempt_facts(event, results, fingerprint),
         )
-        self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
         self._fingerprints.add(fingerprint.digest)
         precision, device_name = flight.layout.precision, fingerprint.stack.device_name
         self._peaks.note(event.reports, measurement, precision=precision, device_name=device_name)
-        self._machine_faults_in_a_row = 0
-        self._nothing_else_yet, self._same_failures = False, 0
-        flight.run.measured_with(fingerprint.digest)
-        value = measurement.step_time.median if self._spec.objective is Objective.STEP_SECONDS else measurement.tokens_per_second_per_gpu
-        flight.run.note(flight.layout, value)
-        flight.run.searcher.tell(flight.layout, Measured(value=value))
+        self._blame.note_measured()
+        run, trial_id, layout = flight.run, flight.trial_id, flight.layout
+        taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
+        if not flight.is_repeat:
+            self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
+            run.measured_with(fingerprint.digest)
+            run.note_measured(trial_id, layout, taken)
+        elif counts:
+            run.contest.note(trial_id, layout, taken)
+        else:  # measured with other software than its trial: kept, but of another contest
+            run.contest.give_up(trial_id)
+        if counts:
+            run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id))))
         self._say(
             flight,
             f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
@@ -403,7 +430,7 @@ class _Loop:
 
     def _failed(self, flight: _Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> None:
         outcome = self._outcome_of(flight, failure)
-        self._count_faults(failure)
+        self._blame.note_failure(failure)
         peak, device = failed_memory(event.reports)
         self._store.record_failure(
             flight.trial_id,
@@ -415,17 +442,22 @@ class _Loop:
             device_memory_bytes=device,
             **attempt_facts(event, results, with_stack(self._code, self._stack_of(results)) if results else None),
         )
+        if flight.is_repeat:
+            (flight.run.contest.drop if outcome is TrialEvent.REQUEUED else flight.run.contest.give_up)(flight.trial_id)
+            self._say(flight, f"measured before; once more it failed, {failure.kind}: {failure.message}")
+            return
         before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
         searcher, layout = flight.run.searcher, flight.layout
         match outcome:
             case TrialEvent.OUT_OF_MEMORY:
                 self._move(before, TrialState.OUT_OF_MEMORY)
-                flight.run.note(layout, None)
+                flight.run.note_infeasible()
                 flight.run.take_back()
                 proves = proves_out_of_memory(failure, on_cpu=self._scheduler.slots.device is Device.CPU)
                 excess = relative_excess(peak, device, failure.message)
                 condemned = searcher.tell(layout, OutOfMemory(excess=excess), proves=proves)
                 self._prune(flight.run, condemned, flight.trial_id, layout)
+                flight.run.nothing_fits = searcher.nothing_fits()
                 self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
             case TrialEvent.REQUEUED:
                 self._move(before, TrialState.QUEUED)
@@ -434,24 +466,12 @@ class _Loop:
                 self._say(flight, f"{why}; waits for another attempt")
             case _:
                 self._move(before, TrialState.FAILED)
-                flight.run.note(layout, None)
+                flight.run.note_infeasible()
                 if POLICIES[failure.kind].fault is not Fault.MACHINE:
                     searcher.tell(layout, Failed())
                 # Else it says nothing of the layout; in flight for the search, it is not asked for again.
                 where = f" (log: {failure.log_path})" if failure.log_path else ""
                 self._say(flight, f"failed, {failure.kind}: {failure.message}{where}")
-
-    def _count_faults(self, failure: Failure) -> None:
-        """Notice what no layout is to blame for: the machine failing all, or the program failing the same way from the first trial on."""
-        said = re.sub(r"^rank \d+ ", "", failure.message)
-        if self._nothing_else_yet and POLICIES[failure.kind].fault is not Fault.MACHINE and failure.kind not in OUT_OF_MEMORY_KINDS:
-            self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
-            self._first_failure = said
-        if POLICIES[failure.kind].fault is Fault.MACHINE:
-            self._machine_faults_in_a_row += 1
-            self._last_machine_fault = failure.message
-        elif failure.kind is not FailureKind.CANCELLED:
-            self._machine_faults_in_a_row = 0
 
     def _outcome_of(self, flight: _Flight, failure: Failure) -> TrialEvent:
         if failure.kind is FailureKind.CANCELLED:
@@ -474,6 +494,8 @@ class _Loop:
             stopped={run.cell: run.stopped or StopReason.INTERRUPTED for run in self._runs},
             interrupted=interrupted,
             nothing_feasible=nothing,
+            nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
+            tied={run.cell: run.contest.tied(self._spec.search.confirm) for run in self._runs if run.best is not None},
             num_fingerprints=len(self._fingerprints),
         )
 

@@ -348,6 +348,13 @@ class Plateau(_Section):
     gain: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
 
 
+class Confirm(_Section):
+    """Measure the fastest layouts of a cell again once its search has ended: a winner is one whose interval stands apart."""
+
+    contenders: Annotated[int, Field(strict=True, ge=1, le=64)] = 3  # that take part, as far as they cannot be told apart
+    repeats: Annotated[int, Field(strict=True, ge=0, le=32)] = 2  # of each at most, beside its first run; 0: none
+
+
 class Search(_Section):
     """How the next layout is chosen, and when to stop. Budgets count what is spent, failures included."""
 
@@ -358,6 +365,7 @@ class Search(_Section):
     max_wall_time: Duration | None = None  # of one `sweep run`
     max_parallel_trials: OrAuto[Annotated[int, Field(strict=True, ge=1, le=4096)]] = "auto"  # auto: as many as fit; on a CPU machine, one
     plateau: Plateau | None = None
+    confirm: Confirm = Confirm()
 
 
 class Objective(StrEnum):
@@ -430,14 +438,6 @@ class SweepSpec(_Section):
                     raise ValueError(f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)")
         return self
 
-    @model_validator(mode="after")
-    def _workload_can(self) -> Self:
-        if mistake := workload_mistake(self.workload, precisions=self.precision, device=self.device):
-            raise ValueError(mistake)
-        return self
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Every model x GPU count x sequence length x global batch, in the file's order."""
     @field_validator("constraints", mode="before")
     @classmethod
     def _naming_options(cls, value: Any, info: ValidationInfo) -> Any:
@@ -460,6 +460,14 @@ class SweepSpec(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _workload_can(self) -> Self:
+        if mistake := workload_mistake(self.workload, precisions=self.precision, device=self.device):
+            raise ValueError(mistake)
+        return self
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Every model x GPU count x sequence length x global batch, in the file's order."""
         return tuple(
             Cell(model=model, num_gpus=gpus, sequence_length=length, global_batch_size=batch)
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)

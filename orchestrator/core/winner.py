@@ -46,7 +46,7 @@ def judge(runs: Mapping[int, Sequence[Run]], *, contenders: int, repeats: int) -
     """
     if not runs:
         return None
-    centres = {key: _median([log(run.step_seconds) for run in some]) for key, some in runs.items()}
+    centres = {key: log(median_run(some).step_seconds) for key, some in runs.items()}
     run_variance = _run_variance(runs)
     half = {key: WIDTH * sqrt((_step_variance(some) + run_variance) / len(some)) for key, some in runs.items()}
     order = sorted(runs, key=lambda key: (centres[key], key))
@@ -58,6 +58,11 @@ def judge(runs: Mapping[int, Sequence[Run]], *, contenders: int, repeats: int) -
         intervals={key: (exp(centres[key] - half[key]), exp(centres[key] + half[key])) for key in order},
         repeat=_next(runs, tied, contenders=contenders, repeats=repeats),
     )
+
+
+def median_run(runs: Sequence[Run]) -> Run:
+    """The run that stands for all; of an even number the slower in the middle: what one run promised, another has to keep."""
+    return sorted(runs, key=lambda run: run.step_seconds)[len(runs) // 2]
 
 
 def _next(runs: Mapping[int, Sequence[Run]], tied: Sequence[int], *, contenders: int, repeats: int) -> int | None:
@@ -89,8 +94,3 @@ def _step_variance(some: Sequence[Run]) -> float:
     """Of one run's median, by what its steps say; the mean over the runs."""
     known = [STEP_SD if run.relative_confidence is None else run.relative_confidence / WIDTH for run in some]
     return sum(sd**2 for sd in known) / len(known)
-
-
-def _median(values: Sequence[float]) -> float:
-    """Of an even number, the larger in the middle: what one run promised, another has to keep."""
-    return sorted(values)[len(values) // 2]

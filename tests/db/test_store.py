@@ -525,7 +525,7 @@ def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: 
     assert (row.trial.state, row.trial.num_attempts, row.trial.num_measurements) == (TrialState.MEASURED, 3, 3)
     assert row.trial.tokens_per_second_per_gpu == 900.0
     assert [(a.superseded, a.pooled) for a in row.attempts] == [(True, True), (True, True), (False, True)]
-    assert [r.step_seconds_median for r in store.repeats(bench.cell_id)[trial_id]] == [0.5, 1.0, 0.55]
+    assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id]] == [0.5, 1.0, 0.55]
     assert store.best(bench.sweep_id)[bench.cell_id][0].tokens_per_second_per_gpu == 900.0
     events = [e.event for e in store.events(bench.sweep_id)]
     assert events[-4:] == ["repeated", "measured", "repeated", "measured"]

@@ -22,7 +22,7 @@ from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Placed, Shape
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
-from orchestrator.searcher import Measured, Proposal, Searcher
+from orchestrator.searcher import Again, Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
@@ -35,7 +35,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def spec(**changes: Any) -> SweepSpec:
+def spec(*, repeats: int = 0, **changes: Any) -> SweepSpec:
+    """Of two cells; what it finds is confirmed by `repeats` only where a test is about that."""
+    changes["search"] = {"confirm": {"repeats": repeats}} | changes.get("search", {})
     return SweepSpec.model_validate(
         {
             "name": "t",
@@ -173,7 +175,7 @@ def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
     [
         ({"max_trials": 4}, StopReason.TRIALS, 8),  # per cell
         ({"max_gpu_hours": 3 / 3600}, StopReason.GPU_HOURS, 3),  # a scripted attempt holds 1 GPU-second per GPU
-        ({"plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
+        ({"strategy": "exhaustive", "plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
     ],
 )
 def test_a_spent_budget_stops_the_sweep(store: Store, search: dict[str, Any], reason: StopReason, launched: int) -> None:
@@ -485,3 +487,111 @@ def test_what_has_to_be_alone_is_alone_in_the_next_call_too(store: Store) -> Non
     run(store, fast, spec=spec(gpus=1), scheduler=Watching(fast, slots=4, device=Device.CUDA))
     assert states(store) == {TrialState.MEASURED: 6}
     assert alone and all(alone)
+
+
+class Noisy:
+    """Step times by layout, run after run: what is not listed takes 10 s."""
+
+    def __init__(self, runs: dict[str, list[float | FailureKind]]) -> None:
+        self.runs = {short: iter(values) for short, values in runs.items()}
+        self.taken: Counter[str] = Counter()
+
+    def __call__(self, request: TrialRequest) -> float | FailureKind:
+        self.taken[request.layout.short] += 1
+        return next(self.runs[request.layout.short], 1.0) if request.layout.short in self.runs else 10.0
+
+
+def shorts(store: Store) -> dict[str, tuple[TrialState, int]]:
+    return {t.layout.short: (t.state, t.num_measurements) for t in store.trials(store.sweep_named("t").id)}
+
+
+def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store: Store) -> None:
+    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    first, second = names[:2]
+    noisy = Noisy({first: [1.00, 1.10, 1.10], second: [1.01, 1.00, 1.00]})  # the first was lucky once
+    result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2))
+    assert (noisy.taken[first], noisy.taken[second]) == (2, 2)
+    assert sum(noisy.taken.values()) == 6 + 2
+    assert [[layout.short for layout in tied] for tied in result.tied.values()] == [[second]]
+    assert shorts(store)[second] == (TrialState.MEASURED, 2)
+    best = store.best(store.sweep_named("t").id)
+    assert next(iter(best.values()))[0].layout.short == second
+    again, scheduler = run(store, noisy, spec=spec(gpus=1, repeats=2))
+    assert scheduler.started == []
+    assert again.tied == result.tied
+
+
+def test_layouts_that_cannot_be_told_apart_are_tied(store: Store) -> None:
+    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    noisy = Noisy({names[0]: [1.00, 1.02, 1.01], names[1]: [1.01, 1.00, 1.02]})
+    result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2))
+    assert {layout.short for (tied,) in [result.tied.values()] for layout in tied} == set(names[:2])
+
+
+def test_a_repeat_that_fails_leaves_the_measurement_and_is_not_asked_for_without_end(store: Store) -> None:
+    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    noisy = Noisy({names[0]: [1.00, *[FailureKind.OOM_GPU] * 9]})
+    result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2))
+    assert noisy.taken[names[0]] == 2
+    assert shorts(store)[names[0]] == (TrialState.MEASURED, 1)
+    assert TrialState.OUT_OF_MEMORY not in result.counts or not result.counts[TrialState.OUT_OF_MEMORY]
+    assert result.counts[TrialState.MEASURED] == 6
+
+
+def test_a_repeat_that_the_machine_failed_is_taken_again(store: Store) -> None:
+    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    noisy = Noisy({names[0]: [1.00, FailureKind.NODE_LOST, 1.0]})
+    run(store, noisy, spec=spec(gpus=1, repeats=1))
+    assert shorts(store)[names[0]] == (TrialState.MEASURED, 2)
+
+
+def test_a_spent_budget_confirms_nothing(store: Store) -> None:
+    _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2, search={"max_gpu_hours": 2.5 / 3600, "confirm": {"repeats": 2}}))
+    assert len({layout for layout, _ in scheduler.started}) == len(scheduler.started) == 3
+
+
+def test_a_sweep_stopped_among_its_repeats_goes_on_with_them(store: Store) -> None:
+    result, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2), stop=after(8, Stop.CANCEL))
+    assert result.interrupted
+    before = len(scheduler.started)
+    _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2))
+    alone, other = run(store, fast, spec=spec(gpus=1, repeats=2, name="whole"))
+    assert {t.num_measurements for t in store.trials(alone.sweep_id)} == {t.num_measurements for t in store.trials(result.sweep_id)}
+    assert before + len(scheduler.started) <= len(other.started) + 1
+
+
+def test_a_value_that_its_neighbours_contradict_is_measured_once_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    tell = Searcher.tell
+
+    def listening(searcher: Searcher, layout: Any, outcome: Any, **kwargs: Any) -> Any:
+        if isinstance(outcome, Measured):
+            told.append(outcome.value)
+        return tell(searcher, layout, outcome, **kwargs)
+
+    def doubting(searcher: Searcher) -> Again | None:
+        slow = [layout for layout, _ in scheduler.started if layout.short == odd]
+        return Again(layout=slow[0], why="far off") if len(slow) == 1 and scheduler.num_running == 0 else None
+
+    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    odd = names[2]
+    noisy = Noisy({odd: [30.0, 2.0]})
+    scheduler = FakeScheduler(noisy)
+    monkeypatch.setattr(Searcher, "tell", listening)
+    monkeypatch.setattr(Searcher, "again", doubting)
+    run(store, noisy, scheduler=scheduler, spec=spec(gpus=1))
+    assert noisy.taken[odd] == 2
+    detail = store.trial(next(t.id for t in store.trials(store.sweep_named("t").id) if t.layout.short == odd))
+    assert detail.trial.num_measurements == 2
+    assert [(e.detail or {})["why"] for e in detail.events if e.event == "repeated"] == ["far off"]
+    assert len(told) == 7
+
+
+def test_a_cell_of_which_nothing_can_fit_is_given_up_with_the_evidence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Searcher, "nothing_fits", lambda searcher: "the smallest failed" if searcher.told else None)
+    search = {"strategy": "random"}
+    result, scheduler = run(store, lambda _: FailureKind.OOM_GPU, spec=spec(gpus=1, search=search))
+    assert set(result.stopped.values()) == {StopReason.NOTHING_FITS}
+    assert list(result.nothing_fits.values()) == ["the smallest failed"]
+    assert len(scheduler.started) == 1
+    assert run(store, fast, spec=spec(gpus=1, search=search))[1].started == []

@@ -1,0 +1,56 @@
+"""Noticing what no layout is to blame for: a machine that fails everybody, or a program that fails the same way from the first trial on."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault
+
+MACHINE_FAULTS_IN_A_ROW = (
+    5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
+)
+SAME_FAILURES = 5  # word for word, before anything was measured: a wrong option or path, told once instead of once per layout
+
+
+class Blame:
+    """Counts over one call of `run_sweep`."""
+
+    def __init__(self) -> None:
+        self._machine_faults_in_a_row, self._last_machine_fault = 0, ""
+        self._nothing_measured = True
+        self._same_failures, self._first_failure = 0, ""
+
+    @property
+    def suspects_the_machine(self) -> bool:
+        """Whether the last attempt failed by the machine's fault."""
+        return self._machine_faults_in_a_row > 0
+
+    def note_measured(self) -> None:
+        self._machine_faults_in_a_row = 0
+        self._nothing_measured, self._same_failures = False, 0
+
+    def note_failure(self, failure: Failure) -> None:
+        is_machines = POLICIES[failure.kind].fault is Fault.MACHINE
+        if self._nothing_measured and not is_machines and failure.kind not in OUT_OF_MEMORY_KINDS:
+            said = re.sub(r"^rank \d+ ", "", failure.message)
+            self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
+            self._first_failure = said
+        if is_machines:
+            self._machine_faults_in_a_row += 1
+            self._last_machine_fault = failure.message
+        elif failure.kind is not FailureKind.CANCELLED:
+            self._machine_faults_in_a_row = 0
+
+    def raise_if_it_is_not_the_layouts(self) -> None:
+        """Raise UsageInvalid for the program's mistake, ClusterUnavailable for the machine's."""
+        if self._same_failures >= SAME_FAILURES:
+            raise UsageInvalid(
+                f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
+                " Mend it, then have them measured: sweep invalidate --where \"state = 'failed'\""
+            )
+        if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
+            raise ClusterUnavailable(
+                f"the last {self._machine_faults_in_a_row} attempts failed by the machine's fault, the last one: {self._last_machine_fault}."
+                f" Mend it (`sweep doctor` helps to find it); the same command goes on"
+            )
