@@ -2,8 +2,8 @@
 
 python -m benchmarks.prediction --tables DIR [--table ID ...] [--out FILE.json]
 
-DIR holds CSV files with the columns of core/run_table.py. A table's trainer is taken from its own words (fp32 accumulation, FSDP), never
-from its name. Each way of calibrating is scored on the same rows:
+DIR holds CSV files with the columns of core/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
+FSDP, version of the code), never from its name. Each way of calibrating is scored on the same rows:
 
 - `uncalibrated`: priors alone.
 - `leave_one_table_out`, `leave_one_model_out`: constants fitted to all other tables (of other models) of the same hardware and trainer;
@@ -28,7 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus, parse_r
 from orchestrator.core.trainer import TRAINERS
 
 Floats = NDArray[np.float64]
+Calibrations = Mapping[str, Calibration]  # by trainer: constants of time are shared, those of memory are its own
 
 SEEDS = 5
 TRIALS = 5
@@ -62,8 +63,9 @@ class Problem:
         return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
 
     @cached_property
-    def trainer(self) -> str:
-        return trainer_of(self.runs[0])
+    def trainers(self) -> NDArray[np.str_]:
+        """Of each run: a table may hold runs of two versions of a program, which keep different things."""
+        return np.array([trainer_of(run) for run in self.runs])
 
     @cached_property
     def table(self) -> LayoutTable:
@@ -85,20 +87,30 @@ class Problem:
     def ran_out(self) -> NDArray[np.bool_]:
         return np.array([run.status is RunStatus.OOM for run in self.runs])
 
-    def predict(self, calibration: Calibration, stage: Stage = Stage.FULLEST) -> Predicted:
+    def memory_bytes(self, calibrations: Calibrations, stage: Stage = Stage.FULLEST) -> Floats:
+        found = np.full(len(self.runs), np.nan)
+        for name in np.unique(self.trainers):
+            found[self.trainers == name] = self._predict(calibrations[name], stage).memory_bytes[self.trainers == name]
+        return found
+
+    def log_seconds(self, calibrations: Calibrations) -> Floats:
+        return self._predict(calibrations[self.trainers[0]], Stage.FULLEST).log_step_seconds
+
+    def _predict(self, calibration: Calibration, stage: Stage) -> Predicted:
         cell = self.runs[0].cell
         assert cell is not None
         return calibration.predict(self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage)
 
-    def observations(self, rows: Iterable[int] | None = None) -> list[Observation]:
+    def observations(self, rows: Iterable[int] | None = None) -> list[tuple[str, Observation]]:
+        """What some rows teach (None: all), each with its trainer."""
         chosen = self.runs if rows is None else [self.runs[row] for row in rows]
-        return [found for run in chosen if (found := observation(run, self.hardware)) is not None]
+        return [(trainer_of(run), found) for run in chosen if (found := observation(run, self.hardware)) is not None]
 
 
 def trainer_of(run: MeasuredRun) -> str:
     """The named trainer that a table's own words describe."""
     if "fp32 grad" in run.word("precision"):
-        return "nanotron"
+        return "nanotron-early" if run.word("code_version").startswith("pre") else "nanotron"
     if "fsdp" in run.word("sharding").lower() or "full_shard" in run.word("sharding").lower():
         return "fsdp"
     if "megatron" in run.word("attention_kernel").lower() or "megatron" in run.word("sharding").lower():
@@ -144,7 +156,26 @@ def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
     return Problem(table_id=cell.table_id, runs=full) if full else None
 
 
-Calibrator = Callable[[Problem], Calibration | None]
+Calibrator = Callable[[Problem], Calibrations | None]
+
+
+def priors(trainers: Iterable[str]) -> Calibrations:
+    return {name: Calibration.prior(TRAINERS[name]) for name in trainers}
+
+
+def calibrated(rows: Sequence[tuple[str, Observation]], begun: Calibrations) -> Calibrations:
+    """Constants of time from all rows, those of memory from each trainer's own."""
+    times = [replace(row, peak_memory_bytes=None, out_of_memory=False) for _, row in rows if not row.thrashes]
+    first = next(iter(begun.values()))
+    timed = calibrate(times, first)
+    found = {}
+    for name, start in begun.items():
+        own = [replace(row, step_seconds=None) for trainer, row in rows if trainer == name]
+        memory = calibrate(own, start)
+        found[name] = replace(
+            memory, log_constants=timed.log_constants, step_covariance=timed.step_covariance, step_residual_sd=timed.step_residual_sd
+        )
+    return found
 
 
 def relatives(problem: Problem, problems: Sequence[Problem], *, same_model: bool) -> list[Problem]:
@@ -153,7 +184,8 @@ def relatives(problem: Problem, problems: Sequence[Problem], *, same_model: bool
         other
         for other in problems
         if other.table_id != problem.table_id
-        and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
+        and other.hardware.name == problem.hardware.name
+        and bool(set(other.trainers) & set(problem.trainers))
         and (same_model or other.runs[0].model != problem.runs[0].model)
     ]
 
@@ -163,20 +195,20 @@ class Fits:
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self._problems = problems
-        self._known: dict[tuple[str, ...], Calibration] = {}
+        self._known: dict[tuple[str, ...], Calibrations] = {}
 
-    def to_relatives(self, problem: Problem, *, same_model: bool) -> Calibration | None:
+    def to_relatives(self, problem: Problem, *, same_model: bool) -> Calibrations | None:
         others = relatives(problem, self._problems, same_model=same_model)
-        key = (problem.trainer, *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
-        if len(key) == 1:
+        if not others:
             return None
+        trainers = sorted(set(problem.trainers))
+        key = (*trainers, *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
         if key not in self._known:
-            rows = [row for other in others for row in other.observations()]
-            self._known[key] = calibrate(rows, Calibration.prior(TRAINERS[problem.trainer]))
+            self._known[key] = calibrated([row for other in others for row in other.observations()], priors(trainers))
         return self._known[key]
 
 
-def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calibration, NDArray[np.bool_]]]) -> dict[str, object]:
+def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, NDArray[np.bool_]]]) -> dict[str, object]:
     """Each problem with its calibration and the rows to score."""
     ratios: dict[str, list[Floats]] = {"all": [], "pp1": [], "pp2+": []}
     scores, truths, best = [], [], {}
@@ -184,12 +216,12 @@ def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calib
         measured = problem.peaks
         known = np.isfinite(measured) & scored
         if known.any():
-            ratio = problem.predict(calibration, stage_of(problem.runs[0])).memory_bytes / measured
+            ratio = problem.memory_bytes(calibration, stage_of(problem.runs[0])) / measured
             pipelined = problem.table.pipeline_parallel_size > 1
             for name, rows in (("all", known), ("pp1", known & ~pipelined), ("pp2+", known & pipelined)):
                 ratios[name].append(ratio[rows])
         if problem.ran_out.any() or known.any():
-            fullest = problem.predict(calibration).memory_bytes / problem.hardware.memory_bytes
+            fullest = problem.memory_bytes(calibration) / problem.hardware.memory_bytes
             rows = (problem.ran | problem.ran_out) & scored
             scores.append(fullest[rows])
             truths.append(problem.ran_out[rows])
@@ -237,11 +269,11 @@ def _classified(score: Floats, truth: NDArray[np.bool_], best: Mapping[str, floa
     }
 
 
-def score_times(problem: Problem, calibration: Calibration, scored: NDArray[np.bool_]) -> dict[str, float] | None:
+def score_times(problem: Problem, calibration: Calibrations, scored: NDArray[np.bool_]) -> dict[str, float] | None:
     rows = np.flatnonzero(np.isfinite(problem.seconds) & scored)
     if len(rows) < FEWEST_ROWS:
         return None
-    predicted, measured = problem.predict(calibration).log_step_seconds[rows], problem.seconds[rows]
+    predicted, measured = problem.log_seconds(calibration)[rows], problem.seconds[rows]
     error = predicted - np.log(measured)
     order = np.argsort(predicted, kind="stable")
     speed = measured.min() / measured[order]  # 1: the best
@@ -274,7 +306,11 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
     if not pairs:
         return {"tables": 0}
     everything = [(calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs]
-    times = {_name(problem): found for problem, calibration in pairs if (found := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))}
+    times = {
+        _name(problem): found
+        for problem, calibration in pairs
+        if (found := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
+    }
     return {
         "memory": score_memory([problem for problem, _ in pairs], everything),
         "step_time": mean_of(list(times.values())),
@@ -290,8 +326,9 @@ def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[s
         calibrations = []
         for problem in chosen:
             rows = np.random.default_rng(seed).choice(len(problem.runs), TRIALS, replace=False)
-            begun = start(problem) or Calibration.prior(TRAINERS[problem.trainer])
-            calibrations.append((calibrate(problem.observations(rows), begun.widened()), ~np.isin(np.arange(len(problem.runs)), rows)))
+            begun = start(problem) or priors(sorted(set(problem.trainers)))
+            widened = {name: calibration.widened() for name, calibration in begun.items()}
+            calibrations.append((calibrated(problem.observations(rows), widened), ~np.isin(np.arange(len(problem.runs)), rows)))
         if chosen:
             memory.append(score_memory(chosen, calibrations))
         times += [
@@ -318,11 +355,11 @@ def _name(problem: Problem) -> str:
 
 def measure(problems: Sequence[Problem]) -> dict[str, object]:
     fits = Fits(problems)
-    priors: Calibrator = lambda problem: Calibration.prior(TRAINERS[problem.trainer])  # noqa: E731
+    alone: Calibrator = lambda problem: priors(sorted(set(problem.trainers)))  # noqa: E731
     tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
     models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
     return {
-        "uncalibrated": score(problems, priors),
+        "uncalibrated": score(problems, alone),
         "leave_one_table_out": score(problems, tables_out),
         "leave_one_model_out": score(problems, models_out),
         "after_5_trials": score_after_trials(problems, tables_out),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import erf
 
 import numpy as np
@@ -217,7 +218,11 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
     timed = [group for group in groups if group.timed]
     if not timed:
         return prior
-    models = [group.step_time_model() for group in timed]
+    timed.sort(key=lambda group: group.rows[0].hardware.name)
+    models = [
+        StepTimeModel.joined([group.step_time_model() for group in same])
+        for _, same in groupby(timed, key=lambda group: group.rows[0].hardware.name)
+    ]
     measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))
     weights = _weights([len(group.timed) for group in timed])
     sd = prior.step_residual_sd

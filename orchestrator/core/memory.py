@@ -208,7 +208,8 @@ def _layers(
         found: Floats = np.array([getattr(kind, name) for kind in plain])[table.precision]
         return found
 
-    share = np.where(table.pipeline_parallel_size > 1, trainer.gathered_inputs_in_pipeline, trainer.gathered_inputs)
+    pp = table.pipeline_parallel_size
+    share = np.where(pp > 1, trainer.gathered_inputs_in_pipeline * (1.0 - 2.0 / np.maximum(pp, 2)), trainer.gathered_inputs)
     share = share + (1.0 - share) / tp
     none = look_up_plain("whole") + look_up_plain("gathered") * share + look_up_plain("split") / tp
     if all(r.mode is RecomputeMode.NONE for r in table.recomputes):

@@ -34,6 +34,7 @@ CATEGORICAL = (
     "compile",
     "offload",
 )
+VERSION = ("code_version",)  # of the software: told, and no axis
 
 _PRECISIONS = {
     "fp32": Precision.FP32, "float32": Precision.FP32, "tf32": Precision.FP32,
@@ -287,7 +288,7 @@ def read_precision(word: str) -> Precision:
 
 
 def _words(row: _Row) -> tuple[tuple[str, str], ...]:
-    told = [(column, row.text(column)) for column in CATEGORICAL if row.text(column)]
+    told = [(column, row.text(column)) for column in (*CATEGORICAL, *VERSION) if row.text(column)]
     for column, plain in (
         ("recompute", str(read_recompute(row.text("recompute")))),
         ("precision", str(read_precision(row.text("precision")))),
@@ -308,7 +309,9 @@ def _with_varying(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
 
 def _varying_columns(runs: Sequence[MeasuredRun]) -> list[str]:
     names = dict.fromkeys(column for run in runs for column, _ in run.words)
-    return [column for column in names if len({run.word(column) for run in runs}) > 1 and not _implied(column, runs)]
+    return [
+        column for column in names if column not in VERSION and len({run.word(column) for run in runs}) > 1 and not _implied(column, runs)
+    ]
 
 
 def _implied(column: str, runs: Sequence[MeasuredRun]) -> bool:

@@ -6,7 +6,7 @@ hardware. `StepTimeConstants` are what no data sheet says: absolute errors of 20
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
@@ -193,6 +193,21 @@ class StepTimeModel:
             weights_in_optimizer=weights / shard,
         )
 
+    @classmethod
+    def joined(cls, models: Sequence[StepTimeModel]) -> StepTimeModel:
+        """The rows of several cells on one kind of hardware."""
+        columns = {
+            f.name: np.concatenate([getattr(model, f.name) for model in models])
+            for f in fields(cls)
+            if f.name not in ("hardware", "tensor_group", "data_group")
+        }
+        return cls(
+            hardware=models[0].hardware,
+            tensor_group=_Group.joined([model.tensor_group for model in models]),
+            data_group=_Group.joined([model.data_group for model in models]),
+            **columns,
+        )
+
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
         """The parts with these constants."""
         rate = self.peak * c.peak_efficiency * self.kernel_flops / (self.kernel_flops + c.half_efficiency_seconds * self.peak)
@@ -237,6 +252,10 @@ class _Group:
             members_per_node=np.clip(gpus_per_node // np.maximum(stride, 1), 1, size).astype(np.float64),
             crosses=np.asarray(size * stride > gpus_per_node),
         )
+
+    @classmethod
+    def joined(cls, groups: Sequence[_Group]) -> _Group:
+        return cls(**{f.name: np.concatenate([getattr(group, f.name) for group in groups]) for f in fields(cls)})
 
     def bandwidth(self, inside: float, across: float, congestion: float) -> Floats:
         """Bytes per second of a ring: members of one node each bring a network card; no faster than the links inside."""

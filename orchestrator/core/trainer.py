@@ -6,7 +6,7 @@ Named trainers are starting points, taken from how these programs are built; tri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 GIB = 1 << 30
@@ -29,7 +29,7 @@ class Trainer:
     gathered_inputs: float = 1.0
     """Share of the gathered inputs of column-parallel products that every tensor-parallel rank keeps whole; 0: gathered again."""
     gathered_inputs_in_pipeline: float = 1.0
-    """The same where there is more than one pipeline stage."""
+    """The same with p pipeline stages, times 1 - 2/p: gathered again or not, buffers of that size leave holes between micro-batches."""
     activation_factor: float = 1.0
     """On what layers keep for the backward pass: blocks that an allocator can't fill."""
     pipeline_activation_factor: float = 1.0
@@ -44,21 +44,24 @@ class Trainer:
     """Held besides, whatever the layout: an allocator's and a communication library's buffers."""
 
 
+_NANOTRON = Trainer(
+    gradient_bytes=6.0,
+    bucket_bytes=1.0,
+    activation_factor=1.05,
+    pipeline_activation_factor=1.2,
+    stages_by_work=True,
+    reserve_bytes=0.25 * GIB,
+)
+
 # Names that a sweep file may use. Bytes per weight: 16, 20 (22 with buckets), 18, 16.
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         "llama": Trainer(),
         # bf16 gradients are added to an fp32 copy; DDP's buckets come on top without ZeRO; stages are balanced by work; what the
-        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes.
-        "nanotron": Trainer(
-            gradient_bytes=6.0,
-            bucket_bytes=1.0,
-            gathered_inputs_in_pipeline=0.0,
-            activation_factor=1.05,
-            pipeline_activation_factor=1.2,
-            stages_by_work=True,
-            reserve_bytes=0.25 * GIB,
-        ),
+        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes. Gathers again in the backward.
+        "nanotron": replace(_NANOTRON, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.7),
+        # Before it did: what was gathered is kept, except in pipelines.
+        "nanotron-early": replace(_NANOTRON, gathered_inputs=1.0, gathered_inputs_in_pipeline=0.0),
         "megatron": Trainer(gradient_bytes=4.0, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.0, reserve_bytes=1.0 * GIB),
         # Fully sharded: buffers of gathers and reductions live in the pools of other streams (ESTIMATORS: 8-10 GiB for 8B).
         "fsdp": Trainer(gathered_units=3.0, reserve_bytes=2.0 * GIB),
