@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.calibration import Calibration, Predicted
 from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import GIB, Hardware
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
@@ -33,6 +36,8 @@ class Candidates:
     memory_limit_bytes: float | None
     fits: Mask  # predicted to fit; True where unknown
     order: Ints  # rows, best prediction first, those predicted not to fit last
+    predict: Callable[[LayoutTable], Predicted] | None = None  # how sure that is, of some of the layouts; None: on unknown hardware
+    relative_work: Floats | None = None  # on unknown hardware: what stands for the time of a step, in no unit
 
     def __len__(self) -> int:
         return len(self.table)
@@ -80,17 +85,28 @@ def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | No
 
 
 def rank_candidates(
-    table: LayoutTable, cell: Cell, *, hardware: Hardware | None, memory_limit_bytes: float | None, gpus_per_node: int, trainer: Trainer
+    table: LayoutTable,
+    cell: Cell,
+    *,
+    hardware: Hardware | None,
+    memory_limit_bytes: float | None,
+    gpus_per_node: int,
+    trainer: Trainer,
+    calibration: Calibration | None = None,
 ) -> Candidates:
-    """Predict and order a cell's legal layouts. On hardware that the table does not know, times are predicted for no device: by work alone."""
-    memory = predict_memory(table, cell, trainer).total
+    """Predict and order a cell's legal layouts. On hardware that the table does not know, times are predicted for no device: by work alone.
+
+    `calibration` is what relatives taught; it takes the trainer's place.
+    """
+    calibration = calibration or Calibration.prior(trainer)
+    memory = predict_memory(table, cell, calibration.trainer).total
     fits = memory <= memory_limit_bytes if memory_limit_bytes is not None else np.ones(len(table), dtype=np.bool_)
     if hardware is None:
         seconds = np.full(len(table), np.nan)
         tokens = np.full(len(table), np.nan)
         rank_by = _work(table, cell)
     else:
-        seconds = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
+        seconds = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants).total
         tokens = cell.tokens_per_step / seconds / cell.num_gpus
         rank_by = seconds
     # Of two that cannot fit, the one that lacks less comes first: predictions err at the edge.
@@ -103,7 +119,13 @@ def rank_candidates(
         memory_limit_bytes=memory_limit_bytes,
         fits=fits,
         order=np.lexsort((rank_by, excess)),
+        predict=None if hardware is None else partial(_predicted, calibration, cell, hardware, gpus_per_node),
+        relative_work=rank_by if hardware is None else None,
     )
+
+
+def _predicted(calibration: Calibration, cell: Cell, hardware: Hardware, gpus_per_node: int, table: LayoutTable) -> Predicted:
+    return calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
 
 
 def _work(table: LayoutTable, cell: Cell) -> Floats:

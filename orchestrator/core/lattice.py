@@ -1,0 +1,115 @@
+"""The candidates of one cell as points: named axes with places, and what is believed of each point before any of them was measured.
+
+Knows nothing of layouts: an axis may be a parallel size, an attention kernel or a word without meaning, and beliefs may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+UNKNOWN_LEVEL_SD = 3.0  # of a logarithm whose level nothing is known of: a factor of 20 either way
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Axis:
+    """One dimension: its distinct values as steps 0..k-1, and where they lie, in doublings of what they stand for."""
+
+    name: str
+    ordered: bool
+    steps: Ints  # of each row
+    places: Floats  # of each step
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[float], *, doublings: bool = False) -> Axis:
+        """An ordered axis of positive numbers that lie in doublings, or of numbers that lie as they are."""
+        distinct, steps = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
+        return cls(name=name, ordered=True, steps=steps.astype(np.int64), places=np.log2(distinct) if doublings else distinct)
+
+    @classmethod
+    def of_words(cls, name: str, words: Sequence[str]) -> Axis:
+        """An axis of words, without order: two are alike or not."""
+        distinct, steps = np.unique(np.asarray(words, dtype=np.str_), return_inverse=True)
+        return cls(name=name, ordered=False, steps=steps.astype(np.int64), places=np.arange(len(distinct), dtype=np.float64))
+
+    def take(self, rows: Ints) -> Axis:
+        """The same axis for some of the rows."""
+        return Axis(name=self.name, ordered=self.ordered, steps=self.steps[rows], places=self.places)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Belief:
+    """A Gaussian belief in a logarithm, one entry per row: `mean + basis @ w + what the axes explain beyond it`, with w ~ N(0, covariance).
+
+    The basis is how a prediction answers to its uncertain constants (its Jacobian), so that what is seen of one row informs all that rest
+    on the same constant.
+    """
+
+    mean: Floats  # n
+    basis: Floats  # n x k
+    covariance: Floats  # k x k
+    residual_sd: float | None = None  # of what the constants do not explain; None: not known, it is learned
+
+    @classmethod
+    def nothing(cls, num_rows: int) -> Belief:
+        """No belief but that the level is the same everywhere."""
+        return cls(mean=np.zeros(num_rows), basis=np.ones((num_rows, 1)), covariance=np.array([[UNKNOWN_LEVEL_SD**2]]))
+
+    @property
+    def loadings(self) -> Floats:
+        """F with F F^T = basis covariance basis^T, n x k."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        factor: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
+        return self.basis @ factor
+
+    def take(self, rows: Ints) -> Belief:
+        """The same belief in some of the rows."""
+        return replace(self, mean=self.mean[rows], basis=self.basis[rows])
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lattice:
+    """The rows of a search: axes, beliefs and the limit that memory must keep to."""
+
+    axes: tuple[Axis, ...]
+    seconds: Belief | None = None  # natural logarithm of the seconds of a step; None: physics is silent
+    memory: Belief | None = None  # natural logarithm of the bytes at the peak
+    memory_limit_bytes: float | None = None
+    in_seconds: bool = True  # False: the beliefs in seconds, and the scores, are in another unit of time
+    fails: Floats | None = None  # n: probability that a row fails by the fault of its layout or the code, from relatives; None: not known
+
+    def __len__(self) -> int:
+        return len(self.axes[0].steps) if self.axes else len(self.seconds) if self.seconds is not None else 1
+
+    def take(self, rows: Ints) -> Lattice:
+        """Some of the rows."""
+        return replace(
+            self,
+            axes=tuple(axis.take(rows) for axis in self.axes),
+            seconds=None if self.seconds is None else self.seconds.take(rows),
+            memory=None if self.memory is None else self.memory.take(rows),
+            fails=None if self.fails is None else self.fails[rows],
+        )
+
+    @property
+    def places(self) -> Floats:
+        """Where the rows lie, n x axes."""
+        if not self.axes:
+            return np.zeros((len(self), 0))
+        return np.stack([axis.places[axis.steps] for axis in self.axes], axis=1)
+
+    @property
+    def ordered(self) -> NDArray[np.bool_]:
+        return np.array([axis.ordered for axis in self.axes], dtype=np.bool_)
