@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 from orchestrator.core.trainer import Trainer
-from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions
+from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions, varied
 
 Floats = NDArray[np.float64]
 
@@ -61,6 +61,7 @@ def plan_cell(spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_pe
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
         trainer=_trainer(spec.workload.options),
+        trainers=[_trainer(varied(spec.workload.options, options)) for options in space.legal.option_sets],
     )
     return CellPlan(space=space, candidates=candidates)
 
@@ -92,14 +93,21 @@ def rank_candidates(
     memory_limit_bytes: float | None,
     gpus_per_node: int,
     trainer: Trainer,
+    trainers: Sequence[Trainer] = (),
     calibration: Calibration | None = None,
 ) -> Candidates:
     """Predict and order a cell's legal layouts. On hardware that the table does not know, times are predicted for no device: by work alone.
 
-    `calibration` is what relatives taught; it takes the trainer's place.
+    `calibration` is what relatives taught; it takes the trainer's place. `trainers`: what `trainer` becomes by each of the table's sets of
+    options that vary, where that matters.
     """
     calibration = calibration or Calibration.prior(trainer)
-    memory = predict_memory(table, cell, calibration.trainer).total
+    trainers = trainers or [trainer] * len(table.option_sets)
+    by_trainer = {other: _changed(calibration, trainer, other) for other in trainers}
+    calibrations = [by_trainer[other] for other in trainers]
+    memory = np.empty(len(table))
+    for found, rows in _alike(calibrations, table):
+        memory[rows] = predict_memory(table.take(rows), cell, found.trainer).total
     fits = memory <= memory_limit_bytes if memory_limit_bytes is not None else np.ones(len(table), dtype=np.bool_)
     if hardware is None:
         seconds = np.full(len(table), np.nan)
@@ -119,13 +127,43 @@ def rank_candidates(
         memory_limit_bytes=memory_limit_bytes,
         fits=fits,
         order=np.lexsort((rank_by, excess)),
-        predict=None if hardware is None else partial(_predicted, calibration, cell, hardware, gpus_per_node),
+        predict=None if hardware is None else partial(_predicted, calibrations, cell, hardware, gpus_per_node),
         relative_work=rank_by if hardware is None else None,
     )
 
 
-def _predicted(calibration: Calibration, cell: Cell, hardware: Hardware, gpus_per_node: int, table: LayoutTable) -> Predicted:
-    return calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
+def _changed(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calibration:
+    """The calibration of a trainer for what options make of it: what was learned of its constants stands, by as much as they were off."""
+    if other == trainer:
+        return calibration
+    differing = {f.name: getattr(other, f.name) for f in fields(Trainer) if getattr(other, f.name) != getattr(trainer, f.name)}
+    shift = Calibration.prior(other).memory_values - Calibration.prior(trainer).memory_values
+    return replace(
+        calibration, base_trainer=replace(calibration.base_trainer, **differing), memory_values=calibration.memory_values + shift
+    )
+
+
+def _alike(calibrations: Sequence[Calibration], table: LayoutTable) -> list[tuple[Calibration, Ints]]:
+    """The rows of each calibration: one for all of them where no option that varies changes the trainer."""
+    distinct = list(dict.fromkeys(calibrations))
+    code = np.array([distinct.index(each) for each in calibrations], dtype=np.int64)[table.options]
+    return [(found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)]
+
+
+def _predicted(calibrations: Sequence[Calibration], cell: Cell, hardware: Hardware, gpus_per_node: int, table: LayoutTable) -> Predicted:
+    parts = [
+        (found.predict(table.take(rows), cell, hardware, gpus_per_node=gpus_per_node), rows)
+        for found, rows in _alike(calibrations, table)
+        if len(rows) or not len(table)
+    ]
+    if len(parts) == 1 or not len(table):
+        return parts[0][0]
+    back = np.argsort(np.concatenate([rows for _, rows in parts]))  # of the parts behind each other, the rows in the table's order
+    by_row = {name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW}
+    return replace(parts[0][0], **by_row)
+
+
+_BY_ROW = ("log_step_seconds", "log_step_sd", "step_jacobian", "memory_bytes", "memory_relative_sd", "memory_jacobian")
 
 
 def _work(table: LayoutTable, cell: Cell) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from orchestrator.core.hardware import DEVICES, GIB
 from orchestrator.core.planner import gpu_hours, memory_limit_bytes, plan_cell
@@ -90,3 +91,22 @@ def test_gpu_hours_count_start_up_and_every_gpu() -> None:
     assert hours is not None
     assert hours > 10 * 64 * (20 * fastest + 10) / 3600
     assert gpu_hours(plan(spec(device="cpu"), device=None).candidates, planned.space.cell, num_trials=3, steps_per_trial=5) is None
+
+
+def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
+    axes = {
+        "micro_batch_size": [1, 2],
+        "recompute": ["none"],
+        "options": {"attention": ["sdpa", "eager"], "gradient_dtype": ["fp32", "bf16"]},
+    }
+    mixed = plan(spec(workload="llama", axes=axes)).candidates
+    for attention in ("sdpa", "eager"):
+        for dtype in ("fp32", "bf16"):
+            options = {"attention": attention, "gradient_dtype": dtype}
+            alone = plan(spec(workload={"name": "llama", "options": options}, axes=axes | {"options": {}})).candidates
+            code = mixed.table.option_sets.index(tuple(options.items()))
+            rows = np.flatnonzero(mixed.table.options == code)
+            assert mixed.memory_bytes[rows].tolist() == alone.memory_bytes.tolist()
+            assert mixed.predict is not None and alone.predict is not None
+            assert mixed.predict(mixed.table).memory_bytes[rows] == pytest.approx(alone.predict(alone.table).memory_bytes, rel=1e-12)
+    assert len(set(mixed.memory_bytes.tolist())) == len(mixed)
