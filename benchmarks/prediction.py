@@ -173,7 +173,11 @@ def calibrated(rows: Sequence[tuple[str, Observation]], begun: Calibrations) -> 
         own = [replace(row, step_seconds=None) for trainer, row in rows if trainer == name]
         memory = calibrate(own, start)
         found[name] = replace(
-            memory, log_constants=timed.log_constants, step_covariance=timed.step_covariance, step_residual_sd=timed.step_residual_sd
+            memory,
+            log_constants=timed.log_constants,
+            step_covariance=timed.step_covariance,
+            step_residual_sd=timed.step_residual_sd,
+            cell_offsets=timed.cell_offsets,
         )
     return found
 

@@ -6,7 +6,7 @@ Starts from priors (data sheets, papers), or from what a cell's relatives taught
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from math import erf
@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 STEP_RESIDUAL_SD = 0.15  # of log seconds: what the formula misses within a cell, before anything is measured
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
 ONE_TRIAL = 5.0  # measured residuals that outweigh the two above
+CELL_OFFSET_SD = 0.3  # of log seconds: how far a whole cell is slower or faster than the formula says, beyond what constants explain
 CELL_CORRELATION = 0.1  # of the residuals of one cell: a hundred of its rows teach no more than ten rows of ten cells
 RELATIVES_SD = 0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
 THRASHING_SHARE = 0.94  # of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as long
@@ -105,6 +106,7 @@ class Calibration:
     memory_values: Floats  # in the order of MEMORY_CONSTANTS; logarithms of factors, then amounts
     memory_covariance: Floats
     memory_residual_sd: float
+    cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
     num_times: int = 0  # rows that it rests on
     num_peaks: int = 0
     num_out_of_memory: int = 0
@@ -152,11 +154,12 @@ class Calibration:
             return found
 
         seconds, peaks = log_seconds(self.log_constants), log_bytes(self.memory_values)
+        offset = self.cell_offsets.get((cell, hardware.name), 0.0)
         slopes = jacobian(log_seconds, self.log_constants, seconds)
         memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
         memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
         return Predicted(
-            log_step_seconds=seconds,
+            log_step_seconds=seconds + offset,
             log_step_sd=np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes)),
             step_jacobian=slopes,
             step_covariance=self.step_covariance,
@@ -227,18 +230,33 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
     weights = _weights([len(group.timed) for group in timed])
     sd = prior.step_residual_sd
 
-    def residuals(log_constants: Floats) -> Floats:
-        constants = _constants(log_constants)
+    # A cell's own offset keeps what slows all of it (a sick network) from being blamed on the constants.
+    place = np.repeat(np.arange(len(timed)), [len(group.timed) for group in timed])
+    own = np.eye(len(timed))[place] / sd
+    known = len(CONSTANTS)
+    cells = [(group.rows[0].cell, group.rows[0].hardware.name) for group in timed]
+
+    def residuals(x: Floats) -> Floats:
+        constants = _constants(x[:known])
         predicted = np.concatenate([model.seconds(constants).total for model in models])
-        found: Floats = (np.log(predicted) - measured) / sd
+        found: Floats = (np.log(predicted) + x[known:][place] - measured) / sd
         return found
 
-    found = fit(residuals, mean=prior.log_constants, covariance=prior.step_covariance, weights=weights)
+    def slopes(x: Floats, at: Floats) -> Floats:
+        offsets = x[known:]
+        return np.hstack([jacobian(lambda constants: residuals(np.concatenate([constants, offsets])), x[:known], at), own])
+
+    mean = np.concatenate([prior.log_constants, [prior.cell_offsets.get(cell, 0.0) for cell in cells]])
+    covariance = np.zeros((len(mean), len(mean)))
+    covariance[:known, :known] = prior.step_covariance
+    covariance[known:, known:] = np.eye(len(timed)) * CELL_OFFSET_SD**2
+    found = fit(residuals, mean=mean, covariance=covariance, weights=weights, slopes_of=slopes)
     return replace(
         prior,
-        log_constants=found.parameters,
-        step_covariance=found.covariance,
+        log_constants=found.parameters[:known],
+        step_covariance=found.covariance[:known, :known],
         step_residual_sd=robust_sd(found.residuals * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
+        cell_offsets={**prior.cell_offsets, **dict(zip(cells, found.parameters[known:].tolist(), strict=True))},
         num_times=prior.num_times + len(measured),
     )
 

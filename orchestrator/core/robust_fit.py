@@ -26,17 +26,26 @@ class Fit:
     trust: Floats  # 0..1 per residual: how far it was believed
 
 
-def fit(residuals_of: Callable[[Floats], Floats], *, mean: Floats, covariance: Floats, weights: Floats) -> Fit:
+def fit(
+    residuals_of: Callable[[Floats], Floats],
+    *,
+    mean: Floats,
+    covariance: Floats,
+    weights: Floats,
+    slopes_of: Callable[[Floats, Floats], Floats] | None = None,
+) -> Fit:
     """Minimise sum(weights log(1 + r^2)) + the prior's (x - mean) covariance^-1 (x - mean), by damped Gauss-Newton steps.
 
     `residuals_of` gives residuals in units of their own standard deviation; `weights` says how many independent ones each stands for.
+    `slopes_of` gives their derivatives from parameters and residuals; None: by differences.
     """
+    slopes_at = slopes_of or (lambda x, at: jacobian(residuals_of, x, at))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     x, damping = mean.copy(), 1e-3
     residuals = residuals_of(x)
     cost = _cost(residuals, weights, x - mean, precision)
     for _ in range(MAX_STEPS):
-        slopes = jacobian(residuals_of, x, residuals)
+        slopes = slopes_at(x, residuals)
         pull = weights / (1.0 + residuals**2)
         curvature = slopes.T @ (slopes * pull[:, None]) + precision
         gradient = slopes.T @ (pull * residuals) + precision @ (x - mean)
@@ -52,7 +61,7 @@ def fit(residuals_of: Callable[[Floats], Floats], *, mean: Floats, covariance: F
             damping *= 5
         if not gained:
             break
-    slopes = jacobian(residuals_of, x, residuals)
+    slopes = slopes_at(x, residuals)
     trust = 1.0 / (1.0 + residuals**2)
     curvature = slopes.T @ (slopes * (weights * trust)[:, None]) + precision
     covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
