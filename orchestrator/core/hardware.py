@@ -9,6 +9,7 @@ from types import MappingProxyType
 from orchestrator.core.layout import Precision
 
 GIB = 1 << 30
+UNLIMITED_BYTES = 1 << 60  # of a device whose memory nobody has measured the end of
 DRIVER_LEAVES = 0.985  # of the memory that the box says
 
 

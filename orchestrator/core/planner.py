@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from orchestrator.core.calibration import Calibration, Predicted
 from orchestrator.core.cell import Cell
-from orchestrator.core.hardware import GIB, Hardware
+from orchestrator.core.hardware import GIB, UNLIMITED_BYTES, Hardware
+from orchestrator.core.layout import Options
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 from orchestrator.core.trainer import Trainer
-from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions, varied
+from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, varied
 
 Floats = NDArray[np.float64]
 
@@ -51,8 +52,13 @@ class CellPlan:
     candidates: Candidates
 
 
-def plan_cell(spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_per_node: int) -> CellPlan:
-    """Enumerate a cell's layouts, and predict and order the legal ones. Raises SpecInvalid for a space too large to list."""
+def plan_cell(
+    spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_per_node: int, calibration: Calibration | None = None
+) -> CellPlan:
+    """Enumerate a cell's layouts, and predict and order the legal ones, by what is known of the workload or what relatives taught.
+
+    Raises SpecInvalid for a space too large to list.
+    """
     space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
     candidates = rank_candidates(
         space.legal,
@@ -60,13 +66,16 @@ def plan_cell(spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_pe
         hardware=hardware,
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
-        trainer=_trainer(spec.workload.options),
-        trainers=[_trainer(varied(spec.workload.options, options)) for options in space.legal.option_sets],
+        trainer=trainer_of(spec),
+        trainers=[trainer_of(spec, options) for options in space.legal.option_sets],
+        calibration=calibration,
     )
     return CellPlan(space=space, candidates=candidates)
 
 
-def _trainer(options: WorkloadOptions) -> Trainer:
+def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
+    """What is known of a sweep's trainer before anything is measured, with the options of a layout that vary."""
+    options = varied(spec.workload.options, varying)
     if not isinstance(options, LlamaOptions):
         return Trainer()
     return Trainer(
@@ -82,7 +91,7 @@ def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | No
     match spec.workload.options:
         case LlamaOptions(memory_limit_bytes=int(told)) | SyntheticOptions(device_memory_bytes=int(told)):
             return float(told)
-    return float(hardware.memory_bytes) if hardware is not None else None
+    return float(hardware.memory_bytes) if hardware is not None and hardware.memory_bytes < UNLIMITED_BYTES else None
 
 
 def rank_candidates(
