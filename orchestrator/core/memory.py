@@ -8,7 +8,7 @@ e bytes of an element, T tokens of a micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import numpy as np
@@ -18,6 +18,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.layout import Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.layout_table import Ints, LayoutTable
 from orchestrator.core.model_shape import ModelShape
+from orchestrator.core.traced_memory import TracedMemory
 from orchestrator.core.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -111,25 +112,20 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
     local = _weights_of_stage(model, layers, tp, one_stage, last=last)
     gradient_element = np.where(mixed, trainer.gradient_bytes, 4.0)
     bucketed = np.where(mixed & (zero == 0) & (shards > 1), trainer.bucket_bytes, 0.0)
-    parameters = local * element / np.where(zero >= 3, shards, 1)
+    parameters = local * np.where(mixed, trainer.parameter_bytes, 4.0) / np.where(zero >= 3, shards, 1)
     gradients = local * (gradient_element + bucketed) / np.where(zero >= 2, shards, 1)
     optimizer = local * np.where(mixed, trainer.optimizer_bytes, 8.0) / np.where(zero >= 1, shards, 1)  # in fp32 the weights are the master
 
     tokens = table.micro_batch_size * (cell.sequence_length // cp)
-    kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
+    one = _micro_batch(table, cell, trainer, element, layers, tokens, has_head)
     in_flight = 1 if last else np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
-    activations = tokens * kept * in_flight * np.where(alone, trainer.pipeline_activation_factor, trainer.activation_factor)
-    head = np.where(has_head, element * model.vocab_size * model.hidden_size / tp, 0.0)  # its weights' gradient, before it is added
-    waits = np.where(one_stage, head, 0.0) if model.tied_embeddings else 0.0  # for the embedding's, through the backward of all layers
-    moments = np.where(has_head, _head_moments(model, element, tp, tokens, head, trainer), 0.0)
-    gathered = _gathered_weights(model, table, element, local, trainer)
-    layer_moment = tokens * working + waits + gathered
-    temporaries = np.maximum(layer_moment, moments)
+    activations = one.kept * in_flight * np.where(alone, trainer.pipeline_activation_factor, trainer.activation_factor)
+    layer_moment = one.layer + _gathered_weights(model, table, element, local, trainer)
+    temporaries = np.maximum(layer_moment, one.head)
     widened = mixed & (trainer.gradient_bytes < 4)
     stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(zero, shards, element, widened=widened)
-    # No activation is alive in the optimizer step, nor when tied embeddings add up: the head's gradient, the embedding's, and their sum.
-    temporaries_then = np.maximum(stepping, 3 * waits) - activations
-    workspace_wins = np.maximum(layer_moment, temporaries_then) >= moments
+    temporaries_then = np.maximum(stepping, one.end) - activations  # no activation is alive then
+    workspace_wins = np.maximum(layer_moment, temporaries_then) >= one.head
     temporaries = np.maximum(temporaries, temporaries_then)
     return MemoryPrediction(
         parameters=parameters,
@@ -139,6 +135,58 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
         loss=np.where(workspace_wins, 0.0, temporaries),
         workspace=np.where(workspace_wins, temporaries, 0.0),
         reserve=np.full(len(table), trainer.reserve_bytes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _MicroBatch:
+    """Bytes of one micro-batch: kept by the stage's layers, and on top of them at the fullest moment of the last layer and of the head."""
+
+    kept: Floats
+    layer: Floats
+    head: Floats
+    end: Floats  # on top of nothing, when the backward pass of all layers is over
+
+
+def _micro_batch(
+    table: LayoutTable, cell: Cell, trainer: Trainer, element: Floats, layers: Floats, tokens: Ints, has_head: NDArray[np.bool_]
+) -> _MicroBatch:
+    model, tp, one_stage = cell.model, table.tensor_parallel_size, table.pipeline_parallel_size == 1
+    kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
+    if trainer.traced is not None:
+        whole = replace(table, tensor_parallel_size=np.ones_like(tp))
+        share = kept / _layers(whole, model, cell.sequence_length, trainer, element, layers)[0]  # traces know no tensor parallelism
+        return _traced_micro_batch(trainer.traced, table, cell, layers, tokens, has_head=has_head, share=share)
+    head = np.where(has_head, element * model.vocab_size * model.hidden_size / tp, 0.0)  # its weights' gradient, before it is added
+    # For the embedding's, through the backward of all layers; at its end there are three: the head's, the embedding's, and their sum.
+    waits = np.where(one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(table))
+    return _MicroBatch(
+        kept=tokens * kept,
+        layer=tokens * working + waits,
+        head=np.where(has_head, _head_moments(model, element, tp, tokens, head, trainer), 0.0),
+        end=3 * waits,
+    )
+
+
+def _traced_micro_batch(
+    traced: TracedMemory, table: LayoutTable, cell: Cell, layers: Floats, tokens: Ints, *, has_head: NDArray[np.bool_], share: Floats
+) -> _MicroBatch:
+    modes = [traced.of(recompute) for recompute in table.recomputes]
+    plain = traced.of(Recompute())
+    recomputed = np.minimum(layers, np.array([r.layers_of(cell.model.num_layers) for r in table.recomputes])[table.recompute])
+    of_last = np.where(recomputed == layers, table.recompute, len(modes))  # the first layers are recomputed: the last one if all are
+
+    def look_up(part: str, code: Ints) -> Floats:
+        each = [getattr(mode, part).at(tokens, cell.sequence_length) for mode in (*modes, plain)]
+        found: Floats = np.array(each)[code, np.arange(len(code))]
+        return found
+
+    tp = table.tensor_parallel_size
+    return _MicroBatch(
+        kept=(recomputed * look_up("kept", table.recompute) + (layers - recomputed) * plain.kept.at(tokens, cell.sequence_length)) * share,
+        layer=look_up("backward", of_last) / tp,
+        head=np.where(has_head, look_up("head", of_last), 0.0) / tp,
+        end=np.where(has_head, look_up("end", of_last), 0.0) / tp,
     )
 
 

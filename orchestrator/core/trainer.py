@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from orchestrator.core.traced_memory import TracedMemory
+
 GIB = 1 << 30
 
 
@@ -16,6 +18,8 @@ GIB = 1 << 30
 class Trainer:
     """The defaults are `workloads/llama` as it is built: 16 bytes per weight, nothing that an allocator adds."""
 
+    parameter_bytes: float = 2.0
+    """Per weight in mixed precision: 2 in bf16, the fp32 master being the optimizer's; 4 where weights are fp32 and rounded at each use."""
     gradient_bytes: float = 2.0
     """Per weight in mixed precision: 2 kept in bf16; 4 in fp32 only; 6 where bf16 gradients are added to an fp32 copy."""
     bucket_bytes: float = 0.0
@@ -42,6 +46,8 @@ class Trainer:
     """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in use and the next."""
     reserve_bytes: float = 0.0
     """Held besides, whatever the layout: an allocator's and a communication library's buffers."""
+    traced: TracedMemory | None = None
+    """What layers, head and loss hold, where a trace of the model says it; None: the closed forms of a Llama."""
 
 
 _NANOTRON = Trainer(
