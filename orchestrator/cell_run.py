@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from db.rows import TrialRow
-from orchestrator.contest import Contest
+from orchestrator.contest import Contest, contest_of
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import POLICIES, Fault
 from orchestrator.core.layout import Layout
@@ -62,12 +62,9 @@ class CellRun:
                 self.waiting.append(trial)
             if trial.state in TERMINAL and trial.num_attempts and trial.is_current_fingerprint is not False:
                 self._note(trial.step_seconds_median)
-            if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None:
-                alone = [Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence)]
-                for run in repeats.get(trial.id, alone):
-                    self.contest.note(trial.id, trial.layout, run)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
+        self.contest = contest_of(rows, repeats)
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
 
@@ -172,7 +169,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED:
             value = objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
-            return Measured(value=value)
+            return Measured(value=value, peak_memory_bytes=trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes)
         case TrialState.OUT_OF_MEMORY:
             return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message))
         case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:

@@ -5,10 +5,12 @@ Under one fingerprint: runs of another are of another contest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from db.rows import TrialRow
 from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.spec import Confirm
 from orchestrator.core.winner import Run, Verdict, judge, median_run
 
@@ -76,10 +78,22 @@ class Contest:
         )
         return trial_id, self._layouts[trial_id], why
 
-    def verdict(self, confirm: Confirm) -> Verdict | None:
-        return judge(self._runs, contenders=confirm.contenders, repeats=confirm.repeats)
+    def verdict(self) -> Verdict | None:
+        """How it stands at the top; None: nothing was measured."""
+        return judge(self._runs, contenders=1, repeats=0)
 
-    def tied(self, confirm: Confirm) -> Sequence[Layout]:
+    def tied(self) -> Sequence[Layout]:
         """The layouts that share the first place, fastest first: one alone is the winner."""
-        verdict = self.verdict(confirm)
+        verdict = self.verdict()
         return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
+
+
+def contest_of(trials: Iterable[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> Contest:
+    """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them."""
+    contest = Contest()
+    for trial in trials:
+        if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None:
+            alone = [Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence)]
+            for run in repeats.get(trial.id, alone):
+                contest.note(trial.id, trial.layout, run)
+    return contest

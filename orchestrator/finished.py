@@ -10,9 +10,12 @@ from collections import Counter
 from db.rows import TrialRow
 from db.schema import SweepState
 from db.store import Store
+from orchestrator.contest import contest_of
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import StopReason, SweepResult
+
+_CONTENDERS = 16  # of the fastest, that are compared with each other
 
 
 def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this_host: str | None) -> SweepResult | None:
@@ -31,6 +34,7 @@ def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this
         return None
     if not _means_the_same(spec, store, newest, program_version, this_host):
         return None
+    fastest = store.best(row.id, _CONTENDERS)
     measured = {trial.fingerprint_digest for trial in store.trials(row.id) if trial.fingerprint_digest is not None}
     return SweepResult(
         sweep_id=row.id,
@@ -39,7 +43,7 @@ def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},
-        tied={},
+        tied={cell.cell.cell: contest_of(fastest.get(cell.cell.id, ()), store.repeats(cell.cell.id)).tied() for cell in cells if cell.best},
         num_fingerprints=len(measured),
     )
 

@@ -421,7 +421,8 @@ class _Loop:
         else:  # measured with other software than its trial: kept, but of another contest
             run.contest.give_up(trial_id)
         if counts:
-            run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id))))
+            peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
+            run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
         self._say(
             flight,
             f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
@@ -495,7 +496,7 @@ class _Loop:
             interrupted=interrupted,
             nothing_feasible=nothing,
             nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
-            tied={run.cell: run.contest.tied(self._spec.search.confirm) for run in self._runs if run.best is not None},
+            tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
             num_fingerprints=len(self._fingerprints),
         )
 

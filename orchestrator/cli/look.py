@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,9 @@ from orchestrator.report import records
 if TYPE_CHECKING:
     from db.rows import CellRow, CellStatus, SweepRow, TrialRow
     from db.store import Store
+    from orchestrator.core.winner import Run
 
+CONTENDERS = 16  # of the fastest, that are compared with each other
 STATE_STYLES: Mapping[str, str] = {
     TrialState.MEASURED: "green",
     TrialState.OUT_OF_MEMORY: "yellow",
@@ -81,10 +84,17 @@ def best(
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
         cells = store.status(row.id)
-        fastest = store.best(row.id, top)
+        leading = store.best(row.id, max(top, CONTENDERS))
+        fastest = {cell_id: found[:top] for cell_id, found in leading.items()}
+        standings = {cell_id: _standing(found, store.repeats(cell_id)) for cell_id, found in leading.items()}
         others = _other_fingerprints(db, row.id)
     found = [
-        {"place": place, "is_current": True, **records.trial_record(trial, cell.cell, row.name)}
+        {
+            "place": place,
+            "is_current": True,
+            "is_tied": trial.id in standings[trial.cell_id].tied,
+            **records.trial_record(trial, cell.cell, row.name),
+        }
         for cell in cells
         for place, trial in enumerate(fastest.get(cell.cell.id, ()), start=1)
     ]
@@ -96,10 +106,35 @@ def best(
     elif chosen is Format.MD:
         write_markdown(_MARKDOWN_TITLES, [_markdown_row(trial, cell.cell) for cell in cells for trial in fastest.get(cell.cell.id, ())])
     else:
-        _print_best(row.name, cells, fastest, others)
+        _print_best(row.name, cells, fastest, standings, others)
 
 
-_BEST_FIELDS = ("place", "is_current", *records.TRIAL_COLUMNS)
+@dataclass(frozen=True, kw_only=True)
+class _Standing:
+    """How sure the first place of a cell is."""
+
+    tied: Sequence[int]
+    text: str
+
+
+def _standing(leading: Sequence[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> _Standing:
+    from orchestrator.contest import contest_of  # needs SQLAlchemy
+
+    verdict = contest_of(leading, repeats).verdict()
+    if verdict is None:
+        return _Standing(tied=(), text="")
+    num_runs = len(repeats.get(verdict.best, ())) or 1
+    if not verdict.is_settled:
+        shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
+        return _Standing(
+            tied=verdict.tied, text=f"No single winner: trials {shown} are tied, the 95 % intervals of their step times overlap"
+        )
+    if num_runs == 1:
+        return _Standing(tied=verdict.tied, text=f"Trial {verdict.best} is ahead after one run; not confirmed by another (search.confirm)")
+    return _Standing(tied=verdict.tied, text=f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; its 95 % interval stands apart")
+
+
+_BEST_FIELDS = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
 _MARKDOWN_TITLES = ("cell", "trial", "state", "tokens/s/GPU", "±95%", "MFU", "step", "peak memory", "layout")
 
 
@@ -143,7 +178,11 @@ _MAX_OTHERS = 5  # per cell: every commit of the measured code is a fingerprint
 
 
 def _print_best(
-    sweep: str, cells: Sequence[CellStatus], fastest: Mapping[int, Sequence[TrialRow]], others: Sequence[Mapping[str, Any]]
+    sweep: str,
+    cells: Sequence[CellStatus],
+    fastest: Mapping[int, Sequence[TrialRow]],
+    standings: Mapping[int, _Standing],
+    others: Sequence[Mapping[str, Any]],
 ) -> None:
     if not cells:
         write_line(f"Sweep {sweep} has no cells yet.")
@@ -154,6 +193,7 @@ def _print_best(
         found = fastest.get(cell.cell.id, ())
         if found:
             write_table(_SPEED_COLUMNS, [[str(trial.id), *_speed_cells(trial), layout_text(trial)] for trial in found])
+            write_line(f"  {standings[cell.cell.id].text}", style="dim")
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]

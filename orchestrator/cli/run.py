@@ -429,7 +429,11 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
         note(
             "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
         )
-    for cell in result.nothing_feasible:
+    for cell, evidence in result.nothing_fits.items():
+        note(
+            f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage, or full recomputation may; `sweep plan` shows what would."
+        )
+    for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits):
         note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
 
 

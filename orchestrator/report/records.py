@@ -14,6 +14,7 @@ Record = dict[str, Any]
 
 _TRIAL_FIELDS = (
     "num_attempts",
+    "num_measurements",
     "why",
     "predicted_tokens_per_second_per_gpu",
     "predicted_memory_bytes",
