@@ -32,6 +32,7 @@ from orchestrator.core.winner import Run
 from orchestrator.core.workload_options import options_of
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
+from orchestrator.learned import learned
 from orchestrator.peaks import Peaks
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.provenance import with_stack
@@ -137,8 +138,8 @@ class _Loop:
         self._stop, self._observe = stop, observe
         slots = scheduler.slots
         self._peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
-        self._hardware = hardware(slots)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
+        self._learned = learned(store, spec, hardware(slots), device_name=slots.device_name, gpus_per_node=self._gpus_per_node)
         parallel = spec.search.max_parallel_trials
         # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
         self._parallel = parallel if isinstance(parallel, int) else 1 if slots.device is Device.CPU else slots.total
@@ -172,7 +173,10 @@ class _Loop:
     # -- opening -------------------------------------------------------------------------------------------------------------
 
     def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
-        candidates = plan_cell(self._spec, cell, hardware=self._hardware, gpus_per_node=self._gpus_per_node).candidates
+        calibration = self._learned.calibration(cell, with_own=False)
+        candidates = plan_cell(
+            self._spec, cell, hardware=self._learned.hardware, gpus_per_node=self._gpus_per_node, calibration=calibration
+        ).candidates
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
         objective = self._spec.objective
         searcher = Searcher(candidates, search=self._spec.search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)

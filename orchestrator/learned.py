@@ -1,0 +1,258 @@
+"""What a store teaches about a sweep that is to be planned or begun: constants fitted to what its relatives measured, nearest first.
+
+Relatives are trials of any sweep on the same device, with the same workload and the options of it that change its physics. Of them,
+those taken with the newest software count in full, and older ones as the prior of these. A cell's own trials come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from db.observations import ObservationRow
+from db.store import Store
+from orchestrator.core.calibration import Calibration, Observation, calibrate
+from orchestrator.core.cell import Cell
+from orchestrator.core.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware, from_driver_name
+from orchestrator.core.layout import Precision
+from orchestrator.core.planner import trainer_of
+from orchestrator.core.protocol import MEASURED_PEAK
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.trainer import Trainer
+
+# Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
+UNPHYSICAL = frozenset({
+    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from",
+})  # fmt: skip
+SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
+TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
+
+# Bytes per FLOP of a device that no data sheet is known of, for a first guess that trials correct: a core with its share of a server's
+# memory (10 GB/s for 100 GFLOP/s) and of its loopback, and a GPU as those of the table have (2 TB/s and 300 GB/s for 300 TFLOP/s).
+CPU_FLOPS = 1e13  # fewer, and it is no GPU
+CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (0.1, 0.02, 0.01), (0.007, 0.001, 0.0001)  # memory, inside a node, between nodes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Taught:
+    """One trial of a relative, as calibration takes it, and where it is from."""
+
+    row: ObservationRow
+    observation: Observation
+    is_current: bool  # taken with the newest software that is known of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Learned:
+    """The device that a sweep is predicted for, and its relatives' trials. Fits are made when they are asked for, each once."""
+
+    spec: SweepSpec
+    hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
+    rows: Sequence[Taught]  # oldest first
+    _fits: dict[tuple[str, Cell | None], Calibration]
+
+    @cached_property
+    def launch_seconds(self) -> float | None:
+        """Seconds that a trial holds its GPUs for beyond the steps after its first: the median; None where nobody measured it."""
+        found = [
+            taught.row.held_seconds - taught.row.steady_seconds
+            for taught in self.rows
+            if taught.row.held_seconds is not None and taught.row.steady_seconds is not None
+        ]
+        return max(median(found), 0.0) if found else None
+
+    @cached_property
+    def timed_steps(self) -> float | None:
+        """Timed steps of a trial: the median; None where nobody measured any."""
+        found = [taught.row.num_steps for taught in self.rows if taught.row.num_steps is not None]
+        return float(median(found)) if found else None
+
+    def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:
+        """The constants for a cell, or of all relatives together. Of nothing measured, the prior.
+
+        The trials of the cell in this very sweep are counted only `with_own`: a search that is told them would count them twice.
+        """
+        own = [taught for taught in self.rows if cell is not None and self._is_own(taught, cell)]
+        others = [taught for taught in self.rows if taught not in own] if own else self.rows
+        found = self._of(others, without=cell if own else None)
+        if cell is None:
+            return found
+        prior = found.widened() if others else found
+        return self._fitted(("own", cell), own, prior) if own and with_own else prior
+
+    def _is_own(self, taught: Taught, cell: Cell) -> bool:
+        return taught.row.sweep.name == self.spec.name and taught.row.cell == cell
+
+    def _of(self, rows: Sequence[Taught], *, without: Cell | None) -> Calibration:
+        prior = Calibration.prior(trainer_of(self.spec))
+        older = [taught for taught in rows if not taught.is_current]
+        if older:
+            prior = self._fitted(("older", without), older, prior).widened()
+        return self._fitted(("current", without), [taught for taught in rows if taught.is_current], prior)
+
+    def _fitted(self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration) -> Calibration:
+        if key not in self._fits:
+            self._fits[key] = calibrate((taught.observation for taught in rows), prior)
+        return self._fits[key]
+
+
+def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, device_name: str | None, gpus_per_node: int) -> Learned:
+    """What the store has of a sweep's relatives.
+
+    `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
+    `gpus_per_node` stands in for trials whose nodes are not known.
+    """
+    rows = store.observations(workload=spec.workload.name) if store is not None else []
+    devices = _devices(rows)
+    options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
+    wanted = _physics(spec.workload.options.conditions())
+    varying = set(spec.axes.options)
+    found = [
+        (row, device)
+        for row in rows
+        if (device := devices.of(row)) is not None
+        if _without(options[row.sweep.id], varying) == _without(wanted, varying)
+    ]
+    found = [(row, device) for row, device in found if _is_meant(row, device, hardware, device_name)]
+    if not found:
+        return Learned(spec=spec, hardware=hardware, rows=(), _fits={})
+    newest = found[-1][0]
+    # Processor cores differ from machine to machine: the newest trial's are meant.
+    found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
+    stack = next((_stack(row) for row, _ in reversed(found) if not row.out_of_memory), None)
+    trainer = trainer_of(spec)
+
+    def _trainer_of(row: ObservationRow) -> Trainer:
+        values = {name: value for name, value in options[row.sweep.id].items() if name in varying} | dict(row.layout.options)
+        return trainer_of(spec, tuple(sorted(values.items())))
+
+    taught = [
+        Taught(
+            row=row,
+            observation=_observation(row, device, gpus_per_node=gpus_per_node, has_this_trainer=_trainer_of(row) == trainer),
+            is_current=row.out_of_memory or _stack(row) == stack,
+        )
+        for row, device in found
+    ]
+    return Learned(spec=spec, hardware=hardware or found[-1][1], rows=taught, _fits={})
+
+
+def _physics(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in UNPHYSICAL}
+
+
+def _without(options: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _options_of(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    start = "workload.options."
+    return {name.removeprefix(start): value for name, value in conditions.items() if name.startswith(start)}
+
+
+def _stack(row: ObservationRow) -> tuple[str | None, ...]:
+    return row.torch, row.cuda, row.driver
+
+
+def _is_meant(row: ObservationRow, device: Hardware, hardware: Hardware | None, device_name: str | None) -> bool:
+    """Whether a trial ran on the device that is asked about."""
+    if hardware is not None:
+        return device.name == hardware.name
+    if device_name is not None:
+        return row.device_name in (device_name, None)
+    # Processor cores, or a device that is simulated on them.
+    simulated = (row.device_name or SIMULATED).startswith(SIMULATED)
+    return simulated or (from_driver_name(row.device_name or "") is None and not row.is_peak_reserved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Devices:
+    """Data sheets by the names that drivers give, and the one device of each sweep that has but one."""
+
+    by_name: Mapping[str, Hardware]
+    of_sweep: Mapping[int, Hardware]
+
+    def of(self, row: ObservationRow) -> Hardware | None:
+        """A run out of memory may leave no name behind: then the sweep's device, if there is one."""
+        return self.by_name.get(row.device_name) if row.device_name is not None else self.of_sweep.get(row.sweep.id)
+
+    def name_of(self, row: ObservationRow) -> str | None:
+        found = self.of(row)
+        return found.name if found is not None else None
+
+
+def _devices(rows: Sequence[ObservationRow]) -> _Devices:
+    named: dict[str, list[ObservationRow]] = {}
+    for row in rows:
+        if row.device_name is not None:
+            named.setdefault(row.device_name, []).append(row)
+    by_name = {name: device for name, some in named.items() if (device := _device(name, some)) is not None}
+    of_sweep: dict[int, Hardware] = {}
+    for row in rows:
+        said = DEVICES.get(str(row.sweep.conditions.get("device")))
+        found = said or (by_name.get(row.device_name) if row.device_name is not None else None)
+        if found is not None:
+            of_sweep[row.sweep.id] = found
+    return _Devices(by_name=by_name, of_sweep=of_sweep)
+
+
+def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
+    """By its data sheet, else by the peaks that were measured on it; None where there is neither."""
+    known = from_driver_name(name) or next((DEVICES[sheet] for row in rows if (sheet := _sheet(row.peak_flops_source)) in DEVICES), None)
+    if known is not None:
+        return known
+    peaks: dict[Precision, list[float]] = {}
+    for row in rows:
+        if row.peak_flops is not None and (row.peak_flops_source or "").startswith(MEASURED_PEAK):
+            peaks.setdefault(row.layout.precision, []).append(row.peak_flops)
+    if not peaks:
+        return None
+    memory = max((row.device_memory_bytes for row in rows if row.device_memory_bytes is not None), default=None)
+    return measured_hardware(name, {precision: median(found) for precision, found in peaks.items()}, memory_bytes=memory)
+
+
+def _sheet(source: str | None) -> str:
+    """The name of the device in `table: h200 bf16 dense`."""
+    return source.removeprefix(TABLE_PEAK).split()[0] if source is not None and source.startswith(TABLE_PEAK) else ""
+
+
+def measured_hardware(name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None) -> Hardware:
+    """A device of which only peaks are known, and perhaps its memory: its bandwidths are guessed in proportion, for trials to correct."""
+    peak = max(peak_flops.values())
+    memory, inside, between = (peak * ratio for ratio in (CPU_BYTES_PER_FLOP if peak < CPU_FLOPS else GPU_BYTES_PER_FLOP))
+    return Hardware(
+        name=name,
+        peak_flops=dict(peak_flops),
+        memory_bytes=memory_bytes if memory_bytes is not None else UNLIMITED_BYTES,
+        memory_bandwidth=memory,
+        intra_node_bandwidth=inside,
+        inter_node_bandwidth=between,
+    )
+
+
+def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool) -> Observation:
+    """What calibration takes of a trial. Options that vary may make another trainer of it: then its memory tells nothing of this one's."""
+    said, in_file = row.sweep.conditions.get("gpus_per_node"), row.sweep.conditions.get("device_memory_gib")
+    per_node = row.cell.num_gpus // row.num_nodes if row.num_nodes else said if isinstance(said, int) else gpus_per_node
+    limit = in_file * GIB if isinstance(in_file, int | float) else row.device_memory_bytes
+    return Observation(
+        cell=row.cell,
+        layout=replace(row.layout, options=()),
+        hardware=device,
+        gpus_per_node=max(per_node, 1),
+        step_seconds=None if row.thrashing else row.step_seconds,
+        peak_memory_bytes=float(row.peak_memory_bytes) if has_this_trainer and row.peak_memory_bytes is not None else None,
+        out_of_memory=has_this_trainer and row.out_of_memory and (limit is not None or device.memory_bytes < UNLIMITED_BYTES),
+        memory_limit_bytes=None if limit is None else float(limit),
+    )
+
+
+def sweeps_of(rows: Iterable[Taught]) -> dict[str, int]:
+    """How many trials of each sweep, the most first."""
+    counts: dict[str, int] = {}
+    for taught in rows:
+        counts[taught.row.sweep.name] = counts.get(taught.row.sweep.name, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
