@@ -25,10 +25,10 @@ from orchestrator.core.trainer import Trainer
 
 Floats = NDArray[np.float64]
 
-STEP_RESIDUAL_SD = 0.15  # of log seconds: what the formula misses within a cell, before anything is measured
+STEP_RESIDUAL_SD = 0.2  # of log seconds: what the formula misses within a cell, before anything is measured
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
 ONE_TRIAL = 5.0  # measured residuals that outweigh the two above
-CELL_OFFSET_SD = 0.3  # of log seconds: how far a whole cell is slower or faster than the formula says, beyond what constants explain
+CELL_OFFSET_SD = 0.6  # of log seconds: how far a whole cell is slower or faster than the formula says, beyond what constants explain
 CELL_CORRELATION = 0.1  # of the residuals of one cell: a hundred of its rows teach no more than ten rows of ten cells
 RELATIVES_SD = 0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
 THRASHING_SHARE = 0.94  # of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as long

@@ -45,6 +45,8 @@ class StepTimeConstants:
     """The same for a group that spans nodes."""
     exposed_data_parallel_share: float = 0.5
     """Share of the data-parallel traffic that does not hide behind the backward pass."""
+    exposed_zero_1_share: float = 0.9
+    """The same at ZeRO stages 1 and 2, whose gradients are often scattered, and new weights gathered, when the backward pass is over."""
     zero_1_passes: float = 3.0
     """Ring passes over the weights at ZeRO stages 1 and 2: gradients are all-reduced (2), new weights gathered (1)."""
     pipeline_hop_seconds: float = 300e-6
@@ -79,6 +81,7 @@ _LOG_SDS: Mapping[str, float] = MappingProxyType(
         "collective_seconds": 0.7,
         "inter_node_collective_seconds": 0.8,
         "exposed_data_parallel_share": 0.4,
+        "exposed_zero_1_share": 0.3,
         "zero_1_passes": 0.3,
         "pipeline_hop_seconds": 1.0,
         "bubble_factor": 0.25,
@@ -221,15 +224,15 @@ class StepTimeModel:
         tensor += 8.0 * self.layers * self.tensor_group.latency(c)
         tensor += self.context_bytes / inside
         ring = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion) + self.data_group.latency(c)
-        passes = np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
+        traffic = ring * np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
+        exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
         hop = np.where(self.stages > 1, self.pipeline_bytes / np.where(self.pipeline_crosses, across, inside) + c.pipeline_hop_seconds, 0.0)
         slots = self.micro_batches + self.stages - 1.0
         return StepTimePrediction(
             compute=self.micro_batches * work,
             recompute=self.micro_batches * again,
             bubble=(self.stages - 1.0) * (work + again + tensor) * c.bubble_factor,
-            data_parallel=c.exposed_data_parallel_share * passes * ring
-            + (1.0 - np.minimum(c.exposed_data_parallel_share, 1.0)) * np.maximum(passes * ring - 2 / 3 * work, 0.0),
+            data_parallel=exposed * traffic + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0),
             tensor_parallel=self.micro_batches * tensor,
             pipeline=slots * hop,
             optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / self.hardware.memory_bandwidth,
