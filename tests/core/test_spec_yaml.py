@@ -177,7 +177,7 @@ BAD = [
     (
         12,
         "search: fast\nother:",
-        "12:9: search: expected a mapping of strategy, seed, max_trials, max_gpu_hours, max_wall_time, max_parallel_trials, plateau, got 'fast'",
+        "12:9: search: expected a mapping of strategy, seed, max_trials, max_gpu_hours, max_wall_time, max_parallel_trials, plateau, confirm, got 'fast'",
     ),
     (15, "  name: lama", "15:9: workload.name: 'lama' is not one of llama, synthetic, command; did you mean llama?"),
     (15, "  name: llama\n  option: 3", "16:3: workload.option: unknown key; allowed: name, options; did you mean options?"),
