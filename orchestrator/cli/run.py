@@ -1,4 +1,4 @@
-"""The commands that read a sweep file: plan, validate, run, schema.
+"""The commands that begin with a sweep file: validate, run, schema. `plan` and `explain` have modules of their own.
 
 Here the parts are wired together. Imports are inside the commands, so that `sweep --help` loads none of them.
 """
@@ -11,7 +11,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import home
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
+from orchestrator.cli.sweep_file import File, Overrides, load, planned_hardware
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -33,19 +33,10 @@ if TYPE_CHECKING:
 
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
-GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
-STEPS_ASSUMED = 25  # per trial, for estimates of cost: warm-up and timed steps of a typical measurement
-
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="In place of the file's own, e.g. search.max_trials=10 gpus=8", show_default=False),
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command(epilog=examples("sweep plan sweeps/8b.yaml --top 10"))(plan)
     app.command(epilog=examples("sweep validate sweeps/8b.yaml search.max_trials=10"))(validate)
     app.command(
         epilog=examples(
@@ -59,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 def validate(file: File, overrides: Overrides = None, as_json: JsonOption = False) -> None:
     """Say every mistake of a sweep file, with its line."""
-    spec = _load(file, overrides)
+    spec = load(file, overrides)
     cells = spec.cells()
     if as_json:
         write_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
@@ -72,43 +63,6 @@ def schema() -> None:
     from orchestrator.core.spec_yaml import to_json_schema
 
     _print(json.dumps(to_json_schema(), indent=2))
-
-
-def plan(
-    file: File,
-    overrides: Overrides = None,
-    as_json: JsonOption = False,
-    top: Annotated[int, typer.Option("--top", "-n", min=0, help="Layouts to show per cell.")] = 5,
-) -> None:
-    """Count and rank the layouts that a sweep file means.
-
-    By prediction, with what measuring them would cost. Starts and writes nothing.
-    """
-    from orchestrator.core.planner import plan_cell
-
-    spec = _load(file, overrides)
-    hardware = _planned_hardware(spec)
-    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else GPUS_PER_NODE if hardware is not None else os.cpu_count() or 1
-    rows = []
-    for cell in spec.cells():
-        planned = plan_cell(spec, cell, hardware=hardware, gpus_per_node=per_node)
-        rows.append(_planned_cell(spec, planned, hardware, top))
-    hours = [row["gpu_hours"] for row in rows]
-    total = sum(hours) if hours and None not in hours else None
-    price, price_source = _price(spec, hardware)
-    dollars = total * price if total is not None and price is not None else None
-    if as_json:
-        cost = {"gpu_hours": total, "price_per_gpu_hour": price, "price_source": price_source, "dollars": dollars}
-        write_json("plan", {"name": spec.name, "device": hardware.name if hardware else "cpu", "cost": cost, "cells": rows})
-        return
-    _print(
-        f"sweep {spec.name}: {len(rows)} cell(s), strategy {spec.search.strategy}, device {hardware.name if hardware else 'cpu or unknown: no times predicted'}"
-    )
-    for row in rows:
-        _print_planned(row)
-    if total is not None:
-        money = f", about ${dollars:,.0f} (${price:.2f} a GPU-hour: {price_source})" if dollars is not None else ""
-        _print(f"\nAll cells: about {total:,.2f} GPU-hours held{money}, if every layout to run is run.")
 
 
 def run(
@@ -130,7 +84,7 @@ def run(
 
     Until the budget is spent or all are known. The same command goes on where it was stopped.
     """
-    spec = _load(file, overrides)
+    spec = load(file, overrides)
     environment = _rank_environment(spec)
     _check_home()
     if ray_address is None:
@@ -249,24 +203,6 @@ class _Signals:
             self._say("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
 
 
-def _load(file: Path, overrides: list[str] | None) -> SweepSpec:
-    from orchestrator.core.errors import SpecInvalid, UsageInvalid
-    from orchestrator.core.spec_yaml import load
-
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        here = sorted({str(path) for folder in (file.parent, Path("sweeps")) for path in folder.glob("*.y*ml")})
-        close = get_close_matches(str(file), here, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; here are {', '.join(here)}" if here else ""
-        raise UsageInvalid(f"no sweep file {file}{hint}") from None
-    except UnicodeDecodeError as exc:
-        raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
-    except OSError as exc:
-        raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
-    return load(text, source=str(file), overrides=overrides or ())
-
-
 def _check_this_machine(spec: SweepSpec) -> None:
     """Say at once what a local Ray would take seconds to find out."""
     from importlib.util import find_spec
@@ -328,25 +264,6 @@ def _code_of(spec: SweepSpec) -> Fingerprint:
     return program_fingerprint([*options.argv, *options.env.values()], cwd=cwd, skip=[home.sweep_home()])
 
 
-def _planned_hardware(spec: SweepSpec) -> Hardware | None:
-    from orchestrator.core.hardware import DEVICES, from_driver_name
-    from orchestrator.gpu_monitor import device_name
-
-    if spec.device == "auto":
-        name = device_name()
-        return from_driver_name(name) if name is not None else None
-    return DEVICES.get(spec.device)
-
-
-def _price(spec: SweepSpec, hardware: Hardware | None) -> tuple[float | None, str | None]:
-    """Dollars per GPU and hour, and who says so."""
-    if spec.price_per_gpu_hour is not None:
-        return spec.price_per_gpu_hour, "price_per_gpu_hour of the sweep file"
-    if hardware is None or hardware.price_per_hour is None:
-        return None, None
-    return hardware.price_per_hour, f"typical list price of {hardware.name}; give yours with price_per_gpu_hour"
-
-
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
     from orchestrator.core.hardware import DEVICES, from_driver_name
     from orchestrator.core.protocol import Device
@@ -357,62 +274,7 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
         return DEVICES[spec.device]
     # Ray's name of a device is often short of what tells its kinds apart; this machine's driver knows its own.
     known = from_driver_name(slots.device_name) if slots.device_name else None
-    return known or _planned_hardware(spec)
-
-
-def _planned_cell(spec: SweepSpec, planned: Any, hardware: Hardware | None, top: int) -> dict[str, Any]:
-    from orchestrator.core.planner import gpu_hours
-
-    candidates, space = planned.candidates, planned.space
-    budget = spec.search.max_trials
-    to_run = min(len(candidates), budget) if budget is not None else len(candidates)
-    best = []
-    for row in candidates.order[:top]:
-        tokens, memory = float(candidates.tokens_per_second_per_gpu[row]), float(candidates.memory_bytes[row])
-        layout = candidates.table.layout(int(row))
-        best.append(
-            {
-                "layout": layout.key,
-                "short": layout.short,
-                "predicted_tokens_per_second_per_gpu": None if tokens != tokens else tokens,  # nan: unknown
-                "predicted_memory_bytes": None if memory != memory else memory,
-                "fits": bool(candidates.fits[row]),
-            }
-        )
-    return {
-        "cell": space.cell.key,
-        "num_lattice": space.lattice_size,
-        "num_legal": len(candidates),
-        "num_predicted_to_fit": int(candidates.fits.sum()),
-        "num_to_run": to_run,
-        "memory_limit_bytes": candidates.memory_limit_bytes,
-        "gpu_hours": gpu_hours(candidates, space.cell, num_trials=to_run, steps_per_trial=STEPS_ASSUMED),
-        "rejected": dict(space.rejected),
-        "best": best,
-    }
-
-
-def _print_planned(row: dict[str, Any]) -> None:
-    hours = f", about {row['gpu_hours']:,.2f} GPU-hours" if row["gpu_hours"] is not None else ""
-    _print(
-        f"\n{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {_fitting(row)}, to run {row['num_to_run']:,}{hours}"
-    )
-    for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
-        if count:
-            _print(f"  rejected {count:>10,}  {reason}")
-    for place, layout in enumerate(row["best"], 1):
-        tokens, memory = layout["predicted_tokens_per_second_per_gpu"], layout["predicted_memory_bytes"]
-        facts = [f"{tokens:,.0f} tokens/s/GPU"] if tokens is not None else []
-        if memory is not None:
-            limit = f" of {row['memory_limit_bytes'] / 2**30:.3g}" if row["memory_limit_bytes"] else ""
-            facts.append(f"{memory / 2**30:.3g}{limit} GiB{'' if layout['fits'] else ', predicted not to fit'}")
-        _print(f"  {place:>2}. {layout['short']:<44} {', '.join(facts)}")
-
-
-def _fitting(row: dict[str, Any]) -> str:
-    if row["memory_limit_bytes"] is None:
-        return "memory unknown (name a device: device=h100-sxm)"
-    return f"predicted to fit {row['num_predicted_to_fit']:,}"
+    return known or planned_hardware(spec)
 
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:

@@ -112,7 +112,7 @@ def rank_candidates(
     """
     calibration = calibration or Calibration.prior(trainer)
     trainers = trainers or [trainer] * len(table.option_sets)
-    by_trainer = {other: _changed(calibration, trainer, other) for other in trainers}
+    by_trainer = {other: adapted(calibration, trainer, other) for other in trainers}
     calibrations = [by_trainer[other] for other in trainers]
     memory = np.empty(len(table))
     for found, rows in _alike(calibrations, table):
@@ -142,7 +142,7 @@ def rank_candidates(
     )
 
 
-def _changed(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calibration:
+def adapted(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calibration:
     """The calibration of a trainer for what options make of it: what was learned of its constants stands, by as much as they were off."""
     if other == trainer:
         return calibration

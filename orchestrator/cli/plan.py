@@ -1,0 +1,228 @@
+"""The command `plan`: what a sweep file means, ranked by prediction, and what measuring it would hold. Starts and writes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Cell as Shown
+from orchestrator.cli.output import Column, DbOption, JsonOption, examples, write_json, write_line, write_table
+from orchestrator.cli.sweep_file import File, Overrides, Planning, load, planning, price, store_if_any
+from orchestrator.report import quantities as show_as
+
+if TYPE_CHECKING:
+    from orchestrator.core.planner import CellPlan
+    from orchestrator.core.trial_cost import PlannedCost, TrialCost
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "reserve")
+GIB = 1 << 30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command(epilog=examples("sweep plan sweeps/8b.yaml --top 10", "sweep plan sweeps/8b.yaml gpus=64 search.max_trials=10"))(plan)
+
+
+def plan(
+    file: File,
+    overrides: Overrides = None,
+    top: Annotated[int, typer.Option("--top", "-n", min=0, help="Layouts to show per cell.")] = 5,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count and rank the layouts that a sweep file means.
+
+    By prediction, calibrated by what the store has of the same device and workload, with what measuring them would cost. Starts and writes nothing.
+    """
+    from orchestrator.core import trial_cost
+
+    spec = load(file, overrides)
+    with store_if_any(db) as store:
+        known = planning(spec, store)
+    trial = trial_cost.TrialCost.of(spec.measurement, launch_seconds=known.learned.launch_seconds, timed_steps=known.learned.timed_steps)
+    rows, costs = [], []
+    for cell in spec.cells():
+        planned = known.plan(cell)
+        to_run = _num_to_run(known, planned)
+        has_own = any(taught.row.cell == cell for taught in known.learned.rows)
+        costs.append(trial_cost.cost_of(planned.candidates, cell, num_trials=to_run, trial=trial, knows_cell=has_own))
+        rows.append(_cell(known, planned, top=top, to_run=to_run, cost=costs[-1]))
+    document = {
+        "name": spec.name,
+        "strategy": spec.search.strategy,
+        "device": known.learned.hardware.name if known.learned.hardware is not None else "cpu",
+        "calibration": _calibration(known),
+        "cost": _cost(known, trial_cost.total(costs), trial),
+        "cells": rows,
+    }
+    if as_json:
+        write_json("plan", document)
+    else:
+        _print(document, known)
+
+
+def _num_to_run(known: Planning, planned: CellPlan) -> int:
+    budget = known.spec.search.max_trials
+    return min(len(planned.candidates), budget) if budget is not None else len(planned.candidates)
+
+
+def _calibration(known: Planning) -> dict[str, Any]:
+    from orchestrator.learned import sweeps_of
+
+    rows = known.learned.rows
+    return {
+        "is_calibrated": bool(rows),
+        "num_trials": len(rows),
+        "num_out_of_memory": sum(taught.row.out_of_memory for taught in rows),
+        "sweeps": sweeps_of(rows),
+        "says": known.based_on,
+    }
+
+
+def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost) -> dict[str, Any]:
+    per_hour, source = price(known.spec, known.hardware)
+    most = known.spec.search.max_gpu_hours
+
+    def held(hours: float) -> float:
+        return hours if most is None else min(hours, most)
+
+    p50 = held(planned.gpu_hours) if planned is not None else None
+    p90 = held(planned.gpu_hours_p90) if planned is not None else None
+    return {
+        "gpu_hours": p50,
+        "gpu_hours_p90": p90,
+        "max_gpu_hours": most,
+        "price_per_gpu_hour": per_hour,
+        "price_source": source,
+        "dollars": p50 * per_hour if p50 is not None and per_hour is not None else None,
+        "dollars_p90": p90 * per_hour if p90 is not None and per_hour is not None else None,
+        "launch_seconds": trial.launch_seconds,
+        "is_launch_measured": known.learned.launch_seconds is not None,
+        "steps_per_trial": trial.num_steps,
+    }
+
+
+def _cell(known: Planning, planned: CellPlan, *, top: int, to_run: int, cost: PlannedCost | None) -> dict[str, Any]:
+    candidates, space = planned.candidates, planned.space
+    return {
+        "cell": space.cell.key,
+        "num_lattice": space.lattice_size,
+        "num_legal": len(candidates),
+        "num_predicted_to_fit": int(candidates.fits.sum()),
+        "num_to_run": to_run,
+        "memory_limit_bytes": candidates.memory_limit_bytes,
+        "gpu_hours": cost.gpu_hours if cost is not None else None,
+        "gpu_hours_p90": cost.gpu_hours_p90 if cost is not None else None,
+        "rejected": dict(space.rejected),
+        "best": _best(known, planned, top),
+    }
+
+
+def _best(known: Planning, planned: CellPlan, top: int) -> list[dict[str, Any]]:
+    import numpy as np
+
+    from orchestrator.core.memory import predict_memory
+
+    candidates, cell = planned.candidates, planned.space.cell
+    rows = candidates.order[:top]
+    if not len(rows):
+        return []
+    table = candidates.table.take(rows)
+    predicted = candidates.predict(table) if candidates.predict is not None else None
+    limit = candidates.memory_limit_bytes
+    fitting = predicted.probability_of_fitting(limit) if predicted is not None and limit is not None else None
+    best = []
+    for place, row in enumerate(rows):
+        layout = table.layout(place)
+        memory = predict_memory(table.take(np.array([place])), cell, known.calibration(cell, layout.options).trainer)
+        tokens, seconds = float(candidates.tokens_per_second_per_gpu[row]), float(candidates.step_seconds[row])
+        best.append(
+            {
+                "layout": layout.key,
+                "short": layout.short,
+                "predicted_tokens_per_second_per_gpu": None if tokens != tokens else tokens,  # nan: unknown
+                "predicted_step_seconds": None if seconds != seconds else seconds,
+                "step_seconds_relative_sd": _relative_sd(predicted, place) if predicted is not None else None,
+                "predicted_memory_bytes": float(candidates.memory_bytes[row]),
+                "memory_bytes_by_part": {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS},
+                "probability_of_fitting": float(fitting[place]) if fitting is not None else None,
+                "fits": bool(candidates.fits[row]),
+            }
+        )
+    return best
+
+
+def _relative_sd(predicted: Any, place: int) -> float:
+    return float((predicted.log_step_sd[place] ** 2 + predicted.step_residual_sd**2) ** 0.5)
+
+
+def _print(document: dict[str, Any], known: Planning) -> None:
+    cost, cells = document["cost"], document["cells"]
+    write_line(
+        f"sweep {document['name']}: {show_as.counted(len(cells), 'cell')}, strategy {document['strategy']}, device {document['device']}"
+    )
+    write_line(f"predictions: {known.based_on}")
+    for row in cells:
+        _print_cell(row)
+    if cost["gpu_hours"] is None:
+        return
+    money = (
+        f", ${cost['dollars']:,.0f} to ${cost['dollars_p90']:,.0f} (${cost['price_per_gpu_hour']:.2f} a GPU-hour: {cost['price_source']})"
+        if cost["dollars"] is not None
+        else ""
+    )
+    capped = f"; search.max_gpu_hours ends it at {cost['max_gpu_hours']:,g}" if cost["max_gpu_hours"] is not None else ""
+    launch = f"{'measured' if cost['is_launch_measured'] else 'assumed'} {cost['launch_seconds']:.3g} s around {cost['steps_per_trial']:.0f} steps"
+    write_line("")
+    write_line(
+        f"All cells: P50 {_hours(cost['gpu_hours'])}, P90 {_hours(cost['gpu_hours_p90'])} GPU-hours held{money}"
+        f" if every layout to run is run ({launch} a trial){capped}."
+    )
+
+
+def _print_cell(row: dict[str, Any]) -> None:
+    hours = f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours" if row["gpu_hours"] is not None else ""
+    limit = row["memory_limit_bytes"]
+    fitting = (
+        "memory limit unknown (name a device: device=h100-sxm)" if limit is None else f"predicted to fit {row['num_predicted_to_fit']:,}"
+    )
+    write_line("")
+    write_line(
+        f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, to run {row['num_to_run']:,}{hours}",
+        style="bold",
+    )
+    for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
+        if count:
+            write_line(f"  rejected {count:>10,}  {reason}", style="dim")
+    if not row["best"]:
+        return
+    unit, name = (GIB, "GiB") if max(best["predicted_memory_bytes"] for best in row["best"]) >= GIB else (1 << 20, "MiB")
+    columns = [
+        Column(title="", right=True),
+        Column(title="layout", wrap=True),
+        Column(title="tokens/s/GPU", right=True),
+        Column(title="off by", right=True),
+        Column(title=f"{name} of {limit / unit:,.1f}" if limit is not None else name, right=True),
+        Column(title="fits", right=True),
+        *(Column(title=part[:11], right=True, style="dim") for part in MEMORY_PARTS),
+    ]
+    write_table(columns, [_line(place, best, unit) for place, best in enumerate(row["best"], 1)])
+
+
+def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:
+    off, chance = best["step_seconds_relative_sd"], best["probability_of_fitting"]
+    fits = f"{chance:.0%}" if chance is not None else "" if best["fits"] else "no"
+    return [
+        f"{place}.",
+        best["short"],
+        show_as.tokens_rate(best["predicted_tokens_per_second_per_gpu"]),
+        f"±{off:.0%}" if off is not None else show_as.UNKNOWN,
+        f"{best['predicted_memory_bytes'] / unit:,.1f}",
+        Shown(text=fits, style="" if best["fits"] else "yellow"),
+        *(f"{size / unit:,.1f}" for size in best["memory_bytes_by_part"].values()),
+    ]
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"

@@ -1,0 +1,137 @@
+"""What every command about a sweep file begins with: the file read, the device that it is planned for, what the store knows of it.
+
+Starts and writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from db.store import Store
+    from orchestrator.core.calibration import Calibration
+    from orchestrator.core.cell import Cell
+    from orchestrator.core.hardware import Hardware
+    from orchestrator.core.layout import Options
+    from orchestrator.core.planner import CellPlan
+    from orchestrator.core.spec import SweepSpec
+    from orchestrator.learned import Learned
+
+GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="In place of the file's own, e.g. search.max_trials=10 gpus=8", show_default=False),
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Planning:
+    """A sweep file with what is known of its device and of its relatives."""
+
+    spec: SweepSpec
+    hardware: Hardware | None  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
+    gpus_per_node: int
+    learned: Learned
+
+    def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
+        """What predicts the layouts of a cell that have these options: its relatives' trials, and its own."""
+        from orchestrator.core.planner import adapted, trainer_of
+
+        return adapted(self.learned.calibration(cell), trainer_of(self.spec), trainer_of(self.spec, options))
+
+    def plan(self, cell: Cell) -> CellPlan:
+        from orchestrator.core.planner import plan_cell
+
+        return plan_cell(
+            self.spec, cell, hardware=self.learned.hardware, gpus_per_node=self.gpus_per_node, calibration=self.calibration(cell)
+        )
+
+    @property
+    def based_on(self) -> str:
+        """What the predictions rest on, for people."""
+        from orchestrator.learned import sweeps_of
+
+        if self.learned.hardware is None:
+            return "uncalibrated, no times predicted: the device is unknown, and nothing was measured on it yet"
+        if not self.learned.rows:
+            return "uncalibrated: data sheets and usual constants only, 20-50 % off in time until something is measured"
+        found = sweeps_of(self.learned.rows)
+        names = ", ".join(f"{name} ({count})" for name, count in list(found.items())[:4])
+        return f"calibrated by {len(self.learned.rows):,} trials of {names}{', ...' if len(found) > 4 else ''}"
+
+
+def planning(spec: SweepSpec, store: Store | None) -> Planning:
+    """Find out what is known of a sweep's device and relatives."""
+    from orchestrator.gpu_monitor import device_name
+    from orchestrator.learned import learned
+
+    hardware = planned_hardware(spec)
+    has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
+    name = device_name() if spec.device == "auto" else None
+    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
+    known = learned(store, spec, hardware, device_name=name, gpus_per_node=per_node)
+    return Planning(spec=spec, hardware=hardware, gpus_per_node=per_node, learned=known)
+
+
+@contextmanager
+def store_if_any(db: str | None) -> Iterator[Store | None]:
+    """The store to learn from; None where there is none yet: looking makes no file."""
+    from db import url
+
+    resolved = url.resolve(db)
+    if resolved.drivername == "sqlite" and not Path(str(resolved.database)).is_file():
+        yield None
+        return
+    from db.store import Store
+
+    with Store.open(db) as store:
+        yield store
+
+
+def load(file: Path, overrides: list[str] | None) -> SweepSpec:
+    """The sweep that a file means. Raises SpecInvalid with every mistake, UsageInvalid where there is no such file."""
+    from orchestrator.core.errors import SpecInvalid, UsageInvalid
+    from orchestrator.core.spec_yaml import load
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        here = sorted({str(path) for folder in (file.parent, Path("sweeps")) for path in folder.glob("*.y*ml")})
+        close = get_close_matches(str(file), here, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; here are {', '.join(here)}" if here else ""
+        raise UsageInvalid(f"no sweep file {file}{hint}") from None
+    except UnicodeDecodeError as exc:
+        raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
+    except OSError as exc:
+        raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
+    return load(text, source=str(file), overrides=overrides or ())
+
+
+def planned_hardware(spec: SweepSpec) -> Hardware | None:
+    """The device that the file names, or this machine's; None where no data sheet is known of it."""
+    from orchestrator.core.hardware import DEVICES, from_driver_name
+    from orchestrator.gpu_monitor import device_name
+
+    if spec.device == "auto":
+        name = device_name()
+        return from_driver_name(name) if name is not None else None
+    return DEVICES.get(spec.device)
+
+
+def price(spec: SweepSpec, hardware: Hardware | None) -> tuple[float | None, str | None]:
+    """Dollars per GPU and hour, and who says so."""
+    if spec.price_per_gpu_hour is not None:
+        return spec.price_per_gpu_hour, "price_per_gpu_hour of the sweep file"
+    if hardware is None or hardware.price_per_hour is None:
+        return None, None
+    return hardware.price_per_hour, f"typical list price of {hardware.name}; give yours with price_per_gpu_hour"
