@@ -1,15 +1,15 @@
 """Count the launches that each search needs to come near the best layout of tables of measured runs; print a table, write JSON.
 
-python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp,random,heuristic] [--seeds N]
+python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp:2,random,heuristic] [--seeds N]
     [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--parallel K] [--steps N] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
 with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout the median
 one stands. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
-FEWEST_ROWS rows are left out, and so are those without a row of which it is known how fast it was.
+`--fewest-rows` are left out, and so are those without a row of which it is known how fast it was.
 
-Methods. `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as `sweep run` does (tpe and gp: Optuna's, moved to
+Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as `sweep run` does (tpe and gp: Optuna's, moved to
 the nearest untried row). `heuristic` is the rule that hindsight gives: what a textbook memory formula admits, no recomputation, smallest
 tp x pp, smallest pp, smallest micro-batch. An out-of-memory rules out what provably needs more, for `auto`, `tpe`, `gp` and `random` alike.
 A layout that `auto` wants measured once more is charged as a launch, and returns the same row.
@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
-from benchmarks.prediction import observation, trainer_of
+from benchmarks.prediction import observation
 from orchestrator.core.calibration import Calibration, Observation, calibrate
 from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.lattice import Axis, Lattice
@@ -55,7 +56,7 @@ from orchestrator.core.planner import Candidates, rank_candidates
 from orchestrator.core.proposer import Told
 from orchestrator.core.run_table import MeasuredRun, RunStatus, parse_runs, tables
 from orchestrator.core.spec import Objective, Search, Strategy
-from orchestrator.core.trainer import TRAINERS, Trainer
+from orchestrator.core.trainer import Trainer
 from orchestrator.row_searcher import RowSearcher
 from orchestrator.search_axes import all_axes, free_axes
 from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
@@ -87,8 +88,9 @@ class Problem:
         return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
 
     @cached_property
-    def trainer(self) -> str:
-        return trainer_of(self.runs[0])
+    def trainer(self) -> Trainer:
+        """What most of its rows say of the program; which version ran a row is no choice of a search."""
+        return Counter(run.trainer for run in self.runs).most_common(1)[0][0]
 
     @cached_property
     def speeds(self) -> NDArray[np.float64]:
@@ -247,12 +249,12 @@ def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidat
         hardware=problem.hardware,
         memory_limit_bytes=float(problem.hardware.memory_bytes),
         gpus_per_node=run.gpus_per_node,
-        trainer=TRAINERS[problem.trainer],
+        trainer=problem.trainer,
         calibration=calibration,
     )
 
 
-def read_problems(folder: Path, patterns: Sequence[str] | None) -> list[Problem]:
+def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS) -> list[Problem]:
     found = []
     for path in sorted(folder.glob("*.csv")):
         for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
@@ -261,7 +263,7 @@ def read_problems(folder: Path, patterns: Sequence[str] | None) -> list[Problem]
             for cell in cells:
                 runs = [run for run in cell.runs if run.replay and run.layout is not None and _is_usable(run)]
                 found.append(Problem(table_id=table_id, runs=tuple(_distinct(runs))))
-    return [problem for problem in found if len(problem.runs) >= FEWEST_ROWS]
+    return [problem for problem in found if len(problem.runs) >= fewest_rows]
 
 
 def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
@@ -272,7 +274,7 @@ def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibratio
         if other.table_id != problem.table_id and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
         for row in other.observations()
     ]
-    return calibrate(rows, Calibration.prior(TRAINERS[problem.trainer])).widened() if rows else None
+    return calibrate(rows, Calibration.prior(problem.trainer)).widened() if rows else None
 
 
 def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
@@ -332,12 +334,11 @@ def perform(task: Task) -> tuple[Task, list[Run]]:
 
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
-    problems = read_problems(arguments.tables, arguments.table)
+    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows)
     relatives = _relatives(arguments, problems) if arguments.mode == "warm" else []
     for problem in problems:
         calibration = calibration_of(problem, relatives) if arguments.mode == "warm" and problem.runs[0].cell is not None else None
-        for method in arguments.methods:
-            seeds = 1 if method == "heuristic" else arguments.seeds  # it has no chance in it
+        for method, seeds in arguments.methods.items():
             yield Task(problem=problem, method=method, seeds=seeds, mode=arguments.mode, calibration=calibration, steps=arguments.steps)
 
 
@@ -399,24 +400,35 @@ def _by_rule(problem: Problem) -> NDArray[np.int64]:
     return np.lexsort((table.micro_batch_size, pp, tp * pp, recomputes, ~fits))
 
 
+def _methods(text: str, seeds: int) -> dict[str, int]:
+    """Method -> seeds; the rule of thumb has no chance in it."""
+    found = {}
+    for part in text.split(","):
+        method, _, own = part.partition(":")
+        found[method] = 1 if method == "heuristic" else int(own or seeds)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
     parser.add_argument("--table", action="append", metavar="ID", help="only tables of this id or pattern; may be given again")
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=["auto", "tpe", "random", "heuristic"], metavar="A,B")
+    parser.add_argument("--methods", default="auto,tpe,random,heuristic", metavar="A,B:SEEDS", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--mode", choices=("cold", "warm", "blind"), default="cold")
     parser.add_argument("--warm", metavar="DIR_OR_IDS", help="what is in the store already; default: all shown tables but the one searched")
     parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched")
     parser.add_argument("--steps", type=int, default=15, help="warm-up and measured steps of a launch")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
+    arguments.methods = _methods(arguments.methods, arguments.seeds)
     if unknown := set(arguments.methods) - set(METHODS):
         parser.error(f"--methods {', '.join(sorted(unknown))}: expected some of {', '.join(METHODS)}")
     machine = describe_machine()
     tasks = list(tasks_of(arguments))
     if not tasks:
-        parser.error(f"no table with at least {FEWEST_ROWS} rows to replay in {arguments.tables}")
+        parser.error(f"no table with at least {arguments.fewest_rows} rows to replay in {arguments.tables}")
     by_method: dict[str, dict[str, dict[str, object]]] = {method: {} for method in arguments.methods}
     curves: dict[str, list[Sequence[float]]] = {method: [] for method in arguments.methods}
     with ProcessPoolExecutor(arguments.parallel, mp_context=get_context("spawn")) as pool:

@@ -6,6 +6,7 @@ Independent dimensions, not one list of layouts: a sampler learns nothing from o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from orchestrator.core.planner import Candidates
 LEVEL_SD, MEMORY_LEVEL_SD = 0.5, 0.15
 SLOPE_SDS = {"tensor_parallel_size": 0.15, "pipeline_parallel_size": 0.15, "micro_batch_size": 0.1, "zero_stage": 0.1, "recompute": 0.1}
 RESIDUAL_SD, MEMORY_RESIDUAL_SD = 0.2, 0.1  # beyond these
+OPTION_SD, MEMORY_OPTION_SD = 0.2, 0.15  # of each value of an option of the workload, whose effect no formula knows
 WORK_RESIDUAL_SD = 0.3  # where only the work of a layout is known, on a device of which nothing is
 
 
@@ -28,20 +30,23 @@ def lattice_of(candidates: Candidates, rows: Ints, *, num_layers: int) -> Lattic
     memory_limit = candidates.memory_limit_bytes
     if candidates.predict is not None:
         predicted = candidates.predict(table)
+        timed = Belief(
+            mean=predicted.log_step_seconds,
+            basis=predicted.step_jacobian,
+            covariance=predicted.step_covariance,
+            residual_sd=predicted.step_residual_sd,
+        )
+        filled = Belief(
+            mean=np.log(predicted.memory_bytes),
+            basis=predicted.memory_jacobian,
+            covariance=predicted.memory_covariance,
+            residual_sd=predicted.memory_residual_sd,
+        )
+        silent = [axis for axis in axes if axis.name in table.option_names]
         return Lattice(
             axes=axes,
-            seconds=Belief(
-                mean=predicted.log_step_seconds,
-                basis=predicted.step_jacobian,
-                covariance=predicted.step_covariance,
-                residual_sd=predicted.step_residual_sd,
-            ),
-            memory=Belief(
-                mean=np.log(predicted.memory_bytes),
-                basis=predicted.memory_jacobian,
-                covariance=predicted.memory_covariance,
-                residual_sd=predicted.memory_residual_sd,
-            ),
+            seconds=_with_options(timed, silent, OPTION_SD),
+            memory=_with_options(filled, silent, MEMORY_OPTION_SD),
             memory_limit_bytes=memory_limit,
         )
     if candidates.relative_work is not None:
@@ -57,6 +62,19 @@ def all_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
     sizes = (_axis(table, name, num_layers) for name in COLUMNS if name != "options")
     options = (_option_axis(table, name) for name in table.option_names)
     return tuple(axis for axis in (*sizes, *options) if len(axis) > 1)
+
+
+def _with_options(belief: Belief, axes: Sequence[Axis], sd: float) -> Belief:
+    """The belief, with an effect of its own for each value of the axes that no formula knows."""
+    columns = [axis.steps == step for axis in axes for step in range(len(axis))]
+    if not columns:
+        return belief
+    k, extra = len(belief.covariance), len(columns)
+    covariance = np.zeros((k + extra, k + extra))
+    covariance[:k, :k] = belief.covariance
+    covariance[k:, k:] = np.eye(extra) * sd**2
+    basis = np.concatenate([belief.basis, np.stack(columns, axis=1).astype(np.float64)], axis=1)
+    return replace(belief, basis=basis, covariance=covariance)
 
 
 def _belief(predicted: Floats, axes: Sequence[Axis], *, level_sd: float, residual_sd: float) -> Belief | None:

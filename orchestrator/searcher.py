@@ -241,11 +241,13 @@ class Searcher:
         )
 
     def _expected(self, choice: Choice, row: int) -> str:
-        """As `auto` sees it: predicted 9,800 tokens/s/GPU (+6 % over the best so far), 71.0 of 79.0 GiB (93 % likely to fit)."""
+        """As `auto` sees it: predicted 9,800 tokens/s/GPU (6 % better than the best so far), 71.0 of 79.0 GiB, 93 % likely to fit."""
         if choice.score is None:
             return "far from all that is known; nothing is predicted yet"
-        facts = [f"predicted {self._in_words(choice.score)} (factor {exp(choice.score_sd):.2f} either way"]
-        facts[0] += f", {exp(choice.improvement) - 1:+.0%} over the best so far)" if choice.improvement is not None else ")"
+        facts = [f"predicted {self._in_words(choice.score)}, give or take a factor of {exp(choice.score_sd):.2f}"]
+        if choice.improvement is not None:
+            gain = exp(choice.improvement) - 1 if self._objective is not Objective.STEP_SECONDS else 1 - exp(-choice.improvement)
+            facts[0] += f" ({abs(gain):.0%} {'better' if gain > 0 else 'worse'} than the best so far)"
         limit = self._candidates.memory_limit_bytes
         if choice.memory_bytes is not None and limit is not None:
             facts.append(f"{choice.memory_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB")

@@ -370,13 +370,18 @@ def _scaled(smoothness: Smoothness, parameter: int | str, factor: float) -> Smoo
 
 def _log_likelihood(tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats) -> float:
     every = np.arange(len(y))
-    covariance = _residual(_kernels(axes, tried), tried, every, every) + shared + np.diag(np.full(len(y), tried.noise_sd**2 + JITTER))
+    covariance = _residual(_kernels(axes, tried), tried, every, every) + shared
+    base = tried.noise_sd**2
+    noise = np.full(len(y), base)
+    # A value far off costs its own wider noise, not its square: else one bad run makes every neighbourhood rough.
+    for _ in range(2):
+        fitted = covariance @ np.linalg.solve(covariance + np.diag(noise + JITTER), y)
+        noise = np.maximum(base * (FREEDOM + (y - fitted) ** 2 / base) / (FREEDOM + 1), base)
     try:
-        lower = np.linalg.cholesky(covariance)
+        lower = np.linalg.cholesky(covariance + np.diag(noise + JITTER))
     except np.linalg.LinAlgError:
         return -np.inf
     z = np.linalg.solve(lower, y)
-    # A value far off costs as Student's t says, not its square: else one bad run makes everything noise.
     fit = -0.5 * z @ z - np.log(np.diag(lower)).sum()
     fit -= 0.5 * (np.log(tried.lengths / guess.lengths) ** 2).sum() / _LENGTH_SD**2
     fit -= 0.5 * np.log(tried.joint_sd / guess.joint_sd) ** 2 / _AMPLITUDE_SD**2

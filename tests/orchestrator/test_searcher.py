@@ -304,11 +304,13 @@ def test_auto_begins_with_a_good_prediction_and_says_what_it_expects() -> None:
     assert proposal is not None
     best = [cell.candidates.table.layout(row) for row in cell.candidates.order[:30]]
     assert proposal.layout in best
-    assert re.fullmatch(r"predicted [\d,]+ tokens/s/GPU \(factor [\d.]+ either way\), [\d.]+ of 79.0 GiB, \d+% likely to fit", proposal.why)
+    assert re.fullmatch(
+        r"predicted [\d,]+ tokens/s/GPU, give or take a factor of [\d.]+, [\d.]+ of 79.0 GiB, \d+% likely to fit", proposal.why
+    )
     search.tell(proposal.layout, cell.outcome(proposal.layout))
     later = search.ask()
     assert later is not None
-    assert "over the best so far" in later.why
+    assert "than the best so far" in later.why
 
 
 def test_a_proposal_says_why_and_what_is_predicted() -> None:
