@@ -9,34 +9,26 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
-from orchestrator.blame import Blame
+from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepError
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
-from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
-from orchestrator.core.lifecycle import TrialEvent, TrialState
-from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.planner import plan_cell
-from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
+from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.core.winner import Run
 from orchestrator.core.workload_options import options_of
-from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
 from orchestrator.learned import learned
-from orchestrator.peaks import Peaks
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
-from orchestrator.provenance import with_stack
-from orchestrator.searcher import Failed, Measured, OutOfMemory, Searcher
+from orchestrator.searcher import Searcher
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +39,6 @@ DECIDED = frozenset(
     {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU}
 )  # a search that has ended by itself: what it found is confirmed
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
-
-
-@dataclass(eq=False)
-class _Flight:
-    run: CellRun
-    trial_id: int
-    layout: Layout
-    attempt: int
-    since: float
-    nodes: Sequence[str] | None  # None: its gang has still to be placed
-    alone: bool  # nothing else is started while it runs
-    is_repeat: bool  # of what is measured: its trial's state stays as it is
-    phase: Phase | None = None
-    step: int = 0
-    stepped: bool = False  # FIRST_STEP is in the store
 
 
 def run_sweep(
@@ -134,24 +111,20 @@ class _Loop:
         observe: Callable[[Snapshot], None],
     ) -> None:
         self._spec, self._sweep_id, self._epoch = spec, sweep_id, epoch
-        self._store, self._scheduler, self._code, self._clock = store, scheduler, code, clock
+        self._store, self._scheduler, self._clock = store, scheduler, clock
         self._stop, self._observe = stop, observe
         slots = scheduler.slots
-        self._peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
+        self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
         self._learned = learned(store, spec, hardware(slots), device_name=slots.device_name, gpus_per_node=self._gpus_per_node)
         parallel = spec.search.max_parallel_trials
         # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
         self._parallel = parallel if isinstance(parallel, int) else 1 if slots.device is Device.CPU else slots.total
         self._runs: list[CellRun] = []
-        self._flights: dict[int, _Flight] = {}
-        self._counts: Counter[TrialState] = Counter()
-        self._fingerprints: set[str] = set()
-        self._gpu_seconds = 0.0
+        self._flights: dict[int, Flight] = {}
         self._finished_now = 0
         self._began = self._renewed = clock()
         self._last = ""
-        self._blame = Blame()
         self._cancelling = False
         self._requested = Stop.GO_ON
 
@@ -161,7 +134,6 @@ class _Loop:
         if lost:
             logger.warning("%d attempts of a dead orchestrator were given back", len(lost), extra={"action": "reaped"})
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
-        self._gpu_seconds = sum(status.gpu_seconds for status in self._store.status(self._sweep_id))
         try:
             self._work()
         except BaseException:
@@ -182,10 +154,9 @@ class _Loop:
         searcher = Searcher(candidates, search=self._spec.search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
         run = CellRun(id=cell_id, cell=cell, shape=shape, objective=objective, searcher=searcher, num_candidates=len(candidates))
         trials = self._store.trials(self._sweep_id, cell_id=cell_id)
-        self._counts.update(trial.state for trial in trials)
-        self._fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
+        self._books.take_up(trials)
         for layout, (proof, proof_id) in run.take_up(trials, self._store.repeats(cell_id)).items():
-            self._prune(run, [layout], proof_id, proof)
+            self._books.prune(run, [layout], proof_id, proof)
         run.nothing_fits = searcher.nothing_fits()
         run.alone = {t.id for t in run.waiting if FailureKind.OOM_HOST in self._store.failure_counts(t.id)}
         self._keep_lease()  # a space of many cells takes a while to list
@@ -210,12 +181,17 @@ class _Loop:
             for event in self._scheduler.poll(POLL_SECONDS):
                 match event:
                     case Placed():
-                        self._placed(event)
+                        self._books.placed(self._flights[event.trial_id], event.nodes)
                     case Progressed():
-                        self._progressed(event)
+                        flight = self._flights[event.trial_id]
+                        flight.phase, flight.step = event.phase, event.step
+                        self._books.progressed(flight)
                     case Finished():
-                        self._finished(event)
-            self._blame.raise_if_it_is_not_the_layouts()
+                        flight = self._flights.pop(event.trial_id)
+                        flight.run.trial_seconds = self._clock() - flight.since
+                        self._finished_now += 1
+                        self._say(flight, self._books.ended(flight, event))
+            self._books.blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
         self._show()
 
@@ -276,11 +252,11 @@ class _Loop:
     def _held_gpu_seconds(self) -> float:
         """What is spent, with what runs now: a budget counts what is held, not what succeeded."""
         now = self._clock()
-        return self._gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
+        return self._books.gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
     def _launch_next(self, run: CellRun) -> bool:
         # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-        trial = run.next_waiting(beside_others=bool(self._flights)) if not self._blame.suspects_the_machine else None
+        trial = run.next_waiting(beside_others=bool(self._flights)) if not self._books.blame.suspects_the_machine else None
         if trial is None and (doubted := run.doubted()) is not None:
             self._repeat(run, *doubted)
             return True
@@ -297,15 +273,15 @@ class _Loop:
                 predicted_memory_bytes=proposal.predicted_memory_bytes,
                 nodes=nodes,
             )
-            if proposal.layout not in run.added:
-                self._counts[TrialState.QUEUED] += 1
             run.launched += 1
+            self._books.launched(is_new=proposal.layout not in run.added)
             self._launch(run, trial_id, proposal.layout, attempt, nodes)
             return True
         trial = trial or run.next_waiting(beside_others=bool(self._flights))
         if trial is None:
             return False
         run.launched += trial.num_attempts == 0
+        self._books.launched(is_new=False)
         self._launch(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch, nodes), nodes)
         return True
 
@@ -325,9 +301,7 @@ class _Loop:
     def _launch(
         self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: Sequence[str] | None, *, is_repeat: bool = False
     ) -> None:
-        if not is_repeat:
-            self._move(TrialState.QUEUED, TrialState.LAUNCHING)
-        self._flights[trial_id] = _Flight(
+        self._flights[trial_id] = Flight(
             run=run,
             trial_id=trial_id,
             layout=layout,
@@ -351,142 +325,10 @@ class _Loop:
                 measurement=self._spec.measurement.plan,
                 limits=self._spec.measurement.limits.plan,
                 seed=self._spec.search.seed,
-                peaks=self._peaks.of(layout.precision),
+                peaks=self._books.peaks.of(layout.precision),
             ),
             run.shape,
         )
-
-    # -- what came back ------------------------------------------------------------------------------------------------------
-
-    def _placed(self, event: Placed) -> None:
-        flight = self._flights[event.trial_id]
-        if flight.nodes is None or list(flight.nodes) != list(event.nodes):
-            flight.nodes = event.nodes
-            self._store.note_nodes(flight.trial_id, flight.attempt, event.nodes, epoch=self._epoch)
-
-    def _progressed(self, event: Progressed) -> None:
-        flight = self._flights[event.trial_id]
-        flight.phase, flight.step = event.phase, event.step
-        if not flight.stepped and not flight.is_repeat and event.phase in (Phase.STEADY, Phase.TEARDOWN):
-            flight.stepped = True
-            self._store.transition(flight.trial_id, TrialEvent.FIRST_STEP, epoch=self._epoch, attempt=flight.attempt)
-            self._move(TrialState.LAUNCHING, TrialState.RUNNING)
-
-    def _finished(self, event: Finished) -> None:
-        flight = self._flights.pop(event.trial_id)
-        flight.run.trial_seconds = self._clock() - flight.since
-        self._gpu_seconds += event.gpu_seconds
-        self._finished_now += 1
-        failure = event.failure
-        results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
-        measurement: Measurement | None = None
-        if failure is None and not results:
-            failure = Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
-        if failure is None:
-            try:
-                measurement = self._peaks.measure(
-                    event.reports,
-                    model=flight.run.cell.model,
-                    sequence_length=flight.run.cell.sequence_length,
-                    layout=flight.layout,
-                    plan=self._spec.measurement.plan,
-                )
-            except ImplausibleMeasurement as exc:
-                failure = Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
-        if measurement is not None:
-            self._measured(flight, event, results, measurement)
-        else:
-            assert failure is not None
-            self._failed(flight, event, results, failure)
-
-    def _measured(self, flight: _Flight, event: Finished, results: Sequence[RankResult], measurement: Measurement) -> None:
-        fingerprint = with_stack(self._code, self._stack_of(results))
-        counts = self._store.record_measurement(
-            flight.trial_id,
-            flight.attempt,
-            epoch=self._epoch,
-            measurement=measurement,
-            gpu=gpu_usage(event.reports),
-            memory_by_part=worst_parts(results),
-            **attempt_facts(event, results, fingerprint),
-        )
-        self._fingerprints.add(fingerprint.digest)
-        precision, device_name = flight.layout.precision, fingerprint.stack.device_name
-        self._peaks.note(event.reports, measurement, precision=precision, device_name=device_name)
-        self._blame.note_measured()
-        run, trial_id, layout = flight.run, flight.trial_id, flight.layout
-        taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
-        if not flight.is_repeat:
-            self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
-            run.measured_with(fingerprint.digest)
-            run.note_measured(trial_id, layout, taken)
-        elif counts:
-            run.contest.note(trial_id, layout, taken)
-        else:  # measured with other software than its trial: kept, but of another contest
-            run.contest.give_up(trial_id)
-        if counts:
-            peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
-            run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
-        self._say(
-            flight,
-            f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
-            + (f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""),
-        )
-
-    def _failed(self, flight: _Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> None:
-        outcome = self._outcome_of(flight, failure)
-        self._blame.note_failure(failure)
-        peak, device = failed_memory(event.reports)
-        self._store.record_failure(
-            flight.trial_id,
-            flight.attempt,
-            epoch=self._epoch,
-            failure=failure,
-            event=outcome,
-            peak_memory_bytes=peak,
-            device_memory_bytes=device,
-            **attempt_facts(event, results, with_stack(self._code, self._stack_of(results)) if results else None),
-        )
-        if flight.is_repeat:
-            (flight.run.contest.drop if outcome is TrialEvent.REQUEUED else flight.run.contest.give_up)(flight.trial_id)
-            self._say(flight, f"measured before; once more it failed, {failure.kind}: {failure.message}")
-            return
-        before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
-        searcher, layout = flight.run.searcher, flight.layout
-        match outcome:
-            case TrialEvent.OUT_OF_MEMORY:
-                self._move(before, TrialState.OUT_OF_MEMORY)
-                flight.run.note_infeasible()
-                flight.run.take_back()
-                proves = proves_out_of_memory(failure, on_cpu=self._scheduler.slots.device is Device.CPU)
-                excess = relative_excess(peak, device, failure.message)
-                condemned = searcher.tell(layout, OutOfMemory(excess=excess), proves=proves)
-                self._prune(flight.run, condemned, flight.trial_id, layout)
-                flight.run.nothing_fits = searcher.nothing_fits()
-                self._say(flight, f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}")
-            case TrialEvent.REQUEUED:
-                self._move(before, TrialState.QUEUED)
-                flight.run.wait(self._store.trial(flight.trial_id).trial, alone=flight.alone or failure.kind is FailureKind.OOM_HOST)
-                why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
-                self._say(flight, f"{why}; waits for another attempt")
-            case _:
-                self._move(before, TrialState.FAILED)
-                flight.run.note_infeasible()
-                if POLICIES[failure.kind].fault is not Fault.MACHINE:
-                    searcher.tell(layout, Failed())
-                # Else it says nothing of the layout; in flight for the search, it is not asked for again.
-                where = f" (log: {failure.log_path})" if failure.log_path else ""
-                self._say(flight, f"failed, {failure.kind}: {failure.message}{where}")
-
-    def _outcome_of(self, flight: _Flight, failure: Failure) -> TrialEvent:
-        if failure.kind is FailureKind.CANCELLED:
-            # Asked to stop: the trial waits for the next call rather than being given up.
-            return TrialEvent.REQUEUED
-        earlier = Counter(self._store.failure_counts(flight.trial_id))
-        earlier[failure.kind] += 1
-        if may_retry(failure.kind, earlier):
-            return TrialEvent.REQUEUED
-        return TrialEvent.OUT_OF_MEMORY if failure.kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 
@@ -495,34 +337,18 @@ class _Loop:
         nothing = [run.cell for run in self._runs if run.best is None and (run.ended or not run.num_candidates) and not interrupted]
         return SweepResult(
             sweep_id=self._sweep_id,
-            counts=dict(self._counts),
+            counts=dict(self._books.counts),
             stopped={run.cell: run.stopped or StopReason.INTERRUPTED for run in self._runs},
             interrupted=interrupted,
             nothing_feasible=nothing,
             nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
             tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
-            num_fingerprints=len(self._fingerprints),
+            num_fingerprints=len(self._books.fingerprints),
         )
-
-    def _stack_of(self, results: Sequence[RankResult]) -> Stack:
-        """As the ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
-        stack = results[0].stack
-        return stack if stack.device_name is not None else stack.model_copy(update={"device_name": self._scheduler.slots.device_name})
-
-    def _prune(self, run: CellRun, layouts: Sequence[Layout], proof_id: int, proof: Layout) -> None:
-        """Write down what an out-of-memory proves of others, without launching them."""
-        if layouts:
-            why = f"needs at least the memory of trial {proof_id} ({proof.short}), which ran out of it"
-            pruned = self._store.add_pruned(run.id, [(layout, why) for layout in layouts], condemned_by=proof_id, epoch=self._epoch)
-            self._counts[TrialState.PRUNED] += pruned
 
     # -- small things --------------------------------------------------------------------------------------------------------
 
-    def _move(self, before: TrialState, after: TrialState) -> None:
-        self._counts[before] -= 1
-        self._counts[after] += 1
-
-    def _say(self, flight: _Flight, what: str) -> None:
+    def _say(self, flight: Flight, what: str) -> None:
         self._last = f"trial {flight.trial_id} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
         logger.info("%s", self._last, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
         self._show()
@@ -531,7 +357,7 @@ class _Loop:
         self._observe(
             Snapshot(
                 sweep=self._spec.name,
-                counts=dict(self._counts),
+                counts=dict(self._books.counts),
                 untried=sum(run.searcher.untried for run in self._runs if run.stopped is None),
                 launched_now=self._finished_now,
                 running=[
