@@ -41,10 +41,10 @@ from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import Stage
 from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus, parse_runs, tables
-from orchestrator.core.trainer import TRAINERS
+from orchestrator.core.trainer import Trainer
 
 Floats = NDArray[np.float64]
-Calibrations = Mapping[str, Calibration]  # by trainer: constants of time are shared, those of memory are its own
+Calibrations = Mapping[Trainer, Calibration]  # by trainer: constants of time are shared, those of memory are its own
 
 SEEDS = 5
 TRIALS = 5
@@ -63,9 +63,9 @@ class Problem:
         return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
 
     @cached_property
-    def trainers(self) -> NDArray[np.str_]:
+    def trainers(self) -> list[Trainer]:
         """Of each run: a table may hold runs of two versions of a program, which keep different things."""
-        return np.array([trainer_of(run) for run in self.runs])
+        return [run.trainer for run in self.runs]
 
     @cached_property
     def table(self) -> LayoutTable:
@@ -89,8 +89,9 @@ class Problem:
 
     def memory_bytes(self, calibrations: Calibrations, stage: Stage = Stage.FULLEST) -> Floats:
         found = np.full(len(self.runs), np.nan)
-        for name in np.unique(self.trainers):
-            found[self.trainers == name] = self._predict(calibrations[name], stage).memory_bytes[self.trainers == name]
+        for trainer in set(self.trainers):
+            rows = np.array([other == trainer for other in self.trainers])
+            found[rows] = self._predict(calibrations[trainer], stage).memory_bytes[rows]
         return found
 
     def log_seconds(self, calibrations: Calibrations) -> Floats:
@@ -101,21 +102,10 @@ class Problem:
         assert cell is not None
         return calibration.predict(self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage)
 
-    def observations(self, rows: Iterable[int] | None = None) -> list[tuple[str, Observation]]:
+    def observations(self, rows: Iterable[int] | None = None) -> list[tuple[Trainer, Observation]]:
         """What some rows teach (None: all), each with its trainer."""
         chosen = self.runs if rows is None else [self.runs[row] for row in rows]
-        return [(trainer_of(run), found) for run in chosen if (found := observation(run, self.hardware)) is not None]
-
-
-def trainer_of(run: MeasuredRun) -> str:
-    """The named trainer that a table's own words describe."""
-    if "fp32 grad" in run.word("precision"):
-        return "nanotron-early" if run.word("code_version").startswith("pre") else "nanotron"
-    if "fsdp" in run.word("sharding").lower() or "full_shard" in run.word("sharding").lower():
-        return "fsdp"
-    if "megatron" in run.word("attention_kernel").lower() or "megatron" in run.word("sharding").lower():
-        return "megatron"
-    return "llama"
+        return [(run.trainer, found) for run in chosen if (found := observation(run, self.hardware)) is not None]
 
 
 def stage_of(run: MeasuredRun) -> Stage:
@@ -159,11 +149,11 @@ def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
 Calibrator = Callable[[Problem], Calibrations | None]
 
 
-def priors(trainers: Iterable[str]) -> Calibrations:
-    return {name: Calibration.prior(TRAINERS[name]) for name in trainers}
+def priors(trainers: Iterable[Trainer]) -> Calibrations:
+    return {trainer: Calibration.prior(trainer) for trainer in trainers}
 
 
-def calibrated(rows: Sequence[tuple[str, Observation]], begun: Calibrations) -> Calibrations:
+def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations) -> Calibrations:
     """Constants of time from all rows, those of memory from each trainer's own."""
     times = [replace(row, peak_memory_bytes=None, out_of_memory=False) for _, row in rows if not row.thrashes]
     first = next(iter(begun.values()))
@@ -205,8 +195,8 @@ class Fits:
         others = relatives(problem, self._problems, same_model=same_model)
         if not others:
             return None
-        trainers = sorted(set(problem.trainers))
-        key = (*trainers, *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
+        trainers = sorted(set(problem.trainers), key=str)
+        key = (*map(str, trainers), *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
         if key not in self._known:
             self._known[key] = calibrated([row for other in others for row in other.observations()], priors(trainers))
         return self._known[key]
@@ -292,8 +282,8 @@ def score_times(problem: Problem, calibration: Calibrations, scored: NDArray[np.
 
 
 def _spearman(a: Floats, b: Floats) -> float:
-    ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1]) if min(rank.std() for rank in ranks) > 0 else 0.0
+    first, second = (np.argsort(np.argsort(values)).astype(np.float64) for values in (a, b))
+    return float(np.corrcoef(first, second)[0, 1]) if min(first.std(), second.std()) > 0 else 0.0
 
 
 def mean_of(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -330,7 +320,7 @@ def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[s
         calibrations = []
         for problem in chosen:
             rows = np.random.default_rng(seed).choice(len(problem.runs), TRIALS, replace=False)
-            begun = start(problem) or priors(sorted(set(problem.trainers)))
+            begun = start(problem) or priors(dict.fromkeys(problem.trainers))
             widened = {name: calibration.widened() for name, calibration in begun.items()}
             calibrations.append((calibrated(problem.observations(rows), widened), ~np.isin(np.arange(len(problem.runs)), rows)))
         if chosen:
@@ -359,7 +349,7 @@ def _name(problem: Problem) -> str:
 
 def measure(problems: Sequence[Problem]) -> dict[str, object]:
     fits = Fits(problems)
-    alone: Calibrator = lambda problem: priors(sorted(set(problem.trainers)))  # noqa: E731
+    alone: Calibrator = lambda problem: priors(dict.fromkeys(problem.trainers))  # noqa: E731
     tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
     models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
     return {

@@ -124,6 +124,8 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
     temporaries = np.maximum(layer_moment, one.head)
     widened = mixed & (trainer.gradient_bytes < 4)
     stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(zero, shards, element, widened=widened)
+    if trainer.stepping_bytes:
+        stepping = np.maximum(stepping, local * trainer.stepping_bytes / np.where(zero >= 1, shards, 1))
     temporaries_then = np.maximum(stepping, one.end) - activations  # no activation is alive then
     workspace_wins = np.maximum(layer_moment, temporaries_then) >= one.head
     temporaries = np.maximum(temporaries, temporaries_then)

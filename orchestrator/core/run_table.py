@@ -14,6 +14,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.model_shape import ModelShape
+from orchestrator.core.trainer import Trainer, trainer_of_words
 
 GIB = 1 << 30
 USUAL_GPUS_PER_NODE = 8  # where a table is silent
@@ -90,6 +91,14 @@ class MeasuredRun:
         return Cell(
             model=self.model, num_gpus=self.num_gpus, sequence_length=self.sequence_length, global_batch_size=self.global_batch_size
         )
+
+    @property
+    def trainer(self) -> Trainer:
+        """What the table's words say of the program that ran it."""
+        words = dict(self.words)
+        if self.layout is not None and self.layout.tensor_parallel_size == 1:
+            words.pop("sequence_parallel", None)  # without tensor parallelism there is nothing to split
+        return trainer_of_words(words)
 
     def word(self, column: str) -> str:
         """What the source says in a categorical column; "" where it says nothing."""

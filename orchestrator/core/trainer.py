@@ -26,6 +26,8 @@ class Trainer:
     """Per weight, what all-reduce buckets hold besides the gradients where every rank keeps them all (ZeRO 0, more than one rank)."""
     optimizer_bytes: float = 12.0
     """Per weight in mixed precision: fp32 master and the two moments of Adam."""
+    stepping_bytes: float = 0.0
+    """Per weight that a rank owns, while the optimizer steps and no activation is alive: copies of an update made for all at once."""
     eager_attention: bool = False
     """Whether the scores of attention, the square of the sequence length, are kept."""
     sequence_parallel: bool = True
@@ -59,7 +61,7 @@ _NANOTRON = Trainer(
     reserve_bytes=0.25 * GIB,
 )
 
-# Names that a sweep file may use. Bytes per weight: 16, 20 (22 with buckets), 18, 16.
+# Names that a sweep file may use. Bytes per weight: 16, 20 (21 with buckets), 20, 18, 16, 8 (10 in the step).
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         "llama": Trainer(),
@@ -71,5 +73,24 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "megatron": Trainer(gradient_bytes=4.0, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.0, reserve_bytes=1.0 * GIB),
         # Fully sharded: buffers of gathers and reductions live in the pools of other streams (ESTIMATORS: 8-10 GiB for 8B).
         "fsdp": Trainer(gathered_units=3.0, reserve_bytes=2.0 * GIB),
+        # Fine-tuning programs that load weights in bf16 and keep all their states in it; their AdamW updates all weights at once.
+        "bf16-states": Trainer(optimizer_bytes=4.0, stepping_bytes=2.0, logit_bytes=8.0, gathered_units=3.0),
     }
 )
+
+
+def trainer_of_words(words: Mapping[str, str]) -> Trainer:
+    """The trainer that a table of runs describes in its own words (columns of core/run_table.py); `workloads/llama` where it is silent."""
+    sharding, kernel = words.get("sharding", "").lower(), words.get("attention_kernel", "").lower()
+    if "fp32 grad" in words.get("precision", ""):
+        name = "nanotron-early" if words.get("code_version", "").startswith("pre") else "nanotron"
+    elif words.get("peft") == "full-ft":
+        name = "bf16-states"
+    elif "fsdp" in sharding or "full_shard" in sharding:
+        name = "fsdp"
+    elif "megatron" in sharding or "megatron" in kernel or "distopt" in sharding:
+        name = "megatron"
+    else:
+        name = "llama"
+    eager = any(word in kernel for word in ("eager", "naive", "math", "unfused", "fused_softmax"))
+    return replace(TRAINERS[name], eager_attention=eager, sequence_parallel=words.get("sequence_parallel", "").lower() != "false")
