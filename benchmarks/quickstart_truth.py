@@ -1,0 +1,85 @@
+"""Does the search of sweeps/quickstart.yaml end in the true best of its space? Every layout is measured, repeatedly, and then the search is run.
+
+python -m benchmarks.quickstart_truth --out benchmarks/results/quickstart-truth_cpu-2core_DATE.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import PROJECT, describe_machine, write_result
+
+SWEEP_FILE = PROJECT / "sweeps" / "quickstart.yaml"
+# Every layout, and the ten fastest of each cell five times more: what is best must not be what was lucky once.
+TRUTH = ("search.strategy=exhaustive", "search.max_trials=1000", "search.confirm.contenders=10", "search.confirm.repeats=5")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=5, help="searches to run")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    truth = measured(TRUTH)
+    searches = [measured((f"search.seed={seed}",)) for seed in range(arguments.seeds)]
+    result = {"truth": {cell: summary(rows) for cell, rows in truth.items()}, "searches": [compare(truth, found) for found in searches]}
+    print(json.dumps(result, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="quickstart_truth", machine=machine, result=result)
+
+
+def measured(overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Run the sweep with a store of its own. Per cell its trials, the fastest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "SWEEP_HOME": folder, "SWEEP_DB": f"sqlite:///{folder}/sweep.sqlite"}
+        program = [str(Path(sys.executable).with_name("sweep"))]
+        subprocess.run([*program, "run", str(SWEEP_FILE), *overrides, "--quiet"], env=environment, check=True, stdout=subprocess.DEVNULL)
+        listed = subprocess.run([*program, "trials", "--json"], env=environment, check=True, capture_output=True, text=True)
+        best = subprocess.run([*program, "best", "--json", "--top", "16"], env=environment, check=True, capture_output=True, text=True)
+    tied = {row["trial_id"] for row in json.loads(best.stdout)["best"] if row["is_tied"]}
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(listed.stdout)["trials"]:
+        if row["state"] == "measured":
+            cells.setdefault(row["cell"], []).append({**row, "is_tied": row["trial_id"] in tied})
+    return {cell: sorted(rows, key=lambda row: row["step_seconds_median"]) for cell, rows in cells.items()}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    best = rows[0]
+    return {
+        "num_layouts": len(rows),
+        "best": best["layout"],
+        "tokens_per_second_per_gpu": best["tokens_per_second_per_gpu"],
+        "num_measurements_of_best": best["num_measurements"],
+        "tied": [row["layout"] for row in rows if row["is_tied"]],
+        "slowest_over_best": rows[-1]["step_seconds_median"] / best["step_seconds_median"],
+    }
+
+
+def compare(truth: Mapping[str, Sequence[Mapping[str, Any]]], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What a search chose, by what the exhaustive run knows of it: runs of other minutes are not compared on a shared machine."""
+    result = {}
+    for cell, rows in found.items():
+        of_layout = {row["layout"]: row for row in truth[cell]}
+        chosen, best = of_layout[rows[0]["layout"]], truth[cell][0]
+        result[cell] = {
+            "launched": len(rows),
+            "share_launched": len(rows) / len(truth[cell]),
+            "chosen": chosen["layout"],
+            "is_true_best": chosen["layout"] == best["layout"],
+            "is_tied_with_true_best": bool(chosen["is_tied"]),
+            "tokens_per_second_of_true_best": chosen["tokens_per_second_per_gpu"] / best["tokens_per_second_per_gpu"],
+        }
+    return result
+
+
+if __name__ == "__main__":
+    main()
