@@ -28,7 +28,9 @@ Floats = NDArray[np.float64]
 STEP_RESIDUAL_SD = 0.2  # of log seconds: what the formula misses within a cell, before anything is measured
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
 ONE_TRIAL = 5.0  # measured residuals that outweigh the two above
-CELL_OFFSET_SD = 0.6  # of log seconds: how far a whole cell is slower or faster than the formula says, beyond what constants explain
+CELL_OFFSET_SD = 0.15  # of log seconds: how far most cells as a whole are from what constants explain; a sick one, far more (Cauchy)
+CELL_OFFSET_WEIGHT = 3.0  # of that belief, in measured residuals
+_NO_LIMIT_SD = 3.0  # of a cell's offset, besides
 CELL_CORRELATION = 0.1  # of the residuals of one cell: a hundred of its rows teach no more than ten rows of ten cells
 RELATIVES_SD = 0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
 THRASHING_SHARE = 0.94  # of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as long
@@ -232,15 +234,14 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
 
     # A cell's own offset keeps what slows all of it (a sick network) from being blamed on the constants.
     place = np.repeat(np.arange(len(timed)), [len(group.timed) for group in timed])
-    own = np.eye(len(timed))[place] / sd
+    own = np.vstack([np.eye(len(timed))[place] / sd, np.eye(len(timed)) / CELL_OFFSET_SD])
     known = len(CONSTANTS)
     cells = [(group.rows[0].cell, group.rows[0].hardware.name) for group in timed]
 
     def residuals(x: Floats) -> Floats:
         constants = _constants(x[:known])
         predicted = np.concatenate([model.seconds(constants).total for model in models])
-        found: Floats = (np.log(predicted) + x[known:][place] - measured) / sd
-        return found
+        return np.concatenate([(np.log(predicted) + x[known:][place] - measured) / sd, x[known:] / CELL_OFFSET_SD])
 
     def slopes(x: Floats, at: Floats) -> Floats:
         offsets = x[known:]
@@ -249,13 +250,14 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
     mean = np.concatenate([prior.log_constants, [prior.cell_offsets.get(cell, 0.0) for cell in cells]])
     covariance = np.zeros((len(mean), len(mean)))
     covariance[:known, :known] = prior.step_covariance
-    covariance[known:, known:] = np.eye(len(timed)) * CELL_OFFSET_SD**2
-    found = fit(residuals, mean=mean, covariance=covariance, weights=weights, slopes_of=slopes)
+    covariance[known:, known:] = np.eye(len(timed)) * _NO_LIMIT_SD**2
+    beliefs = np.full(len(timed), CELL_OFFSET_WEIGHT)
+    found = fit(residuals, mean=mean, covariance=covariance, weights=np.concatenate([weights, beliefs]), slopes_of=slopes)
     return replace(
         prior,
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
-        step_residual_sd=robust_sd(found.residuals * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
+        step_residual_sd=robust_sd(found.residuals[: len(measured)] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
         cell_offsets={**prior.cell_offsets, **dict(zip(cells, found.parameters[known:].tolist(), strict=True))},
         num_times=prior.num_times + len(measured),
     )
