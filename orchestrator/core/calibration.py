@@ -45,6 +45,7 @@ _FACTORS: Mapping[str, float] = {
 _AMOUNTS: Mapping[str, float] = {"gathered_inputs": 0.5, "gathered_inputs_in_pipeline": 0.5, "reserve_bytes": 1.0}
 _UNITS = np.array([1.0, 1.0, 2.0**30])  # of the amounts: shares, and a reserve in GiB
 MEMORY_CONSTANTS: tuple[str, ...] = (*_FACTORS, *_AMOUNTS)
+MEMORY_FACTORS: tuple[str, ...] = tuple(_FACTORS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
