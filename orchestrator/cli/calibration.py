@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from orchestrator.core.spec import SweepSpec
     from orchestrator.learned import Learned
 
+WORTH_SHOWING = 0.01  # relative: what is predicted as closely as this is no bad prediction
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -199,6 +201,7 @@ def _quality(name: str, found: Mapping[str, Any]) -> list[list[str | Cell]]:
 
 
 def _print_worst(name: str, worst: Sequence[Mapping[str, Any]], text: Any) -> None:
+    worst = [one for one in worst if abs(one["ratio"] - 1) > WORTH_SHOWING]
     if not worst:
         return
     write_line("")
