@@ -27,6 +27,7 @@ from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import RankResult
 from orchestrator.core.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
 from orchestrator.core.template import TEMPLATE_NAMES
+from orchestrator.core.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
 from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
 
 DOCS = Path(__file__).parent
@@ -51,6 +52,10 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "plateau": Plateau,
     "confirm": Confirm,
     "workload": LlamaWorkload,  # the keys of all of them
+    "trainer": TrainerSection,
+    "bytes-per-parameter": BytesPerParameter,
+    "activations": TracedModeSection,
+    "bytes": TracedTerm,
     "model": ModelSizes,
 }
 PROGRAM_OPTIONS: Mapping[str, Any] = {name: workload.model_fields["options"].annotation for name, workload in WORKLOADS.items()}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.trainer import TRAINERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ def _key(takes: str, means: str) -> KeyWords:
 
 
 _COUNTS = "`auto`, a number, a list"
+_BYTES = "number (per token), or [bytes](#bytes)"
 
 # By section, in the order of the classes in core/spec.py.
 KEYS: Mapping[str, Mapping[str, KeyWords]] = {
@@ -59,6 +61,7 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "search": _key("section", "What is tried next, and when to stop: [search](#search)"),
         "objective": _key("`tokens_per_second_per_gpu`, `step_seconds`", "What is optimised: the first is made large, the second small"),
         "workload": _key("`llama`, `synthetic`, `command`, or a section", "The program that ranks run: [workloads.md](workloads.md)"),
+        "trainer": _key("a name, or a section", "What is known of its memory, for predictions: [trainer](#trainer)"),
     },
     "axes": {
         "data_parallel_size": _key(_COUNTS, "Replicas. `auto`: the divisors of the number of GPUs"),
@@ -118,6 +121,27 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
     "workload": {
         "name": _key("`llama`, `synthetic`, `command`", "Which program"),
         "options": _key("mapping", "The program's own: [workloads.md](workloads.md)"),
+    },
+    "trainer": {
+        "profile": _key(", ".join(f"`{name}`" for name in TRAINERS), "A trainer that is known; `trainer: nanotron` alone says it too"),
+        "bytes_per_parameter": _key("number or section", "In mixed precision, unsharded: 16, 18, 20, or its [parts](#bytes_per_parameter)"),
+        "activations": _key("mapping", "What layers and head hold, by recompute mode: [activations](#activations); `none` is required"),
+    },
+    "bytes-per-parameter": {
+        "parameters": _key("number", "2 in bf16; 4 where weights are fp32 and rounded at each use"),
+        "gradients": _key("number", "2 in bf16, 4 in fp32, 6 where bf16 ones are added to an fp32 copy"),
+        "optimizer": _key("number", "Adam's moments, 8, and 4 of an fp32 master"),
+    },
+    "activations": {
+        "kept": _key(_BYTES, "By one layer, for its backward pass"),
+        "backward": _key(_BYTES, "Beyond what all layers keep, when the last layer's backward pass is at its fullest"),
+        "head": _key(_BYTES, "The same, when the head and the loss are"),
+        "end": _key(_BYTES, "Above the states, when the backward pass of all layers is over: the embedding's gradient before it is added"),
+    },
+    "bytes": {
+        "per_token": _key("number", "Times the tokens of a micro-batch"),
+        "per_token_and_position": _key("number", "Times these, times the sequence length: attention that keeps its scores"),
+        "fixed": _key("number", "Whatever the tokens: rounded copies of weights, a weight's gradient before it is added"),
     },
     "model": {
         "preset": _key("preset", "Sizes to start from"),

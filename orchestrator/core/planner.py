@@ -19,7 +19,7 @@ from orchestrator.core.space import CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 from orchestrator.core.trainer import Trainer
-from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, varied
+from orchestrator.core.workload_options import AttentionKind, GradientDtype, LlamaOptions, SyntheticOptions, WorkloadOptions, varied
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +75,11 @@ def plan_cell(
 
 def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
     """What is known of a sweep's trainer before anything is measured, with the options of a layout that vary."""
-    options = varied(spec.workload.options, varying)
+    known = _trainer_of_workload(varied(spec.workload.options, varying))
+    return known if spec.trainer is None else spec.trainer.trainer(known)
+
+
+def _trainer_of_workload(options: WorkloadOptions) -> Trainer:
     if not isinstance(options, LlamaOptions):
         return Trainer()
     return Trainer(

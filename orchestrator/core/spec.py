@@ -43,6 +43,7 @@ from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision, Recompute
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
+from orchestrator.core.trainer_section import TrainerChoice
 from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, option_mistakes, workload_mistake
 
 MAX_GPUS = 16_384
@@ -415,6 +416,20 @@ class SweepSpec(_Section):
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
     workload: WorkloadChoice = LlamaWorkload()
+    trainer: TrainerChoice | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the trainer where none is named: a stored sweep reads as it did before there could be one."""
+        return {name: value for name, value in write(self).items() if name != "trainer" or value is not None}
+
+    @model_validator(mode="after")
+    def _traced_in_its_precision(self) -> Self:
+        if self.trainer is not None and self.trainer.activations is not None and len(self.precision) > 1:
+            raise ValueError(
+                f"trainer.activations are of one precision, and precision has {len(self.precision)}: keep one, or leave activations out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cells_exist(self) -> Self:
