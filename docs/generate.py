@@ -41,6 +41,7 @@ FOLDERS = (
     "workloads",
     "workloads/llama",
     "workloads/synthetic",
+    "workloads/replay",
     "workloads/command",
 )
 SECTIONS: Mapping[str, type[BaseModel]] = {

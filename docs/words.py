@@ -60,7 +60,9 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "measurement": _key("section", "How steps are timed: [measurement](#measurement)"),
         "search": _key("section", "What is tried next, and when to stop: [search](#search)"),
         "objective": _key("`tokens_per_second_per_gpu`, `step_seconds`", "What is optimised: the first is made large, the second small"),
-        "workload": _key("`llama`, `synthetic`, `command`, or a section", "The program that ranks run: [workloads.md](workloads.md)"),
+        "workload": _key(
+            "`llama`, `synthetic`, `command`, `replay`, or a section", "The program that ranks run: [workloads.md](workloads.md)"
+        ),
         "trainer": _key("a name, or a section", "What is known of its memory, for predictions: [trainer](#trainer)"),
     },
     "axes": {
@@ -115,11 +117,13 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "gain": _key("fraction", "that brought less than this over the best before them"),
     },
     "confirm": {
-        "contenders": _key("number", "How many of the fastest take part, as far as they cannot be told apart; half of them stay in each further round"),
+        "contenders": _key(
+            "number", "How many of the fastest take part, as far as they cannot be told apart; half of them stay in each further round"
+        ),
         "repeats": _key("number", "Of each at most, beside its first run, on top of `max_trials`. 0: the fastest single run is believed"),
     },
     "workload": {
-        "name": _key("`llama`, `synthetic`, `command`", "Which program"),
+        "name": _key("`llama`, `synthetic`, `command`, `replay`", "Which program"),
         "options": _key("mapping", "The program's own: [workloads.md](workloads.md)"),
     },
     "trainer": {
@@ -386,6 +390,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "env_from": "list of names",
         "cwd": "absolute path",
     },
+    "replay": {"table": "path", "table_id": "text", "through_ray": "`true`, `false`"},
 }
 
 FAULTS: Mapping[str, str] = {

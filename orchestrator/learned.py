@@ -26,6 +26,7 @@ from orchestrator.core.trainer import Trainer
 # Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
 UNPHYSICAL = frozenset({
     "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from",
+    "table_id",  # runs that others measured on such a device are relatives
 })  # fmt: skip
 SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
 TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
@@ -52,8 +52,9 @@ def run_sweep(
     stop: Callable[[], Stop] = lambda: Stop.GO_ON,
     observe: Callable[[Snapshot], None] = lambda _: None,
     takeover: bool = False,
+    among: Callable[[Cell], Collection[Layout] | None] = lambda _: None,
 ) -> SweepResult:
-    """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
+    """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop. `among`: all that can be run in a cell.
 
     Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable, ClusterUnavailable; whatever was acknowledged by then
     is in the store.
@@ -78,6 +79,7 @@ def run_sweep(
                 clock=clock,
                 stop=stop,
                 observe=observe,
+                among=among,
             )
             result = loop.run()
             state = SweepState.FINISHED if result.finished else SweepState.STOPPED
@@ -109,10 +111,11 @@ class _Loop:
         clock: Callable[[], float],
         stop: Callable[[], Stop],
         observe: Callable[[Snapshot], None],
+        among: Callable[[Cell], Collection[Layout] | None],
     ) -> None:
         self._spec, self._sweep_id, self._epoch = spec, sweep_id, epoch
         self._store, self._scheduler, self._clock = store, scheduler, clock
-        self._stop, self._observe = stop, observe
+        self._stop, self._observe, self._among = stop, observe, among
         slots = scheduler.slots
         self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
@@ -147,7 +150,12 @@ class _Loop:
     def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
         calibration = self._learned.calibration(cell, with_own=False)
         candidates = plan_cell(
-            self._spec, cell, hardware=self._learned.hardware, gpus_per_node=self._gpus_per_node, calibration=calibration
+            self._spec,
+            cell,
+            hardware=self._learned.hardware,
+            gpus_per_node=self._gpus_per_node,
+            calibration=calibration,
+            among=self._among(cell),
         ).candidates
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
         objective = self._spec.objective

@@ -13,20 +13,21 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from orchestrator import __version__
 from orchestrator.cli import home
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
-from orchestrator.cli.sweep_file import File, Overrides, load, planned_hardware
+from orchestrator.cli.sweep_file import File, Overrides, load, planned_hardware, replayed_table
 
 if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.cli.progress import Progress
     from orchestrator.core.fingerprint import Fingerprint
     from orchestrator.core.hardware import Hardware
+    from orchestrator.core.replay import ReplayTable
     from orchestrator.core.spec import SweepSpec
     from orchestrator.gang import Scheduler, Slots
     from orchestrator.progress import Stop, SweepResult
@@ -84,10 +85,17 @@ def run(
 
     Until the budget is spent or all are known. The same command goes on where it was stopped.
     """
-    spec = load(file, overrides)
+    run_spec(load(file, overrides), db=db, ray_address=ray_address, takeover=takeover, strict=strict, quiet=quiet, as_json=as_json)
+
+
+def run_spec(
+    spec: SweepSpec, *, db: str | None, ray_address: str | None, takeover: bool, strict: bool, quiet: bool, as_json: bool
+) -> NoReturn:
+    """Work on a sweep, show its best, and end with the exit code that tells how it went."""
+    table = replayed_table(spec)
     environment = _rank_environment(spec)
     _check_home()
-    if ray_address is None:
+    if ray_address is None and table is None:
         _check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import look
@@ -98,8 +106,8 @@ def run(
     with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
         result = finished_before(spec, store, program_version=__version__, this_host=this_host)
         if result is None:
-            open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment)
-            result = _measure(spec, store, progress, signals, open_scheduler, takeover=takeover, as_json=as_json)
+            open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment, table)
+            result = _measure(spec, store, progress, signals, open_scheduler, table, takeover=takeover, as_json=as_json)
         where = store.url
     if as_json:
         look.best(spec.name, db=db, as_json=True)
@@ -115,6 +123,7 @@ def _measure(
     progress: Progress,
     signals: _Signals,
     open_scheduler: Callable[[], Scheduler],
+    table: ReplayTable | None,
     *,
     takeover: bool,
     as_json: bool,
@@ -127,12 +136,13 @@ def _measure(
             spec,
             store=store,
             open_scheduler=open_scheduler,
-            code=_code_of(spec),
+            code=_code_of(spec, table),
             hardware=lambda slots: _hardware(spec, slots),
             clock=time.monotonic,
             stop=signals.asked,
             observe=progress.show,
             takeover=takeover,
+            among=lambda cell: table.layouts(cell) if table is not None else None,
         )
     except ClusterUnavailable as exc:
         if signals.received is None:
@@ -145,10 +155,21 @@ def _measure(
 
 
 def _open_scheduler(
-    spec: SweepSpec, store: Store, progress: Progress, signals: _Signals, ray_address: str | None, environment: Mapping[str, str]
+    spec: SweepSpec,
+    store: Store,
+    progress: Progress,
+    signals: _Signals,
+    ray_address: str | None,
+    environment: Mapping[str, str],
+    table: ReplayTable | None,
 ) -> Scheduler:
     from orchestrator.core.protocol import Device
 
+    if table is not None:
+        from orchestrator.replay_scheduler import RayReplayScheduler, ReplayScheduler, goes_through_ray
+
+        if not goes_through_ray(spec):
+            return ReplayScheduler(spec, table)
     if ray_address is None:
         # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -157,13 +178,13 @@ def _open_scheduler(
     progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
     scheduler = RayScheduler(
         address=ray_address,
-        device=None if spec.device == "auto" else Device.CPU if spec.device == "cpu" else Device.CUDA,
+        device=Device.CPU if table is not None or spec.device == "cpu" else None if spec.device == "auto" else Device.CUDA,
         root=home.run_root(store.sweep_named(spec.name).run_folder),
-        gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else None,
+        gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) and table is None else None,
         rank_environment=environment,
     )
     signals.install()  # after Ray, which installs a handler of its own
-    return scheduler
+    return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)
 
 
 class _Signals:
@@ -252,11 +273,14 @@ def _rank_environment(spec: SweepSpec) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _code_of(spec: SweepSpec) -> Fingerprint:
-    """Which code is measured: somebody's program, or this package's."""
+def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
+    """Which code is measured: somebody's program, a table's runs, or this package's."""
+    from orchestrator.core.fingerprint import Fingerprint
     from orchestrator.core.workload_options import CommandOptions
     from orchestrator.provenance import code_fingerprint, program_fingerprint
 
+    if table is not None:
+        return Fingerprint(orchestrator_version=__version__, dirty_diff_digest=table.digest)
     options = spec.workload.options
     if not isinstance(options, CommandOptions):
         return code_fingerprint(Path(__file__).parent)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.hardware import Hardware
     from orchestrator.core.layout import Options
     from orchestrator.core.planner import CellPlan
+    from orchestrator.core.replay import ReplayTable
     from orchestrator.core.spec import SweepSpec
     from orchestrator.learned import Learned
 
@@ -42,6 +43,7 @@ class Planning:
     hardware: Hardware | None  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
     gpus_per_node: int
     learned: Learned
+    table: ReplayTable | None = None  # that is replayed
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
         """What predicts the layouts of a cell that have these options: its relatives' trials, and its own."""
@@ -53,7 +55,12 @@ class Planning:
         from orchestrator.core.planner import plan_cell
 
         return plan_cell(
-            self.spec, cell, hardware=self.learned.hardware, gpus_per_node=self.gpus_per_node, calibration=self.calibration(cell)
+            self.spec,
+            cell,
+            hardware=self.learned.hardware,
+            gpus_per_node=self.gpus_per_node,
+            calibration=self.calibration(cell),
+            among=self.table.layouts(cell) if self.table is not None else None,
         )
 
     @property
@@ -80,7 +87,16 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
     name = device_name() if spec.device == "auto" else None
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
     known = learned(store, spec, hardware, device_name=name, gpus_per_node=per_node)
-    return Planning(spec=spec, hardware=hardware, gpus_per_node=per_node, learned=known)
+    return Planning(spec=spec, hardware=hardware, gpus_per_node=per_node, learned=known, table=replayed_table(spec))
+
+
+def replayed_table(spec: SweepSpec) -> ReplayTable | None:
+    """The table that a sweep of workload replay runs on; None for any other. Raises UsageInvalid where they do not go together."""
+    if spec.workload.name != "replay":
+        return None
+    from orchestrator.replay_scheduler import table_of
+
+    return table_of(spec)
 
 
 @contextmanager

@@ -52,5 +52,6 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         ),
         "synthetic": _EVERYTHING,
         "command": _EVERYTHING,  # the program decides
+        "replay": _EVERYTHING,  # the table decides
     }
 )

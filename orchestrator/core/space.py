@@ -7,7 +7,7 @@ batch) rule out is counted by multiplication, and only the rest becomes rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isqrt, prod
@@ -28,6 +28,7 @@ MAX_CANDIDATES = 1 << 25  # rows that the products allow and the rules must look
 CHUNK_ROWS = 1 << 17  # rows checked at once: their columns stay in the processor's cache
 
 WORLD_SIZE = "data x tensor x pipeline x context parallel size is not the number of GPUs"
+NOT_IN_TABLE = "not in the table"
 GLOBAL_BATCH = "data_parallel_size x micro_batch_size x grad_accum_steps is not global_batch_size"
 
 Columns = Mapping[str, Ints]
@@ -82,9 +83,16 @@ class CellSpace:
         return next((rule.reason for rule in self._rules.all if rule.broken(row)[0]), None)
 
 
-def enumerate_cell(spec: SweepSpec, cell: Cell, *, gpus_per_node: int, unlimited: bool = False) -> CellSpace:
-    """Enumerate the legal layouts of a cell. Raises SpaceTooLarge beyond MAX_LAYOUTS unless `unlimited`."""
+def enumerate_cell(
+    spec: SweepSpec, cell: Cell, *, gpus_per_node: int, unlimited: bool = False, among: Collection[Layout] | None = None
+) -> CellSpace:
+    """Enumerate the legal layouts of a cell. Raises SpaceTooLarge beyond MAX_LAYOUTS unless `unlimited`.
+
+    `among` is all that can be run, where that is known: of it, what the axes name and the constraints allow is legal, for it was run.
+    """
     values = axis_values(spec, cell)
+    if among is not None:
+        return _listed(spec, cell, values, gpus_per_node, among)
     sizes = values.sizes
     lattice_size = prod(sizes.values())
     rules = _rules_of(spec, cell, values, gpus_per_node)
@@ -124,6 +132,23 @@ def enumerate_cell(spec: SweepSpec, cell: Cell, *, gpus_per_node: int, unlimited
         rejected={rule.reason: rejected[rule.reason] for rule in rules.all if rejected[rule.reason]},
         _rules=rules,
     )
+
+
+def _listed(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int, among: Collection[Layout]) -> CellSpace:
+    named = [layout for layout in among if all(getattr(layout, name) in getattr(values, name) for name in COLUMNS)]
+    lattice_size, known = prod(values.sizes.values()), frozenset(named)
+    rules = _Rules(
+        choice=[_Rule(reason=NOT_IN_TABLE, broken=lambda t: np.array([t.layout(i) not in known for i in range(len(t))], dtype=np.bool_))],
+        placement=[],
+        batch=[],
+        row=_constraint_rules(spec, cell, gpus_per_node),
+        num_gpus=cell.num_gpus,
+        global_batch_size=cell.global_batch_size,
+    )
+    legal, broken = _filter(LayoutTable.of(named), rules.row)
+    absent = lattice_size - len(named)
+    rejected = ({NOT_IN_TABLE: absent} if absent else {}) | {rule.reason: broken[rule.reason] for rule in rules.row if broken[rule.reason]}
+    return CellSpace(cell=cell, values=values, lattice_size=lattice_size, legal=legal, rejected=rejected, _rules=rules)
 
 
 # --- the lattice ----------------------------------------------------------------------------------------------------------------
@@ -367,7 +392,11 @@ def _row_rules(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: i
             broken=lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
         )
     ]
-    return [*rules, *(rule for constraint in spec.constraints for rule in _of_constraint(constraint, cell, gpus_per_node))]
+    return [*rules, *_constraint_rules(spec, cell, gpus_per_node)]
+
+
+def _constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_Rule]:
+    return [rule for constraint in spec.constraints for rule in _of_constraint(constraint, cell, gpus_per_node)]
 
 
 def _of_constraint(constraint: Constraint, cell: Cell, gpus_per_node: int) -> list[_Rule]:

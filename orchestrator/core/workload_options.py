@@ -274,6 +274,25 @@ class CommandOptions(WorkloadOptions):
         return self
 
 
+# --- replay ---------------------------------------------------------------------------------------------------------------------
+
+
+class ReplayOptions(WorkloadOptions):
+    """Options of workload replay."""
+
+    MAY_VARY = None  # they are columns of the table
+
+    table: Annotated[str, Field(min_length=1, description="A CSV file of measured runs")]
+    table_id: Annotated[str, Field(min_length=1, description="Which of its tables: the value of column `table_id`")]
+    through_ray: Annotated[
+        Flag, Field(description="Start a process for each launch, as Ray places it; without it a launch takes no time at all")
+    ] = False
+
+    def conditions(self) -> dict[str, Any]:
+        """Where the file lies, and how it is read, changes no number; what it says is in the fingerprint."""
+        return {"table_id": self.table_id}
+
+
 # --- which of them ----------------------------------------------------------------------------------------------------------------
 
 
@@ -302,10 +321,17 @@ class CommandWorkload(_WorkloadSection):
     options: CommandOptions
 
 
+class ReplayWorkload(_WorkloadSection):
+    """Nothing runs: a trial returns what a table says that was measured."""
+
+    name: Literal["replay"]
+    options: ReplayOptions
+
+
 # The program that ranks run, and what it takes besides the layout: the name says which options there are.
-Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload
+Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload | ReplayWorkload
 WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
-    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload}
+    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload, "replay": ReplayWorkload}
 )
 
 

@@ -1,0 +1,193 @@
+"""Schedulers of workload replay: a launch ends at once with what a table says was measured, or through a process that Ray places.
+
+GPU-seconds are those that the launch would have held, not those of this machine; time is virtual, so of several at once the shortest ends first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.layout import Layout
+from orchestrator.core.protocol import Device, NodeReport, RankOutcome, TrialRequest
+from orchestrator.core.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
+from orchestrator.core.run_table import MeasuredRun, RunStatus
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.workload_options import ReplayOptions
+from orchestrator.gang import Finished, Scheduler, SchedulerEvent, Shape, Slots
+
+ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
+
+
+def table_of(spec: SweepSpec) -> ReplayTable | None:
+    """The table that a sweep replays, read and held against it; None for any other workload. Raises UsageInvalid."""
+    options = spec.workload.options
+    if not isinstance(options, ReplayOptions):
+        return None
+    table = read_table(table_text(options.table), options.table_id)
+    table.check(spec)
+    return table
+
+
+def goes_through_ray(spec: SweepSpec) -> bool:
+    """Whether each launch is to be a process."""
+    options = spec.workload.options
+    return isinstance(options, ReplayOptions) and options.through_ray
+
+
+def table_text(path: str | Path) -> str:
+    """A file of measured runs. Raises UsageInvalid."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise UsageInvalid(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
+    except OSError as exc:
+        raise UsageInvalid(f"cannot read the table {path}: {exc.strerror}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    request: TrialRequest
+    shape: Shape
+    run: MeasuredRun
+    ends_at: float  # virtual seconds
+
+
+class ReplayScheduler:
+    """See `orchestrator.gang.Scheduler`. As many gangs at once as the sweep file asks for by number, else one."""
+
+    def __init__(self, spec: SweepSpec, table: ReplayTable) -> None:
+        self._table = table
+        self._parallel = _parallel(spec)
+        self._slots = _slots(spec, table)
+        self._flights: dict[int, _Flight] = {}
+        self._cancelled: set[int] = set()
+        self._now = 0.0
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def can_start(self, shape: Shape) -> bool:
+        return len(self._flights) < self._parallel
+
+    def standing(self, shape: Shape) -> Sequence[str]:
+        return [f"replay-{number}" for number in range(shape.num_nodes)]
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        run = self._table.run(cell_of(request), request.layout)
+        seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
+        self._flights[request.trial_id] = _Flight(request=request, shape=shape, run=run, ends_at=self._now + seconds)
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if not self._flights:
+            return []
+        trial_id, flight = min(self._flights.items(), key=lambda item: (item[1].ends_at, item[0]))
+        del self._flights[trial_id]
+        if trial_id in self._cancelled:
+            self._cancelled.discard(trial_id)
+            return [_cancelled(trial_id, self.standing(flight.shape))]
+        self._now = flight.ends_at
+        return [self._finished(trial_id, flight)]
+
+    def cancel(self, trial_id: int) -> None:
+        if trial_id in self._flights:
+            self._cancelled.add(trial_id)
+
+    def close(self) -> None:
+        self._flights.clear()
+
+    def _finished(self, trial_id: int, flight: _Flight) -> Finished:
+        nodes = self.standing(flight.shape)
+        run = flight.run
+        held = held_gpu_seconds(run, flight.request.measurement)
+        if run.status is RunStatus.OK:
+            result, failure = replayed_result(run, self._table.device), None
+        else:
+            result, failure = None, replayed_failure(run, node=nodes[0])
+        # One rank speaks for all: a table has one row for them.
+        rank = RankOutcome(rank=0, exit_code=0 if failure is None else 1, result=result)
+        reports = [NodeReport(node=nodes[0], ranks=[rank], failure=failure), *(NodeReport(node=node, ranks=[]) for node in nodes[1:])]
+        return Finished(trial_id=trial_id, reports=reports, failure=failure, gpu_seconds=held, shared_nodes=False)
+
+
+class RayReplayScheduler:
+    """The same through another scheduler, Ray's: each launch is a process that reads the table; one stands for the whole gang."""
+
+    def __init__(self, spec: SweepSpec, table: ReplayTable, inner: Scheduler) -> None:
+        self._table, self._inner = table, inner
+        self._parallel = _parallel(spec)
+        self._slots = _slots(spec, table)
+        self._flights: dict[int, TrialRequest] = {}
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def can_start(self, shape: Shape) -> bool:
+        return len(self._flights) < self._parallel and self._inner.can_start(ONE_PROCESS)
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        return self._inner.standing(ONE_PROCESS)
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        self._flights[request.trial_id] = request
+        self._inner.start(for_one_process(request), ONE_PROCESS)
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        return [self._told(event) for event in self._inner.poll(timeout_seconds)]
+
+    def cancel(self, trial_id: int) -> None:
+        self._inner.cancel(trial_id)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _told(self, event: SchedulerEvent) -> SchedulerEvent:
+        if not isinstance(event, Finished):
+            return event
+        request = self._flights.pop(event.trial_id)
+        if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
+            return replace(event, gpu_seconds=0.0)
+        return replace(event, gpu_seconds=held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement))
+
+
+def for_one_process(request: TrialRequest) -> TrialRequest:
+    """What one process is asked that stands for a gang: the layout by its key, and the file by a path that holds in its run folder."""
+    options: Mapping[str, object] = {
+        **request.options,
+        "table": str(Path(str(request.options["table"])).resolve()),
+        LAYOUT_OPTION: request.layout.key,
+    }
+    return request.model_copy(update={"options": options, "layout": Layout(precision=request.layout.precision), "device": Device.CPU})
+
+
+def cell_of(request: TrialRequest) -> Cell:
+    """The cell whose layout is asked for."""
+    return Cell(
+        model=request.model,
+        num_gpus=request.layout.world_size,
+        sequence_length=request.sequence_length,
+        global_batch_size=request.layout.global_batch_size,
+    )
+
+
+def _parallel(spec: SweepSpec) -> int:
+    asked = spec.search.max_parallel_trials
+    return asked if isinstance(asked, int) else 1
+
+
+def _slots(spec: SweepSpec, table: ReplayTable) -> Slots:
+    """As large a cluster as the trials at once need: the table's nodes."""
+    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else table.gpus_per_node
+    nodes = -(-max(spec.gpus) // per_node)
+    return Slots(device=Device.CUDA, device_name=table.hardware, slots_by_node=[per_node] * nodes * _parallel(spec))
+
+
+def _cancelled(trial_id: int, nodes: Sequence[str]) -> Finished:
+    failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
+    return Finished(trial_id=trial_id, reports=[NodeReport(node=nodes[0], ranks=[], failure=failure)], failure=failure, gpu_seconds=0.0)

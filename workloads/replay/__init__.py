@@ -1,0 +1,58 @@
+"""A workload that measures nothing: it returns, or dies of, what a table says of the layout. One process stands for the whole gang.
+
+It is what `through_ray: true` starts, so that a search is judged through the real launcher and its files, without a GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.core.cell import Cell
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.layout import parse_key
+from orchestrator.core.protocol import Phase, RankResult
+from orchestrator.core.replay import LAYOUT_OPTION, failure_text, read_table, replayed_result
+from orchestrator.core.run_table import RunStatus
+from orchestrator.core.workload_options import ReplayOptions
+from workloads import rank as ranks
+from workloads.options import parse_options
+from workloads.rank import ConfigRejected, Rank
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch raises, by name."""
+
+
+class RunError(RuntimeError):
+    """The run did not end well when it was measured."""
+
+
+def main() -> int:
+    return ranks.run(replay)
+
+
+def replay(rank: Rank) -> RankResult:
+    """Find the layout's row. Raises ConfigRejected for what the table lacks, and what the row says that went wrong."""
+    request = rank.request
+    asked = dict(request.options)
+    layout = parse_key(str(asked.pop(LAYOUT_OPTION)))
+    options = parse_options(ReplayOptions, asked)
+    cell = Cell(
+        model=request.model,
+        num_gpus=layout.world_size,
+        sequence_length=request.sequence_length,
+        global_batch_size=layout.global_batch_size,
+    )
+    rank.heartbeat(Phase.FIRST_STEP)
+    try:
+        table = read_table(Path(options.table).read_text(encoding="utf-8"), options.table_id)
+        run = table.run(cell, layout)
+    except (OSError, UsageInvalid) as exc:
+        raise ConfigRejected(f"{options.table}: {exc}") from exc
+    match run.status:
+        case RunStatus.OK:
+            return replayed_result(run, table.device)
+        case RunStatus.OOM:
+            raise OutOfMemoryError(failure_text(run))
+        case _:
+            raise RunError(failure_text(run))
