@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from orchestrator.blas_threads import one_blas_thread
 from orchestrator.core.lattice import Axis, Ints, Lattice
 from orchestrator.core.proposer import Choice, Mask, Proposer, Told
 from orchestrator.core.spec import Search, Strategy
@@ -100,7 +101,8 @@ class RowSearcher:
             row = int(self._shuffled[np.argmax(open_rows[self._shuffled])])
             why = f"random among {num_open} untried"
         elif self._proposer is not None and open_rows[self._considered].any():
-            choice = self._proposer.choose(open_rows[self._considered])
+            with one_blas_thread():
+                choice = self._proposer.choose(open_rows[self._considered])
             row = int(self._considered[choice.row])
         elif self._optuna is not None and num_open > 1:
             row, why = self._optuna.propose(open_rows, self.rank)
@@ -150,14 +152,16 @@ class RowSearcher:
 
     def doubtful(self) -> tuple[int, float] | None:
         """A told row far worse than its neighbours say, and the score that they say; None where there is none, or no model to say so."""
-        found = self._proposer.doubtful() if self._proposer is not None else None
+        with one_blas_thread():
+            found = self._proposer.doubtful() if self._proposer is not None else None
         return None if found is None else (int(self._considered[found[0]]), found[1])
 
     def hopeless(self) -> int | None:
         """The row whose out-of-memory shows that nothing fits, if so."""
         if self._proposer is None:
             return None
-        found = self._proposer.hopeless((self._status == RowStatus.UNTRIED)[self._considered])
+        with one_blas_thread():
+            found = self._proposer.hopeless((self._status == RowStatus.UNTRIED)[self._considered])
         return None if found is None else int(self._considered[found])
 
     def hold(self, row: int) -> None:

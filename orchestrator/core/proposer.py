@@ -75,6 +75,8 @@ class Proposer:
         self._num_scored = self._num_out_of_memory = 0
         self._held: dict[int, None] = {}
         self._spread: Floats | None = None
+        # The row that is predicted to need least: whatever is learned, it is the one that shows whether anything fits.
+        self._least = None if lattice.memory is None or self._limit is None else int(np.argmin(lattice.memory.mean))
 
     @property
     def num_told(self) -> int:
@@ -132,8 +134,8 @@ class Proposer:
             return self._choice(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
         if best is None and self._num_out_of_memory >= START_MEASURED + 1 and float(works[open_rows].max()) < HARDLY:
-            # Nothing has run and hardly anything should: the likeliest of all shows whether the cell can be run at all.
-            row = int(np.argmax(np.where(open_rows, works, -1.0)))
+            # Nothing has run and hardly anything should: what needs least shows whether the cell can be run at all.
+            row = self._least if self._least is not None and open_rows[self._least] else int(np.argmax(np.where(open_rows, works, -1.0)))
             return self._choice(row, fits, fails, mean, sd)
         gain = np.exp(-mean + mean.min()) if best is None else _expected_improvement(best[1] - mean, sd)
         worth = gain * works / self._cost(mean, works)
@@ -168,14 +170,13 @@ class Proposer:
 
     def hopeless(self, open_rows: Mask) -> int | None:
         """The row that proves that nothing fits: the one that needs least was out of memory, nothing ran, nothing open should. Else None."""
-        if self._num_scored or self._limit is None or self._lattice.memory is None:
+        told = None if self._least is None else self._told.get(self._least)
+        if self._num_scored or told is None or not told.out_of_memory:
             return None
-        least = int(np.argmin(self._memory.mean))
-        told = self._told.get(least)
         fits = self._fits()
-        if told is None or not told.out_of_memory or fits is None:
+        if fits is not None and open_rows.any() and float(fits[open_rows].max()) >= NOTHING_FITS:
             return None
-        return least if not open_rows.any() or float(fits[open_rows].max()) < NOTHING_FITS else None
+        return self._least
 
     # -- beliefs -------------------------------------------------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ def _failing(lattice: Lattice) -> Belief:
 def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
     """Of 0s and 1s: what one axis does alone shows soon, and one failure condemns no region."""
     guess = Smoothness.guess(lattice, residual_sd=None)
-    return Smoothness(lengths=guess.lengths, joint_sd=0.3, additive_sd=0.3, noise_sd=0.25)
+    return Smoothness(lengths=guess.lengths, joint_sd=0.3, additive_sd=0.2 * max(len(lattice.axes), 1) ** 0.5, noise_sd=0.25)
 
 
 def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:
