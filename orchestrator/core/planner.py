@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from orchestrator.core.calibration import Calibration, Predicted
 from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import GIB, UNLIMITED_BYTES, Hardware
-from orchestrator.core.layout import Options
+from orchestrator.core.layout import Layout, Options
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.space import CellSpace, enumerate_cell
@@ -53,13 +54,19 @@ class CellPlan:
 
 
 def plan_cell(
-    spec: SweepSpec, cell: Cell, *, hardware: Hardware | None, gpus_per_node: int, calibration: Calibration | None = None
+    spec: SweepSpec,
+    cell: Cell,
+    *,
+    hardware: Hardware | None,
+    gpus_per_node: int,
+    calibration: Calibration | None = None,
+    among: Collection[Layout] | None = None,
 ) -> CellPlan:
     """Enumerate a cell's layouts, and predict and order the legal ones, by what is known of the workload or what relatives taught.
 
-    Raises SpecInvalid for a space too large to list.
+    Raises SpecInvalid for a space too large to list. `among`: all that can be run, where a table of runs is replayed.
     """
-    space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
+    space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node, among=among)
     candidates = rank_candidates(
         space.legal,
         cell,
@@ -173,7 +180,7 @@ def _predicted(calibrations: Sequence[Calibration], cell: Cell, hardware: Hardwa
     if len(parts) == 1 or not len(table):
         return parts[0][0]
     back = np.argsort(np.concatenate([rows for _, rows in parts]))  # of the parts behind each other, the rows in the table's order
-    by_row = {name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW}
+    by_row: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW}
     return replace(parts[0][0], **by_row)
 
 
