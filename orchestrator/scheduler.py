@@ -1,4 +1,4 @@
-"""Gangs on Ray: places them, reaches their nodes, and gives their slots back. The only importer of ray.
+"""Gangs on Ray: places them, reaches their nodes, and gives their slots back. With ray_cluster.py the only importer of ray.
 
 Ray places and connects; it retries nothing here (max_restarts=0) and holds no queue: the queue is in SQL. A gang is leased: its
 placement group and its agents, one per node, are kept while the next attempt has its shape. After any loss all of it is thrown away,
@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +29,7 @@ from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeRepor
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots, first_failure, fits_beside, least_advanced
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
+from orchestrator.ray_cluster import connect, discover, first_line, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agen
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
 CANCEL_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
-CONNECT_SECONDS = 5.0
 REMOVE_SECONDS = 10.0  # for the head to remove a placement group, milliseconds where it is well
 CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 LEASE_SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
@@ -129,9 +128,9 @@ class RayScheduler:
     ) -> None:
         self._root = str(root)
         self._local = address is None
-        _connect(address)
+        connect(address)
         self._guard = RayGuard.over(ray_processes()) if self._local else None
-        self._slots, self._slots_of = _discover(device, gpus_per_node)
+        self._slots, self._slots_of = discover(device, gpus_per_node)
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
@@ -186,7 +185,7 @@ class RayScheduler:
                     ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
             except RayError as exc:
                 raise ClusterUnavailable(
-                    f"the Ray cluster stopped answering: {_first_line(exc)}. Run the same command again to go on"
+                    f"the Ray cluster stopped answering: {first_line(exc)}. Run the same command again to go on"
                 ) from exc
             for flight in list(self._flights.values()):
                 self._advance(flight, [ref for ref in ready if ref in flight.refs])
@@ -273,10 +272,10 @@ class RayScheduler:
             try:
                 ray.kill(agent)
             except RayError as exc:
-                logger.debug("Agent already gone: %s", _first_line(exc))
+                logger.debug("Agent already gone: %s", first_line(exc))
         if gang in self._gangs:
             self._gangs.remove(gang)
-        if not _within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
+        if not within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
             )
@@ -286,7 +285,7 @@ class RayScheduler:
         try:
             ray.get([agent.close.remote() for agent in agents], timeout=CLOSE_SECONDS)
         except RayError as exc:
-            logger.warning("An agent did not close by itself: %s", _first_line(exc))
+            logger.warning("An agent did not close by itself: %s", first_line(exc))
 
     def _await_free(self, shape: Shape) -> None:
         """Wait until the head sees the slots free: a group asked for earlier waits a whole second in Ray's back-off."""
@@ -306,16 +305,14 @@ class RayScheduler:
             try:
                 value = ray.get(ref)
             except RayTaskError as exc:
-                self._lose(flight, FailureKind.LAUNCH_FAILED, f"the launcher raised {_first_line(exc.cause or exc)}", detail=str(exc))
+                self._lose(flight, FailureKind.LAUNCH_FAILED, f"the launcher raised {first_line(exc.cause or exc)}", detail=str(exc))
                 return
             except RayOutOfMemory as exc:  # Ray's memory monitor chose the agent, whatever it was that grew: its ranks
                 self._lose(flight, FailureKind.OOM_HOST, "the node ran out of memory, and Ray ended the agent", detail=str(exc))
                 return
             except RayError as exc:  # the actor died, or its answer is lost with its node
                 node = flight.gang.nodes[index][1] if flight.gang.nodes else None
-                self._lose(
-                    flight, FailureKind.NODE_LOST, f"lost the agent on node {node or 'not yet known'}: {_first_line(exc)}", node=node
-                )
+                self._lose(flight, FailureKind.NODE_LOST, f"lost the agent on node {node or 'not yet known'}: {first_line(exc)}", node=node)
                 return
             match flight.stage:
                 case _Stage.FORMING:
@@ -450,78 +447,7 @@ def _program(request: TrialRequest) -> str:
     return f"workloads.{request.workload}"
 
 
-def _within(seconds: float, call: Callable[[], object]) -> bool:
-    """Make a call of Ray's that has no time limit and waits for ever where a node is gone. False: it still waits, in a thread left behind."""
-    thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
-def _connect(address: str | None) -> None:
-    # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
-    if address is None:
-        # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
-        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-        options |= {"address": "local", "include_dashboard": False}  # "local": never a cluster that happens to run on this machine
-    else:
-        options["address"] = address
-        _knock(address)
-    try:
-        ray.init(**options)
-    except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
-        where = address or "a local Ray"
-        hint = (
-            "" if address is None else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
-        )
-        raise ClusterUnavailable(f"no connection to {where}: {_first_line(exc)}.{hint}") from exc
-    _protect_token()
-
-
-def _knock(address: str) -> None:
-    """Ray tries an address that nobody answers for minutes; a look at the port says so at once."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "://" in address:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as exc:
-        raise ClusterUnavailable(
-            f"no Ray cluster answers at {address}: {exc.strerror or exc}. Start one with `ray start --head`, or correct --ray-address"
-        ) from exc
-
-
-def _protect_token() -> None:
-    """Ray writes its token readable by everyone on the machine."""
-    token = Path.home() / ".ray" / "auth_token"
-    try:
-        if token.stat().st_mode & 0o077 and token.stat().st_uid == os.getuid():
-            token.chmod(0o600)
-    except OSError as exc:
-        logger.debug("No token to protect: %s", exc)
-
-
-def _discover(device: Device | None, gpus_per_node: int | None) -> tuple[Slots, dict[str, int]]:
-    """What the cluster has, and the slots of each node by Ray's id of it."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    chosen = device or (Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU)
-    resource = "GPU" if chosen is Device.CUDA else "CPU"
-    counts = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes}
-    if gpus_per_node is not None:
-        counts = {node_id: min(count, gpus_per_node) for node_id, count in counts.items()}
-    slots_of = {node_id: count for node_id, count in counts.items() if count > 0}
-    name = next((key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:")), None)
-    return Slots(device=chosen, device_name=name, slots_by_node=sorted(slots_of.values(), reverse=True)), slots_of
-
-
 def _node_environment() -> dict[str, str]:
     """Communication settings of the driver that ranks on every node shall see."""
     passed = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM_THREADS", "MKL_", "HF_", "CUDA_DEVICE_ORDER", "PYTORCH_")
     return {k: v for k, v in os.environ.items() if k.startswith(passed)}
-
-
-def _first_line(exc: BaseException) -> str:
-    text = str(exc).strip().splitlines()
-    return f"{type(exc).__name__}: {text[0] if text else ''}"
