@@ -13,9 +13,9 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.dominance import needs_at_least
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import MemoryPrediction, predict_memory
+from orchestrator.core.memory import MemoryPrediction, Stage, playbook_activation_bytes, playbook_parameters, predict_memory
 from orchestrator.core.model_shape import PRESETS, ModelShape
-from orchestrator.core.trainer import Trainer
+from orchestrator.core.trainer import TRAINERS, Trainer
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
 PARAMETERS_8B = 8_030_261_248
@@ -149,6 +149,97 @@ def test_what_a_proof_condemns_is_never_predicted_to_need_less(layouts: list[Lay
     table = LayoutTable.of(layouts)
     model = dataclasses.replace(LLAMA_8B, tied_embeddings=tied)
     total = predict(*layouts, model=model, sequence_length=length, trainer=Trainer(eager_attention=eager)).total
+    for row, layout in enumerate(layouts):
+        condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
+        assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
+
+
+# The Ultra-Scale Playbook, figure "memory-recomputation": GiB of activations, batch of 1, at 1024, 2048, 4096, 8192, 16384 tokens.
+FIGURE_MODELS = {"1B": (16, 2048, 32), "3B": (28, 3072, 24), "8B": (32, 4096, 32), "70B": (80, 8192, 64), "405B": (126, 16384, 128)}
+FIGURE = [
+    ("1B", "none", (3.564453, 12.128906, 44.257812, 168.515625)),
+    ("1B", "selective", (1.064453, 2.128906, 4.257812, 8.515625)),
+    ("1B", "full", (0.064453, 0.128906, 0.257812, 0.515625)),
+    ("3B", "none", (6.073242, 18.708984, 63.667969, 232.335938)),
+    ("3B", "selective", (2.791992, 5.583984, 11.167969, 22.335938)),
+    ("3B", "full", (0.166992, 0.333984, 0.667969, 1.335938)),
+    ("8B", "none", (9.253906, 28.507812, 97.015625, 354.03125, 1348.0625)),
+    ("8B", "selective", (4.253906, 8.507812, 17.015625, 34.03125)),
+    ("8B", "full", (0.253906, 0.507812, 1.015625, 2.03125)),
+    ("70B", "none", (46.257812, 142.515625, 485.03125, 1770.0625, 6740.125)),
+    ("70B", "selective", (21.257812, 42.515625, 85.03125, 170.0625)),
+    ("70B", "full", (1.257812, 2.515625, 5.03125, 10.0625)),
+    ("405B", "none", (145.703125, 448.90625, 1527.8125, 5575.625, 21231.25)),
+    ("405B", "selective", (66.953125, 133.90625, 267.8125, 535.625)),
+    ("405B", "full", (3.953125, 7.90625, 15.8125, 31.625)),
+]
+
+
+@pytest.mark.parametrize(("model", "recompute", "gib"), FIGURE)
+def test_the_playbook_s_formula_gives_its_figure_to_all_digits(model: str, recompute: str, gib: tuple[float, ...]) -> None:
+    layers, hidden, heads = FIGURE_MODELS[model]
+    for tokens, expected in zip((1024, 2048, 4096, 8192, 16384), gib, strict=False):
+        found = playbook_activation_bytes(
+            Recompute.parse(recompute), num_layers=layers, hidden_size=hidden, num_attention_heads=heads, sequence_length=tokens
+        )
+        assert found / 2**30 == pytest.approx(expected, abs=6e-7)  # the figure's own digits
+
+
+@pytest.mark.parametrize(("model", "gib"), [("1B", 3.98793), ("3B", 13.29618), ("8B", 25.97903), ("70B", 243.97711), ("405B", 1519.99072)])
+def test_the_playbook_s_weights_give_its_figure_to_all_digits(model: str, gib: float) -> None:
+    layers, hidden, _ = FIGURE_MODELS[model]
+    weights = playbook_parameters(num_layers=layers, hidden_size=hidden, vocab_size=128_256, sequence_length=1024)
+    assert 4 * weights / 2**30 == pytest.approx(gib, abs=6e-6)  # fp32; gradients as much, Adam twice
+
+
+def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last() -> None:
+    layout = Layout(pipeline_parallel_size=8, grad_accum_steps=8)
+    cell = Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=8)
+    even, by_work = (
+        [predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage) for stage in (Stage.FIRST, Stage.LAST)]
+        for trainer in (Trainer(), Trainer(stages_by_work=True))
+    )
+    # The head's 525 M weights weigh as much as 2.4 layers: 34.4 layers in 8 stages, so 5 instead of 4 in the first, 2 in the last.
+    assert by_work[0].activations[0] / even[0].activations[0] == pytest.approx(5 / 4)
+    assert by_work[1].activations[0] / even[1].activations[0] == pytest.approx(2 / 4)
+
+
+def test_a_large_vocabulary_makes_the_last_stage_the_fullest() -> None:
+    layout = Layout(pipeline_parallel_size=2, micro_batch_size=16, grad_accum_steps=1, recompute=Recompute.parse("full"))
+    cell = Cell(model=LLAMA_8B, num_gpus=2, sequence_length=4096, global_batch_size=16)
+    first, last, fullest = (
+        predict_memory(LayoutTable.of([layout]), cell, Trainer(), stage=stage) for stage in (Stage.FIRST, Stage.LAST, Stage.FULLEST)
+    )
+    assert last.total[0] > first.total[0]
+    assert fullest.total[0] == last.total[0]
+    assert fullest.loss[0] > 16 * 4096 * 12 * 128_256
+
+
+def test_zero_3_gathers_units_but_never_more_than_it_shared_out() -> None:
+    layouts = [Layout(data_parallel_size=8, zero_stage=z) for z in (2, 3)]
+    for model in (LLAMA_8B, dataclasses.replace(LLAMA_8B, num_layers=1)):
+        two, three = predict(*layouts, model=model, trainer=Trainer(gathered_units=50)).total
+        assert three <= two
+
+
+def test_buckets_are_held_only_where_gradients_are_reduced_whole() -> None:
+    trainer = Trainer(bucket_bytes=2.0)
+    alone, together, sharded = (
+        predict(layout, trainer=trainer).gradients[0] / PARAMETERS_8B
+        for layout in (Layout(), Layout(data_parallel_size=8), Layout(data_parallel_size=8, zero_stage=1))
+    )
+    assert (alone, together, sharded) == (2, 4, 2)
+
+
+@given(cells_layouts(), st.sampled_from(sorted(TRAINERS)), st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_memory_of_any_trainer_never_falls_when_the_micro_batch_grows_or_recomputation_lessens(
+    layouts: list[Layout], name: str, eager: bool, sequence_parallel: bool
+) -> None:
+    trainer = dataclasses.replace(TRAINERS[name], eager_attention=eager, sequence_parallel=sequence_parallel)
+    table = LayoutTable.of(layouts)
+    cell = Cell(model=LLAMA_8B, num_gpus=layouts[0].world_size, sequence_length=4096, global_batch_size=layouts[0].global_batch_size)
+    total = predict_memory(table, cell, trainer).total
     for row, layout in enumerate(layouts):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
