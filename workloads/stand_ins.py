@@ -1,0 +1,59 @@
+"""Stand-ins, in a trace on a CPU, for what a GPU does otherwise: fused norms, dropout's masks, and the device itself.
+
+Only sizes and lifetimes are right: nothing is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class StandIns(TorchFunctionMode):
+    """While active, calls of torch's functions hold what they would hold on CUDA, with tensors that stay on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.rms_norm, F.rms_norm):
+            return _rms_norm(*args, **kwargs)
+        if func in (torch.dropout, F.dropout):
+            return _dropout(*args, **kwargs)
+        if func is Tensor.cuda:
+            return args[0]
+        return func(*(_on_cpu(a) for a in args), **{name: _on_cpu(a) for name, a in kwargs.items()})
+
+
+def _on_cpu(value: Any) -> Any:
+    """FakeTensors on a `cuda` that is not there abort the process in their backward pass."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+
+def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel's backward pass needs."""
+    return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """CPUs keep a mask of the input's type, CUDA one byte per element."""
+    if not training or p == 0.0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, _, *weight = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight[0]) if weight else None
