@@ -1,0 +1,288 @@
+"""What relatives in the store teach: which trials count as such, in which order they are believed, and what comes of it for a new cell."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from db.store import Store
+from orchestrator.core.cell import Cell
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.hardware import DEVICES, UNLIMITED_BYTES, Hardware
+from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.memory import predict_memory
+from orchestrator.core.planner import plan_cell
+from orchestrator.core.protocol import Phase
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.step_time import predict_step_time
+from orchestrator.core.trainer import Trainer
+from orchestrator.learned import Learned, learned, measured_hardware, sweeps_of
+from tests.db.builders import failure, fingerprint, measurement
+
+H100 = DEVICES["h100-sxm"]
+DRIVER_NAME = "NVIDIA H100 80GB HBM3"
+
+
+def spec(**changes: Any) -> SweepSpec:
+    return SweepSpec.model_validate(
+        {
+            "name": "mine",
+            "model": "llama-3.2-3b",
+            "sequence_length": 4096,
+            "global_batch_size": 256,
+            "gpus": [8, 16],
+            "gpus_per_node": 8,
+            "device": "h100-sxm",
+            "axes": {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+        }
+        | changes
+    )
+
+
+class Past:
+    """Writes trials into a store as a sweep leaves them: a formula of what is predicted, in place of a cluster."""
+
+    def __init__(self, store: Store, chosen: SweepSpec, *, device_name: str = DRIVER_NAME, torch: str = "2.13.0") -> None:
+        self.store, self.spec, self.device_name, self.torch = store, chosen, device_name, torch
+        self.sweep_id = store.ensure_sweep(chosen.name, chosen.model_dump_json(), chosen.conditions())
+        self.epoch = store.acquire(self.sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=600)
+
+    def measure(
+        self,
+        cell: Cell,
+        layouts: list[Layout],
+        seconds: Callable[[LayoutTable], Any],
+        *,
+        peak_flops: float = 989e12,
+        peak_source: str = "table: h100-sxm bf16 dense",
+        reserved: float | None = 1.1,
+        reserve_bytes: float = 0.0,
+    ) -> None:
+        """Trials that took so many seconds and, allocated, what is predicted."""
+        cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
+        memory = predict_memory(LayoutTable.of(layouts), cell, Trainer()).total + reserve_bytes
+        for layout, taken, peak in zip(layouts, seconds(LayoutTable.of(layouts)), memory, strict=True):
+            value = measurement(
+                step_time=replace(measurement().step_time, median=float(taken), num_steps=12),
+                peak_memory_allocated_bytes=int(peak),
+                peak_memory_reserved_bytes=int(peak * reserved) if reserved is not None else None,
+                device_memory_bytes=H100.memory_bytes if reserved is not None else None,
+                peak_flops=peak_flops,
+                peak_flops_source=peak_source,
+            )
+            number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"] * max(cell.num_gpus // 8, 1))
+            stack = fingerprint(self.torch).stack.model_copy(update={"device_name": self.device_name})
+            self.store.record_measurement(
+                *number,
+                epoch=self.epoch,
+                measurement=value,
+                fingerprint=fingerprint().model_copy(update={"stack": stack}),
+                phases={Phase.STEADY: 15 * float(taken)},
+                gpu_seconds=cell.num_gpus * (15 * float(taken) + 40.0),
+            )
+
+    def run_out(self, cell: Cell, layout: Layout) -> None:
+        cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
+        number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"])
+        self.store.record_failure(
+            *number,
+            epoch=self.epoch,
+            failure=failure(FailureKind.OOM_GPU),
+            event=TrialEvent.OUT_OF_MEMORY,
+            device_memory_bytes=H100.memory_bytes,
+        )
+
+
+def layouts_of(cell: Cell) -> list[Layout]:
+    data = cell.num_gpus
+    return [
+        Layout(
+            data_parallel_size=data,
+            micro_batch_size=size,
+            grad_accum_steps=cell.global_batch_size // data // size,
+            zero_stage=zero,
+            recompute=Recompute.parse("full"),
+        )
+        for size in (1, 2, 4)
+        for zero in (0, 1)
+    ]
+
+
+def times(cell: Cell, factor: float, hardware: Hardware = H100, gpus_per_node: int = 8) -> Callable[[LayoutTable], Any]:
+    return lambda table: factor * predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
+
+
+def ratio(found: Learned, cell: Cell, **choice: Any) -> float:
+    """Predicted step time over the uncalibrated one, the median of the cell's layouts."""
+    hardware = found.hardware
+    assert hardware is not None
+    table = LayoutTable.of(layouts_of(cell))
+    predicted = found.calibration(cell, **choice).predict(table, cell, hardware, gpus_per_node=8).step_seconds
+    return float(np.median(predicted / predict_step_time(table, cell, hardware, gpus_per_node=8).total))
+
+
+def ask(store: Store | None, chosen: SweepSpec, hardware: Hardware | None = H100, device_name: str | None = None) -> Learned:
+    return learned(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    with Store.open(sqlite_url) as opened:
+        yield opened
+
+
+def test_without_a_store_or_a_relative_the_data_sheet_and_the_priors_stand(store: Store) -> None:
+    for found in (ask(None, spec()), ask(store, spec())):
+        assert found.hardware is H100
+        assert (found.rows, found.launch_seconds, found.timed_steps) == ((), None, None)
+        assert ratio(found, spec().cells()[0]) == pytest.approx(1.0)
+        assert found.calibration().num_times == 0
+
+
+def test_a_new_cell_starts_from_what_another_sweep_measured_on_other_gpus(store: Store) -> None:
+    small, large = spec().cells()
+    Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.3))
+    found = ask(store, spec())
+    assert sweeps_of(found.rows) == {"relative": 6}
+    assert 1.1 < ratio(found, large) < 1.35
+    assert found.launch_seconds == pytest.approx(40.0)
+    assert found.timed_steps == 12
+
+
+def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_not(store: Store) -> None:
+    small, _ = spec().cells()
+    Past(store, spec()).measure(small, layouts_of(small), times(small, 1.3))
+    found = ask(store, spec())
+    assert ratio(found, small, with_own=True) > 1.15
+    assert ratio(found, small, with_own=False) == pytest.approx(1.0)
+
+
+def test_the_same_cell_of_another_sweep_is_a_relative(store: Store) -> None:
+    small, _ = spec().cells()
+    Past(store, spec(name="before")).measure(small, layouts_of(small), times(small, 1.3))
+    assert ratio(ask(store, spec()), small, with_own=False) > 1.1
+
+
+def test_the_newest_software_is_believed_before_the_older(store: Store) -> None:
+    small, large = spec().cells()
+    Past(store, spec(name="old"), torch="2.9.0").measure(small, layouts_of(small), times(small, 1.5))
+    only_old = ratio(ask(store, spec()), large)
+    Past(store, spec(name="new"), torch="2.13.0").measure(small, layouts_of(small), times(small, 1.0))
+    found = ask(store, spec())
+    assert [taught.is_current for taught in found.rows] == [False] * 6 + [True] * 6
+    assert ratio(found, large) < only_old
+    assert abs(ratio(found, large) - 1.0) < abs(ratio(found, large) - 1.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": {"name": "llama", "options": {"attention": "eager"}}},
+        {"workload": {"name": "command", "options": {"argv": ["train"]}}},
+    ],
+    ids=["attention", "workload"],
+)
+def test_what_trains_otherwise_is_no_relative(store: Store, changes: dict[str, Any]) -> None:
+    other = spec(name="other", **changes)
+    cell = other.cells()[0]
+    Past(store, other).measure(cell, layouts_of(cell), times(cell, 1.5))
+    assert not ask(store, spec()).rows
+
+
+def test_options_that_no_number_depends_on_make_no_difference(store: Store) -> None:
+    other = spec(name="other", workload={"name": "llama", "options": {"learning_rate": 1e-5}})
+    cell = other.cells()[0]
+    Past(store, other).measure(cell, layouts_of(cell), times(cell, 1.5))
+    assert len(ask(store, spec()).rows) == 6
+
+
+def test_another_device_is_no_relative(store: Store) -> None:
+    cell = spec().cells()[0]
+    Past(store, spec(name="other")).measure(cell, layouts_of(cell), times(cell, 1.5))
+    assert not ask(store, spec(device="h200"), DEVICES["h200"]).rows
+    assert not ask(store, spec(device="auto"), None, "NVIDIA Mystery").rows
+    assert not ask(store, spec(device="cpu"), None).rows  # cores are no GPU, whatever was measured on one
+
+
+def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_their_memory_is_another_trainers(store: Store) -> None:
+    eager = spec(name="eager", workload={"name": "llama", "options": {"attention": "eager"}})
+    cell = eager.cells()[0]
+    Past(store, eager).measure(cell, layouts_of(cell), times(cell, 1.3))
+    varied = spec(axes={"options": {"attention": ["sdpa", "eager"]}, "micro_batch_size": [1, 2]})
+    found = ask(store, varied)
+    calibration = found.calibration()
+    assert (calibration.num_times, calibration.num_peaks) == (6, 0)
+
+
+def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bounds_it(store: Store) -> None:
+    small, large = spec().cells()
+    past = Past(store, spec(name="relative"))
+    fitting = [layout for layout in layouts_of(small) if layout.zero_stage == 1]
+    past.measure(small, fitting, times(small, 1.0), reserved=1.0, reserve_bytes=4 << 30)
+    past.run_out(small, Layout(data_parallel_size=8, micro_batch_size=8, grad_accum_steps=4))
+    found = ask(store, spec())
+    assert found.calibration().num_out_of_memory == 1
+    table = LayoutTable.of(layouts_of(large))
+    before, after = (predict_memory(table, large, trainer).total for trainer in (Trainer(), found.calibration(large).trainer))
+    assert np.all(after > before + (1 << 30))
+
+
+def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store) -> None:
+    chosen = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=[1, 2], precision="fp32")
+    small, large = chosen.cells()
+    assert ask(store, chosen, None).hardware is None
+    cores = measured_hardware("Some Processor", {Precision.FP32: 5e10}, memory_bytes=None)
+    past = Past(store, chosen, device_name="Some Processor")
+    rows = [Layout(micro_batch_size=size, grad_accum_steps=8 // size, precision=Precision.FP32) for size in (1, 2, 4, 8)]
+    source = "measured: matmul 768^3 float32, 1 threads, in trial 1"
+    past.measure(small, rows, times(small, 2.0, cores), peak_flops=5e10, peak_source=source, reserved=None)
+    found = ask(store, chosen, None)
+    assert found.hardware == cores
+    assert cores.memory_bytes == UNLIMITED_BYTES
+    planned = plan_cell(chosen, large, hardware=found.hardware, gpus_per_node=2, calibration=found.calibration(large))
+    assert planned.candidates.memory_limit_bytes is None
+    assert np.isfinite(planned.candidates.tokens_per_second_per_gpu).all()
+
+
+def test_of_processors_the_newest_trials_one_is_meant(store: Store) -> None:
+    chosen = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=1, precision="fp32")
+    (cell,) = chosen.cells()
+    source = "measured: matmul 768^3 float32, 1 threads"
+    for name, flops in (("old core", 1e10), ("new core", 5e10)):
+        row = Layout(micro_batch_size=8, precision=Precision.FP32)
+        Past(store, spec(**chosen.model_dump() | {"name": name.replace(" ", "-")}), device_name=name).measure(
+            cell, [row], lambda table: [1.0], peak_flops=flops, peak_source=source, reserved=None
+        )
+    found = ask(store, chosen, None)
+    assert found.hardware is not None
+    assert (found.hardware.name, found.hardware.peak_flops[Precision.FP32], len(found.rows)) == ("new core", 5e10, 1)
+
+
+def test_a_simulated_device_is_the_one_of_its_data_sheet(store: Store) -> None:
+    chosen = spec(device="cpu", workload={"name": "synthetic", "options": {"device_name": "h100-sxm"}})
+    cell = chosen.cells()[0]
+    past = Past(store, chosen, device_name="synthetic h100-sxm")
+    past.measure(cell, layouts_of(cell), times(cell, 1.2), peak_source="table: h100-sxm")
+    found = ask(store, chosen, None)
+    assert found.hardware is H100
+    assert len(found.rows) == 6
+
+
+def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_what_formulas_miss(store: Store) -> None:
+    small, large = spec().cells()
+    table = LayoutTable.of(layouts_of(large))
+    before = ask(store, spec()).calibration(large).predict(table, large, H100, gpus_per_node=8)
+    Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.2))
+    after = ask(store, spec()).calibration(large).predict(table, large, H100, gpus_per_node=8)
+    assert np.all(after.log_step_sd < before.log_step_sd)
+    assert np.all(after.log_step_sd > 0)
+    assert exp(after.step_residual_sd) > 1.01
