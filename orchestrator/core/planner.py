@@ -24,8 +24,6 @@ from orchestrator.core.workload_options import AttentionKind, GradientDtype, Lla
 
 Floats = NDArray[np.float64]
 
-TRIAL_OVERHEAD_SECONDS = 20.0  # start, rendezvous and teardown of a real trial on GPUs, for estimates of cost
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
@@ -193,11 +191,3 @@ def _work(table: LayoutTable, cell: Cell) -> Floats:
     extra = np.array([cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes])[table.recompute]
     work: Floats = base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
     return work
-
-
-def gpu_hours(candidates: Candidates, cell: Cell, *, num_trials: int, steps_per_trial: int) -> float | None:
-    """GPU-hours that the first trials of the order would hold, start-up included; None on unknown hardware."""
-    seconds = candidates.step_seconds[candidates.order[:num_trials]]
-    if not len(seconds) or np.isnan(seconds).any():
-        return None
-    return float((seconds * steps_per_trial + TRIAL_OVERHEAD_SECONDS).sum()) * cell.num_gpus / 3600

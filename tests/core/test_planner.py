@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.hardware import DEVICES, GIB
-from orchestrator.core.planner import gpu_hours, memory_limit_bytes, plan_cell
+from orchestrator.core.planner import memory_limit_bytes, plan_cell
 from orchestrator.core.spec import SweepSpec
 
 
@@ -82,15 +82,6 @@ def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_devic
     assert memory_limit_bytes(spec(workload={"options": {"memory_limit_bytes": 7}}, device="cpu"), None) == 7
     assert memory_limit_bytes(spec(), h100) == h100.memory_bytes
     assert memory_limit_bytes(spec(), None) is None
-
-
-def test_gpu_hours_count_start_up_and_every_gpu() -> None:
-    planned = plan(spec())
-    hours = gpu_hours(planned.candidates, planned.space.cell, num_trials=10, steps_per_trial=20)
-    fastest = planned.candidates.step_seconds[planned.candidates.order[0]]
-    assert hours is not None
-    assert hours > 10 * 64 * (20 * fastest + 10) / 3600
-    assert gpu_hours(plan(spec(device="cpu"), device=None).candidates, planned.space.cell, num_trials=3, steps_per_trial=5) is None
 
 
 def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
