@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.output import DbOption, JsonOption, examples, write
+from orchestrator.cli.output import DbOption, JsonOption, examples, note, write
 from orchestrator.cli.sweep_file import Overrides
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def replay(
     from orchestrator.core.spec_yaml import load
     from orchestrator.replay_scheduler import table_text
 
-    text = sweep_file(read_table(table_text(csv_file), table), csv_file)
+    measured = read_table(table_text(csv_file), table)
+    if not measured.is_complete:
+        note(f"{table} has {len(measured.runs)} problems; the largest is meant, or one of these: {'; '.join(measured.problem_texts)}")
+    text = sweep_file(measured, csv_file)
     spec = load(text, source=f"{csv_file}, table {table}", overrides=overrides or ())
     if file:
         write(text.rstrip("\n"))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from math import prod
 from typing import Any
 
 from orchestrator.core.cell import Cell
@@ -74,7 +75,7 @@ class ReplayTable:
         """Refuse a sweep whose cells or options the table cannot answer for. Raises UsageInvalid with what it has."""
         for cell in spec.cells():
             if _problem(cell) not in self.runs:
-                raise UsageInvalid(f"table {self.table_id} has no runs of {cell.key}; it has {'; '.join(self._problem_texts())}")
+                raise UsageInvalid(f"table {self.table_id} has no runs of {cell.key}; it has {'; '.join(self.problem_texts)}")
         names, said = self._option_values(), dict(spec.axes.options)
         if set(names) != set(said):
             wanted = ", ".join(f"{name}: [{', '.join(map(_quoted, values))}]" for name, values in names.items())
@@ -84,7 +85,11 @@ class ReplayTable:
             )
 
     def sweep(self, *, name: str | None, path: str) -> dict[str, Any]:
-        """A sweep file for the whole table, as data: its problems, every value that occurs as an axis, and its memory limit."""
+        """A sweep file for the table, as data: its problems, every value that occurs as an axis, and its memory limit.
+
+        A sweep has every combination of models, GPUs, lengths and batches. Where the table lacks some, only its largest problem is meant.
+        """
+        problems = list(self.runs) if self.is_complete else [max(self.runs, key=lambda problem: len(self.runs[problem]))]
         layouts = [layout for runs in self.runs.values() for layout in runs]
         sizes = {
             size: sorted({getattr(layout, size) for layout in layouts})
@@ -98,13 +103,13 @@ class ReplayTable:
         options = self._option_values()
         return {
             "name": name or _name(f"replay-{self.table_id}"),
-            "model": [asdict(model) for model in self.models.values()],
-            "gpus": sorted({gpus for _, gpus, _, _ in self.runs}),
+            "model": [asdict(self.models[digest]) for digest in dict.fromkeys(digest for digest, _, _, _ in problems)],
+            "gpus": sorted({gpus for _, gpus, _, _ in problems}),
             "gpus_per_node": self.gpus_per_node,
             "device": device.name if known is not None else "a100-80gb",
             **memory,
-            "sequence_length": sorted({length for _, _, length, _ in self.runs}),
-            "global_batch_size": sorted({batch for _, _, _, batch in self.runs}),
+            "sequence_length": sorted({length for _, _, length, _ in problems}),
+            "global_batch_size": sorted({batch for _, _, _, batch in problems}),
             "precision": sorted({str(layout.precision) for layout in layouts}),
             "axes": axes | ({"options": options} if options else {}),
             # Every run of a layout returns the same numbers: repeats would confirm nothing.
@@ -120,7 +125,14 @@ class ReplayTable:
                     found.setdefault(name, set()).add(str(value))
         return {name: sorted(values) for name, values in sorted(found.items())}
 
-    def _problem_texts(self) -> list[str]:
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has every combination of its models, GPUs, sequence lengths and batches."""
+        return len(self.runs) == prod(len(set(values)) for values in zip(*self.runs, strict=True))
+
+    @property
+    def problem_texts(self) -> list[str]:
+        """Its problems as overrides that choose them."""
         return [
             f"{self.models[digest].name}: gpus={gpus} sequence_length={length} global_batch_size={batch}"
             for digest, gpus, length, batch in self.runs

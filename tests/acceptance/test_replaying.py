@@ -1,0 +1,63 @@
+"""Judging a search without a GPU: `sweep replay`, `sweep run` on the file that it writes, and the same through Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import measured_table
+from tests.acceptance.command import Command
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+BEST = "dp8_tp1_pp1_cp1_mbs2_ga2_none_z1_bf16-attention_kernel=flash"
+BEST_SPEED = 32 * 4096 / 4.4 / 8
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "runs.csv"
+    file.write_text(measured_table.text())
+    return file
+
+
+def test_a_table_is_searched_and_told_like_any_sweep(command: Command, table: Path, tmp_path: Path) -> None:
+    told = command.ok("replay", table, "--table", "formula-8gpu", "search.max_trials=12", "search.seed=3")
+    assert "attention_kernel=flash" in told.stdout
+    (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
+    assert best["options"]["attention_kernel"] in ("flash", "eager")
+    attempts = command.sql("select count(*) from attempt")
+    assert attempts == [[12]]
+
+    file = tmp_path / "mine.yaml"
+    file.write_text(command.ok("replay", table, "--table", "formula-8gpu", "--file").stdout)
+    command.ok("run", file, "-q")  # goes on: the same sweep without the bound
+    (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
+    assert best["layout"] == BEST
+    assert best["tokens_per_second_per_gpu"] == pytest.approx(BEST_SPEED)
+    assert command.sql("select count(*) from v_trial where options ->> 'attention_kernel' = 'flash'") == [[10]]
+    assert "not in the table" in command.ok("plan", file).stdout
+    exported = command.ok("export", "csv").stdout
+    assert 'attention_kernel"": ""flash"' in exported
+
+
+def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Path) -> None:
+    command.ok("replay", table, "--table", "formula-8gpu", "search.strategy=exhaustive", "workload.options.through_ray=true", "-q")
+    states = dict(command.sql("select state, count(*) from v_trial group by state"))
+    assert states["measured"] == 17
+    assert states["failed"] == 1
+    ((layout, speed, seconds),) = command.sql(
+        "select layout, tokens_per_second_per_gpu, gpu_seconds from v_trial order by tokens_per_second_per_gpu desc limit 1"
+        if command.store_url.startswith("sqlite")
+        else "select layout, tokens_per_second_per_gpu, gpu_seconds from v_trial order by 2 desc nulls last limit 1"
+    )
+    assert layout == BEST
+    assert speed == pytest.approx(BEST_SPEED)
+    assert seconds == pytest.approx((60 + 8 * 4.4) * 8)
+
+
+def test_what_cannot_be_replayed_is_one_line(command: Command, table: Path) -> None:
+    ended = command.run("replay", table, "--table", "formula-8")
+    assert ended.returncode == 2
+    assert ended.stderr.strip() == "error: the file has no table 'formula-8'; did you mean formula-8gpu?"
+    assert "it has formula-8b: gpus=8" in command.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr
