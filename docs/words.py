@@ -110,6 +110,7 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "max_wall_time": _key("duration", "Of one `sweep run`: nothing is started after it"),
         "max_parallel_trials": _key("`auto`, a number", "Trials under way at once. `auto`: as many as fit; without GPUs, one"),
         "plateau": _key("section", "Stop a cell that no longer gains: [plateau](#plateau)"),
+        "bound": _key("fraction", "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell"),
         "confirm": _key("section", "Measure what stands at the top again, once the search has ended: [confirm](#confirm)"),
     },
     "plateau": {

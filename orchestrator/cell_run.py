@@ -18,6 +18,7 @@ from orchestrator.gang import Shape
 from orchestrator.progress import StopReason
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher
 
+FEWEST_TO_BOUND = 3  # ended trials: before, what the model is sure of is mostly what it was told beforehand
 SLOW_ASK_SHARE = 0.1  # of a trial: a search that thinks longer than that keeps the GPUs waiting, so it thinks while they run
 
 
@@ -146,9 +147,18 @@ class CellRun:
             return StopReason.TRIALS
         if self.nothing_fits is not None:
             return StopReason.NOTHING_FITS
+        if search.bound is not None and self._reached(search.bound):
+            return StopReason.BOUND
         if search.plateau is not None and self._plateaued(search.plateau):
             return StopReason.PLATEAU
         return None
+
+    def _reached(self, bound: float) -> bool:
+        """Whether no untried layout is expected to gain that much, relative, over the best."""
+        if len(self.ended) < FEWEST_TO_BOUND:
+            return False
+        gain = self.searcher.expected_gain()
+        return gain is not None and gain < bound
 
     def _plateaued(self, plateau: Plateau) -> bool:
         """Whether the last trials brought less than the gain, relative, over the best before them."""

@@ -26,6 +26,7 @@ class StopReason(StrEnum):
     GPU_HOURS = "max_gpu_hours reached"
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
+    BOUND = "bound reached: nothing more to gain"
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
     BEFORE = "nothing was left to do"  # an earlier call had finished it

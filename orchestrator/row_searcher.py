@@ -156,6 +156,12 @@ class RowSearcher:
             found = self._proposer.doubtful() if self._proposer is not None else None
         return None if found is None else (int(self._considered[found[0]]), found[1])
 
+    def expected_gain(self) -> float | None:
+        """The most that an untried row is expected to gain over the best, relative; None where no model says so, or nothing has run yet."""
+        if self._proposer is None:
+            return None
+        return self._proposer.expected_gain((self._status == RowStatus.UNTRIED)[self._considered])
+
     def hopeless(self) -> int | None:
         """The row whose out-of-memory shows that nothing fits, if so."""
         if self._proposer is None:

@@ -181,6 +181,10 @@ class Searcher:
             why=f"measured {self._in_words(was)}, where its neighbours say {self._in_words(said)}: once more before it is believed",
         )
 
+    def expected_gain(self) -> float | None:
+        """The most that an untried layout is expected to gain over the best, relative; None: the strategy has no model, or nothing has run yet."""
+        return self._rows.expected_gain()
+
     def nothing_fits(self) -> str | None:
         """The evidence that no layout of the cell fits, or None: nothing was measured, and what needs least ran out of memory."""
         row = self._rows.hopeless()

@@ -36,7 +36,7 @@ LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
 DECIDED = frozenset(
-    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU}
+    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
 )  # a search that has ended by itself: what it found is confirmed
 CELL_TURN = 8  # trials a cell gets in a row: changing the gang's shape costs up to a second
 

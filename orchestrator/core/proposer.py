@@ -144,6 +144,17 @@ class Proposer:
         row = int(np.argmax(np.where(open_rows, worth, -1.0)))
         return self._choice(row, fits, fails, mean, sd)
 
+    def expected_gain(self, open_rows: Mask) -> float | None:
+        """The largest expected improvement over the best among open rows, relative, given that they may not run; None: nothing has run yet."""
+        if self._best is None or (self._lattice.seconds is None and self._num_scored < START_MEASURED):
+            return None
+        if not open_rows.any():
+            return 0.0
+        fits = self._fits()
+        works = (1.0 if fits is None else fits) * (1.0 - self._fails())
+        gain = _expected_improvement(self._best[1] - self._scores.mean, self._scores.sd) * works
+        return float(gain[open_rows].max())
+
     def doubtful(self) -> tuple[int, float] | None:
         """A told row far worse than its neighbours say, where what they say would matter: it, and the score that they say."""
         best = self.best

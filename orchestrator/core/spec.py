@@ -366,6 +366,7 @@ class Search(_Section):
     max_wall_time: Duration | None = None  # of one `sweep run`
     max_parallel_trials: OrAuto[Annotated[int, Field(strict=True, ge=1, le=4096)]] = "auto"  # auto: as many as fit; on a CPU machine, one
     plateau: Plateau | None = None
+    bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
 
 

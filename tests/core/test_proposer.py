@@ -166,3 +166,27 @@ def test_forgetting_gives_back_what_was_known_before() -> None:
     again = proposer.choose(np.arange(12) == 8)
     assert (again.score, again.fits) == (pytest.approx(before.score), pytest.approx(before.fits))
     assert proposer.best is None
+
+
+def test_the_expected_gain_shrinks_as_the_best_is_found_and_counts_what_may_not_fit_less() -> None:
+    seconds = np.array([4.0, 3.0, 2.0, 1.0])
+    space = lattice(seconds)
+    proposer = Proposer(space, seed=0)
+    open_rows = everything(space)
+    assert proposer.expected_gain(open_rows) is None  # nothing to gain over
+    proposer.tell(Told(row=0, score=float(np.log(4.0))))
+    open_rows[0] = False
+    before = proposer.expected_gain(open_rows)
+    assert before is not None
+    assert before > 0.5
+    proposer.tell(Told(row=3, score=0.0))
+    open_rows[3] = False
+    after = proposer.expected_gain(open_rows)
+    assert after is not None
+    assert after < 0.01
+    assert proposer.expected_gain(np.zeros(4, dtype=np.bool_)) == 0.0
+    unlikely = Proposer(lattice(seconds, np.array([20.0, 30.0, 40.0, 95.0])), seed=0)
+    unlikely.tell(Told(row=2, score=float(np.log(2.0)), peak_memory_bytes=40.0))
+    tight = unlikely.expected_gain(np.array([False, False, False, True]))
+    assert tight is not None
+    assert tight < 0.05

@@ -595,3 +595,11 @@ def test_a_cell_of_which_nothing_can_fit_is_given_up_with_the_evidence(store: St
     assert list(result.nothing_fits.values()) == ["the smallest failed"]
     assert len(scheduler.started) == 1
     assert run(store, fast, spec=spec(gpus=1, search=search))[1].started == []
+
+
+@pytest.mark.parametrize(("gain", "launched"), [(0.01, 3), (0.05, 6)])  # at most, and expected
+def test_a_cell_of_which_no_more_is_expected_is_done(store: Store, monkeypatch: pytest.MonkeyPatch, gain: float, launched: int) -> None:
+    monkeypatch.setattr(Searcher, "expected_gain", lambda searcher: gain)
+    result, scheduler = run(store, fast, spec=spec(gpus=1, search={"bound": 0.02}))
+    assert len(scheduler.started) == launched
+    assert set(result.stopped.values()) == {StopReason.BOUND if launched == 3 else StopReason.EXHAUSTED}
