@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from urllib.parse import quote, unquote
+from string import ascii_letters, digits
 
 
 class RecomputeMode(StrEnum):
@@ -145,7 +145,7 @@ def _option_text(value: OptionValue) -> str:
     """The value so that it can stand in a name, and be read back: a text that looks like a number or a truth value is escaped."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = quote(str(value), safe="+,:@")
+    text = "".join(chr(byte) if chr(byte) in _PLAIN else f"%{byte:02X}" for byte in str(value).encode())
     if isinstance(value, str) and _LITERAL.fullmatch(text):
         return f"%{ord(text[0]):02X}{text[1:]}"
     return text
@@ -154,9 +154,11 @@ def _option_text(value: OptionValue) -> str:
 def _option_value(text: str) -> OptionValue:
     if _LITERAL.fullmatch(text):
         return text == "true" if text in ("true", "false") else int(text)
-    return unquote(text, errors="strict")
+    return _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode()).decode()
 
 
+_PLAIN = frozenset(ascii_letters + digits + "_.+,:@~-")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 _LITERAL = re.compile(r"true|false|-?\d{1,18}")
 _OPTION = re.compile(r"-([A-Za-z_]\w*)=([^=]*?)(?=-[A-Za-z_]\w*=|$)", re.ASCII)
 _KEY = re.compile(
