@@ -279,21 +279,21 @@ def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = _direction(objective)
     rows = [(layout, fact) for layout, fact in known if not isinstance(fact, InFlight)]
+    told = [_params(layout) for layout, _ in rows]
     distributions: dict[str, BaseDistribution] = {
-        axis: CategoricalDistribution(sorted({_readable(layout, axis) for layout, _ in rows}, key=lambda v: (isinstance(v, str), v)))
-        for axis in COLUMNS
-        if rows
+        axis: CategoricalDistribution(sorted({params[axis] for params in told if axis in params}, key=lambda v: (isinstance(v, str), v)))
+        for axis in dict.fromkeys(axis for params in told for axis in params)
     }
     worst = _worst((fact for _, fact in rows), direction)
     trials = [
         create_trial(
             value=_shown_value(fact, worst),
             constraints={"infeasible": _excess(fact)},
-            params={axis: _readable(layout, axis) for axis in COLUMNS},
-            distributions=distributions,
+            params=params,
+            distributions={axis: distributions[axis] for axis in params},
             user_attrs={"layout": layout.key, "outcome": type(fact).__name__},
         )
-        for layout, fact in rows
+        for (layout, fact), params in zip(rows, told, strict=True)
     ]
     try:
         study = optuna.create_study(storage=url, study_name=name, direction=direction)
@@ -345,6 +345,7 @@ def _shown_value(fact: Known, worst: float | None) -> float:
     return fact.value if isinstance(fact, Measured) else worst or 0.0
 
 
-def _readable(layout: Layout, axis: str) -> int | str:
-    value = getattr(layout, axis)
-    return value if isinstance(value, int) else str(value)
+def _params(layout: Layout) -> dict[str, int | str]:
+    """Each axis under its name, options of the workload that vary included."""
+    sizes = ((axis, getattr(layout, axis)) for axis in COLUMNS if axis != "options")
+    return {axis: value if isinstance(value, int) else str(value) for axis, value in (*sizes, *layout.options)}

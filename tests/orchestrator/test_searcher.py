@@ -382,6 +382,16 @@ def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
         export_study(url, "cell", known, objective=TOKENS)
 
 
+def test_an_exported_study_has_options_that_vary_as_parameters_of_their_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/optuna.db"
+    layouts = [Layout(), Layout(options=(("kernel", "a"), ("threads", 2))), Layout(options=(("kernel", "b"), ("threads", 2)))]
+    assert export_study(url, "cell", [(layout, Measured(value=1.0)) for layout in layouts], objective=TOKENS) == 3
+    study = optuna.load_study(storage=url, study_name="cell")
+    assert [trial.params.get("kernel") for trial in study.trials] == [None, "a", "b"]
+    assert [trial.params.get("threads") for trial in study.trials] == [None, 2, 2]
+    assert all("options" not in trial.params for trial in study.trials)
+
+
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://u:secret@host/db", "sqlite:////no/such/folder/optuna.db"])
 def test_an_export_to_nowhere_is_one_clear_line_without_the_password(url: str) -> None:
     with pytest.raises(UsageInvalid, match=r"Expected a URL such as sqlite:///optuna\.db") as refused:
