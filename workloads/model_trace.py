@@ -151,12 +151,12 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
             return _line(*(getattr(peaks, part) for peaks in (one, few, many, shorter)), length=length)
 
         mode = TracedMode(kept=line("kept"), backward=line("backward"), head=line("head"), end=line("end"))
-        four = maker.make(4).run(2, half)
-    check = mode.peak_bytes(num_layers=4, tokens=2 * half, sequence_length=half) / max(four.live) - 1.0
+        five, three_again = maker.make(5).run(2, half), three.run(2, half)
+    check = _check(mode, three_again, five, micro_batch_size=2, length=half)
     if abs(check) > TOLERANCE:
         notes.append(
-            f"4 layers on 2 x {half} tokens peak at {max(four.live):,} bytes, {check:+.1%} predicted: layers differ, or memory is no straight "
-            "line in tokens; let the number of layers count groups that are alike, and trace at the sequence length that you train with"
+            f"5 layers on 2 x {half} tokens are predicted {check:+.1%} off: layers differ, or memory is no straight line in tokens; "
+            "let the number of layers count groups that are alike, and trace at the sequence length that you train with"
         )
     if mode.kept.per_token_and_position:
         notes.append(
@@ -166,6 +166,14 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
     if runs.left > TOLERANCE * one.kept:
         notes.append(f"{runs.left:,} bytes outlive the backward pass: reference cycles, or results that the model keeps")
     return _TracedOnce(mode=mode, check=check, sizes=_sizes(two.module, three.module), notes=notes)
+
+
+def _check(mode: TracedMode, three: _Run, five: _Run, *, micro_batch_size: int, length: int) -> float:
+    """How far off another depth, batch and length are: what two more layers keep, or the peak, whichever is worse."""
+    tokens = micro_batch_size * length
+    of_layers = mode.kept.of(tokens=tokens, sequence_length=length) / max((five.kept - three.kept) / 2, 1) - 1.0
+    of_peak = mode.peak_bytes(num_layers=5, tokens=tokens, sequence_length=length) / max(max(five.live), 1) - 1.0
+    return max(of_layers, of_peak, key=abs)
 
 
 def _line(one: float, few: float, many: float, shorter: float, *, length: int) -> TracedBytes:

@@ -55,7 +55,7 @@ def trace(
 ) -> None:
     """Trace the memory of your own model, in seconds and without a GPU.
 
-    Runs forward and backward of 2, 3 and 4 of its layers on tensors that have no memory, and writes the section `trainer` of a sweep file.
+    Runs forward and backward of 2, 3 and 5 of its layers on tensors that have no memory, and writes the section `trainer` of a sweep file.
     """
     found = _trace(target, sequence_length, recompute, precision, autocast=autocast)
     modes = {name: _mode(terms) for name, terms in found["modes"].items()}
