@@ -1,6 +1,10 @@
-"""Measure how many layouts a second are enumerated and checked, and then ranked, on one core; print JSON.
+"""Measure how many layouts a CPU-second are enumerated and checked, and then ranked, on one core; print JSON.
 
-python -m benchmarks.enumerate [--repeat 5]
+python -m benchmarks.enumerate [--repeat 5] [--llm-analysis PYTHON]
+
+`--llm-analysis` names an interpreter that has llm-analysis (PyPI 0.2.2) installed: its analysis of training, memory and step time of one
+layout per call, is timed in the same run, before and after our own. It gives no communication of pipelines and data parallelism, and asks
+for a feed-forward that is a multiple of the hidden size; so the work is alike, not the same.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +55,9 @@ def sweep(*, constrained: bool) -> SweepSpec:
 def seconds_of(work: Callable[[], object], repeat: int) -> float:
     times = []
     for _ in range(repeat):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times)
 
 
@@ -83,17 +88,49 @@ def rank(found: CellSpace, cell: Cell) -> object:
     )
 
 
+LLM_ANALYSIS_PROGRAM = """
+import itertools, logging, time
+from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
+from llm_analysis.config import ModelConfig, ParallelismConfig, get_dtype_config_by_name, get_gpu_config_by_name
+logging.disable(logging.CRITICAL)
+model = ModelConfig(name="70b", num_layers=80, n_head=64, hidden_dim=8192, vocab_size=128256, max_seq_len=4096, num_key_value_heads=8, ffn_embed_dim=32768)
+gpu, dtype = get_gpu_config_by_name("a100-sxm-80gb"), get_dtype_config_by_name("w16a16e16")
+gpu.mem_per_GPU_in_GB = 1e5  # it refuses to analyse what does not fit
+done, start = 0, time.process_time()
+for tp, pp, mbs, recompute, zero in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), ActivationRecomputation, DSZeRO):
+    dp = 512 // (tp * pp)
+    parallelism = ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=dp)
+    analysis = LLMAnalysis(model, gpu, dtype, parallelism, flops_efficiency=0.5, hbm_memory_efficiency=0.6)
+    analysis.training(batch_size_per_gpu=mbs, gradient_accumulation_steps=max(1, 1024 // (dp * mbs)), seq_len=4096,
+                      activation_recomputation=recompute, ds_zero=zero)
+    done += 1
+print(done / (time.process_time() - start))
+"""
+
+
+def llm_analysis_per_second(interpreter: Path) -> float:
+    found = subprocess.run([interpreter, "-c", LLM_ANALYSIS_PROGRAM], capture_output=True, text=True, check=True)
+    return float(found.stdout.split()[-1])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--llm-analysis", type=Path, metavar="PYTHON", help="an interpreter that has llm-analysis installed")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
-    result = {
+    theirs = [llm_analysis_per_second(arguments.llm_analysis)] if arguments.llm_analysis is not None else []
+    result: dict[str, object] = {
         "cores_used": 1,
         "without_constraints": measure(constrained=False, repeat=arguments.repeat),
         "with_four_constraints": measure(constrained=True, repeat=arguments.repeat),
     }
+    if arguments.llm_analysis is not None:
+        theirs.append(llm_analysis_per_second(arguments.llm_analysis))
+        ours = measure(constrained=False, repeat=arguments.repeat)["enumerated_and_ranked_per_second"]
+        assert isinstance(ours, int)
+        result["llm_analysis"] = {"analysed_per_second": [round(rate) for rate in theirs], "ours_times_faster": round(ours / max(theirs))}
     print(json.dumps(result, indent=2))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="enumerate", machine=machine, result=result)
