@@ -6,7 +6,9 @@ Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m do
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +28,7 @@ from orchestrator.core.lifecycle import mermaid
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import RankResult
 from orchestrator.core.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.step_time import PRIORS
 from orchestrator.core.template import TEMPLATE_NAMES
 from orchestrator.core.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
 from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
@@ -103,8 +106,23 @@ def _part(name: str) -> str:
         "views": view_list,
         "tables": table_list,
         "columns": column_table,
+        "constants": constant_table,
     }
     return parts[name]()
+
+
+def constant_table() -> str:
+    """The constants of step time: what is believed of each before anything is measured, and what it is."""
+    source = ast.parse((PROJECT / "orchestrator/core/step_time.py").read_text())
+    body = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants").body
+    means = {
+        field.target.id: said.value.value
+        for field, said in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
+    }
+    rows = [(f"`{name}`", f"{prior.median:.3g}", f"x/ {math.exp(prior.log_sd):.2f}", means[name]) for name, prior in PRIORS.items()]
+    return _table(("constant", "prior", "", "meaning"), rows)
 
 
 def key_table(where: str, model: type[BaseModel], words: Mapping[str, KeyWords]) -> str:
