@@ -1,0 +1,67 @@
+"""Options of a workload as axes, from the sweep file to the rank and back to SQL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command import Command, write_sweep
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+PROGRAM = """
+import json, os, sys
+kernel, fused, threads = sys.argv[1:]
+seconds = {"flash": 0.1, "eager": 0.2}[kernel] / int(threads) * (0.5 if fused == "true" else 1.0)
+assert os.environ["SWEEP_KERNEL"] == kernel
+json.dump({"step_seconds": [seconds] * 6}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+"""
+
+
+def test_a_program_of_ones_own_is_told_each_combination(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    file = write_sweep(
+        tmp_path,
+        gpus=1,
+        axes={
+            "micro_batch_size": [64],
+            "recompute": ["none"],
+            "options": {"kernel": ["flash", "eager"], "fused": [True, False], "threads": [1, 2]},
+        },
+        constraints=["kernel == 'flash' or not fused"],
+        workload={
+            "name": "command",
+            "options": {"argv": [sys.executable, str(tmp_path / "mine.py"), "{kernel}", "{fused}", "{threads}"]},
+        },
+    )
+    assert "rejected          2  constraint: kernel == 'flash' or not fused" in command.ok("plan", file).stdout
+    command.ok("run", file, "search.confirm.repeats=0", "search.strategy=exhaustive", "-q")
+    (best,) = command.json("best", "t", "--top", "1")["best"]
+    assert best["options"] == {"fused": True, "kernel": "flash", "threads": 2}
+    assert best["layout"].endswith("_bf16-fused=true-kernel=flash-threads=2")
+    assert best["step_seconds_median"] == pytest.approx(0.025)
+    assert command.sql("select count(*) from v_trial where options ->> 'kernel' = 'eager'") == [[2]]
+    assert command.sql("select count(*) from v_trial where state = 'measured'") == [[6]]
+    assert "kernel=flash" in command.ok("show", str(best["trial_id"])).stdout
+    told = command.ok("invalidate", "--where", "options ->> 'kernel' = 'eager'", "--yes")
+    assert "2" in told.stdout + told.stderr
+
+
+def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_path: Path) -> None:
+    file = write_sweep(
+        tmp_path,
+        gpus=1,
+        global_batch_size=4,
+        precision="fp32",
+        axes={"micro_batch_size": [4], "recompute": ["none"], "options": {"attention": ["sdpa", "eager"]}},
+        measurement={"warmup_steps": 2, "min_steps": 2, "max_steps": 3},
+        search={"confirm": {"repeats": 0}},
+        sequence_length=256,
+        workload="llama",
+    )
+    command.ok("run", file, "-q")
+    peak = dict(command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial"))
+    # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes for each of the 4 layers.
+    assert peak["eager"] - peak["sdpa"] > 4 * 4 * 4 * 256**2 * 4
