@@ -5,28 +5,20 @@ Only values live here. Reading YAML with its places is `spec_yaml`; which layout
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import product
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     GetPydanticSchema,
-    PlainSerializer,
-    PlainValidator,
     SerializerFunctionWrapHandler,
-    Tag,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -34,142 +26,39 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import Constraint, Unread
 from orchestrator.core.hardware import DEVICES, from_driver_name
-from orchestrator.core.layout import Precision, Recompute
+from orchestrator.core.layout import Precision
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
+from orchestrator.core.spec_values import (
+    Count,
+    Duration,
+    Length,
+    Name,
+    OneWithoutItsList,
+    OptionName,
+    OptionValues,
+    OrAuto,
+    RecomputeChoice,
+    Section,
+    Some,
+    Tokens,
+    as_list,
+    few,
+    few_options,
+)
 from orchestrator.core.trainer_section import TrainerChoice
 from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, option_mistakes, workload_mistake
 
 MAX_GPUS = 16_384
-MAX_VALUES = 4096  # of one axis
-MAX_FEW = 64  # models, constraints, values of an option
-MAX_OPTIONS = 16  # that vary
 MAX_CELLS = 1024
-_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPELT_OUT = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE
-)
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def _as_list(value: Any) -> Any:
-    """One value may stand without its list. Far too long a list is refused before its values are looked at."""
-    if not isinstance(value, (list, tuple)):
-        return [value]
-    if len(value) > MAX_VALUES:
-        raise ValueError(f"{len(value):,} values; at most {MAX_VALUES:,}")
-    return value
-
-
-def _few(value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and len(value) > MAX_FEW:
-        raise ValueError(f"{len(value):,} values; at most {MAX_FEW}")
-    return value
-
-
-def _tokens(value: Any) -> Any:
-    """`4M` is 4 * 2**20, as the field counts tokens of a batch: 4M tokens at sequence length 4096 are 1,024 sequences exactly."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d{1,18})\s*([kKmMgG]?)", value)
-    if match is None:
-        raise ValueError(f"{value!r} is no number of tokens; write a whole number, or 4M = 4 * 2**20")
-    return int(match[1]) * _SIZES[match[2].lower()]
-
-
-def _duration(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|min|m|h|d)", value)
-    if match is None:
-        meant = _SPELT_OUT.fullmatch(value.strip())
-        hint = f"; did you mean {meant[1]}{meant.lastgroup}?" if meant is not None else ""
-        raise ValueError(f"{value!r} is no duration; write seconds, or 90s, 5min, 2h, 1d{hint}")
-    return float(match[1]) * _DURATIONS[match[2]]
-
-
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value) or ".." in value:
-        raise ValueError(
-            f"name {value[:80]!r} is not 1 to 63 of a-z 0-9 . _ -, with a letter or digit at both ends and no '..': it names files and rows"
-        )
-    return value
-
-
-def _distinct(values: Any) -> Any:
-    if isinstance(values, tuple) and len(set(values)) != len(values):
-        twice = [value for i, value in enumerate(values) if value in values[:i]]
-        raise ValueError(f"{twice[0]} stands twice in the list")
-    return values
-
-
-def _recompute(value: Any) -> Any:
-    if value is False or value is None:
-        return Recompute()
-    if isinstance(value, Recompute):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)")
-    try:
-        return Recompute.parse(value)
-    except ValueError as exc:
-        close = get_close_matches(value, ("none", "full", "selective", "selective_ops", "selective_attention", "auto"), n=1)
-        raise ValueError(f"{exc}; did you mean {close[0]}?" if close else str(exc)) from None
-
-
-def _auto(value: Any) -> str:
-    return "auto" if value == "auto" else "values"
-
-
-Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
-Duration = Annotated[
-    Annotated[float, Field(strict=True, gt=0, le=1e8)],
-    BeforeValidator(_duration),
-    WithJsonSchema({"type": ["number", "string"], "description": "seconds, or 90s, 5min, 2h"}),
-]
-Tokens = Annotated[
-    Annotated[int, Field(strict=True, ge=1, le=1 << 40)],
-    BeforeValidator(_tokens),
-    WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"}),
-]
-Length = Annotated[
-    Count, BeforeValidator(_tokens), WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 8K = 8192"})
-]
-RecomputeChoice = Annotated[
-    Recompute,
-    BeforeValidator(_recompute),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}),
-]
-
-
-class _OneWithoutItsList:
-    """Says in the JSON schema what `_as_list` does."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        many = handler(schema)
-        return {"anyOf": [many["items"], many]}
-
-
-_T = TypeVar("_T")
-Some = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_distinct), _OneWithoutItsList()]
-# The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
-OrAuto = Annotated[Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)]
-
-
-class ModelSizes(_Section):
+class ModelSizes(Section):
     """A model by its sizes, or a preset with some of them changed. Two definitions need two names; one is made up where none is given."""
 
     preset: str | None = None
@@ -231,40 +120,7 @@ Model = Annotated[
 ]
 
 
-def _option_values(value: Any) -> Any:
-    return _few(_as_list(value))
-
-
-def _few_options(value: Any) -> Any:
-    if isinstance(value, Mapping) and len(value) > MAX_OPTIONS:
-        raise ValueError(f"{len(value):,} options; at most {MAX_OPTIONS}")
-    return value
-
-
-def _option_value(value: Any) -> Any:
-    is_text = isinstance(value, str) and len(value) <= MAX_OPTION_CHARACTERS and (value.isprintable() or not value)
-    if is_text or (isinstance(value, int) and abs(value) <= MAX_OPTION_NUMBER):
-        return value
-    raise ValueError(f"{str(value)[:80]!r} is no value of an option; expected a word on one line, a whole number, true or false")
-
-
-def _option_name(value: str) -> str:
-    if not _OPTION_NAME.fullmatch(value):
-        raise ValueError(f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _, a letter or _ first")
-    return value
-
-
-MAX_OPTION_CHARACTERS, MAX_OPTION_NUMBER = 100, 10**15
-_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-OptionName = Annotated[str, AfterValidator(_option_name)]
-OptionChoice = Annotated[
-    str | int | bool,
-    PlainValidator(_option_value),
-    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("string", "integer", "boolean")]}),
-]
-
-
-class Axes(_Section):
+class Axes(Section):
     """The values each part of a layout may take. `auto`: every value that the cell allows, which are divisors of its GPUs and its batch."""
 
     data_parallel_size: OrAuto[Some[Count]] = "auto"
@@ -275,19 +131,7 @@ class Axes(_Section):
     tensor_parallel_size: OrAuto[Some[Count]] = (1,)
     pipeline_parallel_size: OrAuto[Some[Count]] = (1,)
     context_parallel_size: OrAuto[Some[Count]] = (1,)
-    options: Annotated[
-        Mapping[
-            OptionName,
-            Annotated[
-                tuple[OptionChoice, ...],
-                BeforeValidator(_option_values),
-                Field(min_length=1),
-                AfterValidator(_distinct),
-                _OneWithoutItsList(),
-            ],
-        ],
-        BeforeValidator(_few_options),
-    ] = {}  # of the workload
+    options: Annotated[Mapping[OptionName, OptionValues], BeforeValidator(few_options)] = {}  # of the workload
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -295,7 +139,7 @@ class Axes(_Section):
         return {name: value for name, value in write(self).items() if name != "options" or value}
 
 
-class Limits(_Section):
+class Limits(Section):
     """Seconds a rank may stay in each phase before it counts as hung."""
 
     start: Duration = 120.0
@@ -310,7 +154,7 @@ class Limits(_Section):
         return PhaseLimits(**self.model_dump())
 
 
-class Measuring(_Section):
+class Measuring(Section):
     """Warm-up is dropped; then steps are timed until the median is known to `precision`, within the bounds."""
 
     warmup_steps: Annotated[int, Field(strict=True, ge=2, le=1000)] = (
@@ -342,21 +186,21 @@ class Strategy(StrEnum):
     GP = "gp"
 
 
-class Plateau(_Section):
+class Plateau(Section):
     """Stop a cell when its last `trials` finished trials brought less than `gain` over the best before them."""
 
     trials: Annotated[int, Field(strict=True, ge=1)] = 20
     gain: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
 
 
-class Confirm(_Section):
+class Confirm(Section):
     """Measure the fastest layouts of a cell again once its search has ended: a winner is one whose interval stands apart."""
 
     contenders: Annotated[int, Field(strict=True, ge=1, le=64)] = 3  # that take part, as far as they cannot be told apart
     repeats: Annotated[int, Field(strict=True, ge=0, le=32)] = 2  # of each at most, beside its first run; 0: none
 
 
-class Search(_Section):
+class Search(Section):
     """How the next layout is chosen, and when to stop. Budgets count what is spent, failures included."""
 
     strategy: Strategy = Strategy.AUTO
@@ -396,11 +240,11 @@ def _device(value: str) -> str:
     return value
 
 
-class SweepSpec(_Section):
+class SweepSpec(Section):
     """One sweep file. Model, GPUs, sequence length and global batch may be lists: each combination is a cell with a best of its own."""
 
     name: Name
-    model: Annotated[tuple[Model, ...], BeforeValidator(_as_list), BeforeValidator(_few), Field(min_length=1), _OneWithoutItsList()]
+    model: Annotated[tuple[Model, ...], BeforeValidator(as_list), BeforeValidator(few), Field(min_length=1), OneWithoutItsList()]
     sequence_length: Some[Length]
     global_batch_size: Some[Count] | None = None  # in sequences
     global_batch_tokens: Some[Tokens] | None = None
@@ -412,7 +256,7 @@ class SweepSpec(_Section):
     price_per_gpu_hour: Annotated[float, Field(strict=True, gt=0, le=10_000)] | None = None  # US dollars; None: the device's list price
     axes: Axes = Axes()
     tensor_parallel_across_nodes: Annotated[bool, Field(strict=True)] = False
-    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(_as_list), BeforeValidator(_few), _OneWithoutItsList()] = ()
+    constraints: Annotated[tuple[Constraint, ...], BeforeValidator(as_list), BeforeValidator(few), OneWithoutItsList()] = ()
     measurement: Measuring = Measuring()
     search: Search = Search()
     objective: Objective = Objective.TOKENS_PER_SECOND_PER_GPU
