@@ -32,35 +32,43 @@ _REAL_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trace, and write the document to stdout; whatever else is printed meanwhile goes to stderr."""
+    asked = parser().parse_args(arguments)
+    with os.fdopen(os.dup(1), "w") as stdout:
+        os.dup2(2, 1)
+        found = document(asked)
+        json.dump(found, stdout)
+    return 2 if "error" in found else 0
+
+
+def document(asked: argparse.Namespace) -> dict[str, Any]:
+    """What a trace found, or `error`: why there can be none, and what to change."""
+    try:
+        build = _imported(asked.target)
+        gc.collect()
+        gc.freeze()  # what imports made holds none of the model's tensors, and takes long to look through
+        traced = trace_model(
+            build,
+            sequence_length=asked.sequence_length,
+            recomputes=asked.recompute,
+            dtype=_DTYPES[asked.precision] if asked.precision is not None else None,
+            autocast=asked.autocast,
+        )
+    except TraceRefused as exc:
+        return {"error": str(exc)}
+    except Exception as exc:  # noqa: BLE001  # the model's code may raise anything, and its author is told where
+        return {"error": _explained(exc)}
+    return asdict(traced)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(prog="python -m workloads.memory_trace", description="Trace the memory of a model of one's own.")
     parser.add_argument("target", metavar="MODULE:FUNCTION")
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--recompute", type=lambda text: text.split(","), default=None)
     parser.add_argument("--precision", type=Precision, choices=list(_DTYPES), default=None)
     parser.add_argument("--autocast", action="store_true")
-    asked = parser.parse_args(arguments)
-    document = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with document:
-        try:
-            build = _imported(asked.target)
-            gc.collect()
-            gc.freeze()  # what imports made holds none of the model's tensors, and takes long to look through
-            traced = trace_model(
-                build,
-                sequence_length=asked.sequence_length,
-                recomputes=asked.recompute,
-                dtype=_DTYPES[asked.precision] if asked.precision is not None else None,
-                autocast=asked.autocast,
-            )
-        except TraceRefused as exc:
-            json.dump({"error": str(exc)}, document)
-            return 2
-        except Exception as exc:  # noqa: BLE001  # the model's code may raise anything, and its author is told where
-            json.dump({"error": _explained(exc)}, document)
-            return 2
-        json.dump(asdict(traced), document)
-    return 0
+    return parser
 
 
 def _imported(target: str) -> Callable[..., Any]:

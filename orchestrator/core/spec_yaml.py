@@ -325,8 +325,12 @@ def _number(value: float) -> str:
 def _section(loc: Path) -> type[BaseModel] | None:
     """The pydantic model that describes what stands at a place; None for what is no section. Of several, a tag in the place chooses one."""
     found: list[type[BaseModel]] = [SweepSpec]
+    names_an_entry = False  # of a mapping whose entries are all sections of one kind
     for part in loc:
         if isinstance(part, int):
+            continue
+        if names_an_entry:
+            names_an_entry = False
             continue
         if len(found) > 1 and part in WORKLOADS:
             found = [WORKLOADS[part]]
@@ -335,6 +339,7 @@ def _section(loc: Path) -> type[BaseModel] | None:
         else:
             field = found[0].model_fields.get(part)
             found = list(_models_in(field.annotation)) if field is not None else []
+            names_an_entry = "Mapping[" in str(field.annotation) if field is not None else False
         if not found:
             return None
     return found[0]

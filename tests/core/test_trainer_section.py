@@ -78,6 +78,7 @@ def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_
         ({"activations": {"full": FULL}}, "none is missing"),
         ({"activations": {"none": NONE, "selctive": FULL}}, "'selctive' is not one of"),
         ({"activations": {"none": NONE, "full:8": FULL}}, "activations are those of one layer: full"),
+        ({"activations": {"none": NONE | {"keep": 1}}}, "keep: unknown key; allowed: kept, backward, head, end; did you mean kept?"),
         ({"activations": {"none": {"kept": 1}}}, "trainer.activations.none.head: is required"),
         ({"activations": {"none": NONE | {"kept": "many"}}}, "trainer.activations.none.kept"),
     ],

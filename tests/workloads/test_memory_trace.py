@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import resource
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.workloads.test_llama_memory import report
 from tests.workloads.test_llama_memory import trainer as real_trainer
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.model import Llama
+from workloads.memory_trace import document, parser
 from workloads.model_trace import RECOMPUTES, TracedModel, TraceRefused, trace_model
 
 SHAPE = ModelShape(
@@ -253,3 +256,49 @@ def of_nothing(num_layers: int) -> None:
 def test_a_model_that_cannot_be_traced_is_told_what_to_change(build: Callable[..., Any], said: str) -> None:
     with pytest.raises(TraceRefused, match=said):
         trace_model(build, sequence_length=64)
+
+
+PROGRAM = """
+import torch
+from tests.workloads.test_memory_trace import GPT, loss_of
+
+def build(num_layers):
+    model = GPT(num_layers)
+    loss = loss_of(model)
+    return model, lambda *sizes: found if (found := loss(*sizes)) > 10 else 2 * found
+
+def model_alone(num_layers):
+    return GPT(num_layers)
+
+def broken(num_layers):
+    return GPT(num_layers, depth=num_layers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("looking", "'looking' is not MODULE:FUNCTION; write it as mine:build"),
+        ("nothing_there:build", "no module nothing_there: neither in "),
+        ("looking.py:build", "write the module: looking:build"),
+        ("looking:bild", "looking has no function bild; did you mean build?"),
+        ("half:build", "half needs nothing_there, which is not installed"),
+        ("wrong:build", "wrong cannot be imported: ZeroDivisionError: division by zero at "),
+        ("looking:build", "asks for the value of a tensor at "),
+        ("looking:model_alone", "a model alone is called with token ids and targets, or return (model, loss)"),
+        ("looking:broken", "the model cannot be run at "),
+    ],
+)
+def test_what_is_wrong_with_a_program_is_one_line_with_its_place(
+    target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"looking": PROGRAM, "half": "import nothing_there", "wrong": "1 / 0"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    error = document(parser().parse_args([target, "--sequence-length", "64"]))["error"]
+    assert said in error
+    assert "\n" not in error
+    if said.endswith(" at "):
+        assert str(tmp_path) in error  # the place is in the program itself
