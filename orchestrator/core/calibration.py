@@ -5,6 +5,7 @@ Starts from priors (data sheets, papers), or from what a cell's relatives taught
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -216,8 +217,17 @@ def _groups(observations: Iterable[Observation]) -> list[_CellGroup]:
 
 
 def _weights(sizes: Sequence[int]) -> Floats:
-    """How many independent residuals each one stands for, cell by cell."""
+    """How many independent residuals each one stands for: of one cell, little is new after the first few."""
     return np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes]) if sizes else np.zeros(0)
+
+
+def _memory_weights(groups: Sequence[_CellGroup]) -> Floats:
+    """The same of peaks, and all cells of one model teach as much as one: what the formula misses of a model, it misses in all of them."""
+    models = Counter(group.rows[0].cell.model for group in groups)
+    weights = _weights([len(group.peaked) for group in groups])
+    cells = np.concatenate([np.full(len(group.peaked), float(models[group.rows[0].cell.model])) for group in groups])
+    shared: Floats = weights / cells
+    return shared
 
 
 def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:
@@ -269,7 +279,7 @@ def _with_memory(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibratio
     if not peaked:
         return prior
     residuals, censored = _memory_residuals(prior, peaked)
-    weights = _weights([len(group.peaked) for group in peaked])
+    weights = _memory_weights(peaked)
     sd = prior.memory_residual_sd
     found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
     exact = ~censored
@@ -288,7 +298,7 @@ def _memory_cost(prior: Calibration, groups: Sequence[_CellGroup]) -> float:
     if not peaked:
         return 0.0
     residuals, _ = _memory_residuals(prior, peaked)
-    weights = _weights([len(group.peaked) for group in peaked])
+    weights = _memory_weights(peaked)
     found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
     moved = found.parameters - prior.memory_values
     return float((weights * np.log1p(found.residuals**2)).sum() + moved @ np.linalg.inv(prior.memory_covariance) @ moved)
