@@ -7,11 +7,12 @@ DIR holds CSV files with the columns of core/run_table.py; `--table` takes ids, 
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
 with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout the median
 one stands. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
-`--fewest-rows` are left out, and so are those without a row of which it is known how fast it was.
+`--fewest-rows` are left out; where they are all that small, the table is searched as one problem, without physics.
 
-Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as `sweep run` does (tpe and gp: Optuna's, moved to
-the nearest untried row). `heuristic` is the rule that hindsight gives: what a textbook memory formula admits, no recomputation, smallest
-tp x pp, smallest pp, smallest micro-batch. An out-of-memory rules out what provably needs more, for `auto`, `tpe`, `gp` and `random` alike.
+Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as
+`sweep run` does (tpe and gp: Optuna's, moved to the nearest untried row). `heuristic` is the rule that hindsight gives: what a textbook
+memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest micro-batch. An out-of-memory rules out what provably
+needs more, for `auto`, `tpe`, `gp` and `random` alike.
 A layout that `auto` wants measured once more is charged as a launch, and returns the same row.
 
 Modes. `cold`: nothing is known but data sheets and the formulas' priors. `warm`: constants are calibrated to the other problems of the same
@@ -32,7 +33,7 @@ import argparse
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -77,7 +78,12 @@ class Problem:
     @property
     def name(self) -> str:
         run = self.runs[0]
-        return f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+        return f"{self.table_id}/all" if self.is_mixed else f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it holds several numbers of GPUs or batches, each too small a problem for itself."""
+        return len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs}) > 1
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -90,7 +96,7 @@ class Problem:
     @cached_property
     def trainer(self) -> Trainer:
         """What most of its rows say of the program; which version ran a row is no choice of a search."""
-        return Counter(run.trainer for run in self.runs).most_common(1)[0][0]
+        return _most_common(run.trainer for run in self.runs)
 
     @cached_property
     def speeds(self) -> NDArray[np.float64]:
@@ -100,10 +106,6 @@ class Problem:
 
     def observations(self) -> list[Observation]:
         return [found for run in self.runs if (found := observation(run, self.hardware)) is not None]
-
-    @property
-    def gpu_seconds_of_launch(self) -> float:
-        return LAUNCH_SECONDS * self.runs[0].num_gpus
 
 
 class Driver(Protocol):
@@ -209,7 +211,8 @@ def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
         for repeated in (False, True) if driver.again() else (False,):
             launches += 1
             repeats += repeated and to_5 is None
-            seconds += 0.0 if to_5 is not None else LAUNCH_SECONDS + (steps * (run.step_seconds or 0.0) if problem.speeds[row] else 0.0)
+            held = LAUNCH_SECONDS + (steps * (run.step_seconds or 0.0) if problem.speeds[row] else 0.0)
+            seconds += held * run.num_gpus if to_5 is None else 0.0
             best = max(best, problem.speeds[row] / top if top else 0.0)
             curve.append(best)
         if to_5 is None:
@@ -225,7 +228,7 @@ def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
         out_of_memory=out_of_memory,
         crashed=crashed,
         repeats=repeats,
-        gpu_seconds=seconds * problem.runs[0].num_gpus,
+        gpu_seconds=seconds,
         best=tuple(curve[:SHOWN_LAUNCHES]),
     )
 
@@ -234,7 +237,7 @@ def driver_of(problem: Problem, method: str, seed: int, *, mode: str, calibratio
     if method == "heuristic":
         return RowDriver(problem, Strategy.EXHAUSTIVE, seed, _by_rule(problem))
     strategy = Strategy(method)
-    if mode == "blind" or problem.runs[0].cell is None:
+    if mode == "blind" or problem.runs[0].cell is None or problem.is_mixed:
         return RowDriver(problem, strategy, seed)
     return LayoutDriver(problem, strategy, seed, calibration)
 
@@ -243,13 +246,19 @@ def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidat
     """What the planner makes of a problem's rows."""
     run = problem.runs[0]
     assert run.cell is not None
+    table = LayoutTable.of(problem.layouts)
     return rank_candidates(
-        LayoutTable.of(problem.layouts),
+        table,
         run.cell,
         hardware=problem.hardware,
         memory_limit_bytes=float(problem.hardware.memory_bytes),
         gpus_per_node=run.gpus_per_node,
         trainer=problem.trainer,
+        # An attention kernel that is an axis makes another trainer of the same program.
+        trainers=[
+            _most_common(run.trainer for run, layout in zip(problem.runs, problem.layouts, strict=True) if layout.options == options)
+            for options in table.option_sets
+        ],
         calibration=calibration,
     )
 
@@ -260,10 +269,12 @@ def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: 
         for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
             if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
                 continue
-            for cell in cells:
-                runs = [run for run in cell.runs if run.replay and run.layout is not None and _is_usable(run)]
-                found.append(Problem(table_id=table_id, runs=tuple(_distinct(runs))))
-    return [problem for problem in found if len(problem.runs) >= fewest_rows]
+            groups = [[run for run in cell.runs if run.replay and run.layout is not None and _is_usable(run)] for cell in cells]
+            problems = [Problem(table_id=table_id, runs=tuple(_distinct(runs))) for runs in groups]
+            large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
+            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])))
+            found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
+    return found
 
 
 def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
@@ -353,6 +364,10 @@ def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[P
 def _layout(run: MeasuredRun) -> Layout:
     assert run.layout is not None
     return replace(run.layout, options=tuple(sorted(run.extra)))
+
+
+def _most_common(trainers: Iterable[Trainer]) -> Trainer:
+    return Counter(trainers).most_common(1)[0][0]
 
 
 def _is_usable(run: MeasuredRun) -> bool:

@@ -68,7 +68,7 @@ def outcome(cell: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
     excess = cell.memory_bytes[row] / LIMIT_BYTES - 1
     if excess > 0 and not any_fits:
         return OutOfMemory(excess=float(excess))
-    return Measured(value=float(cell.tokens_per_second_per_gpu[row]))
+    return Measured(value=float(cell.tokens_per_second_per_gpu[row]), peak_memory_bytes=float(min(cell.memory_bytes[row], LIMIT_BYTES)))
 
 
 def rss_bytes() -> int:
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the results here, as JSON")
     out = parser.parse_args().out
     cell = candidates()
-    runs = [(strategy, told) for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE) for told in TOLD]
+    runs = [(strategy, told) for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO) for told in TOLD]
     results = {
         "what": "ask + tell of orchestrator.searcher, in memory",
         "python": platform.python_version(),
@@ -138,7 +138,7 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "load_at_start": round(os.getloadavg()[0], 1),
         "candidates": len(cell),
-        "memory": [growth(cell, strategy) for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE)],
+        "memory": [growth(cell, strategy) for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE, Strategy.AUTO)],
         "times": [at_scale(cell, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]],
     }
     text = json.dumps(results, indent=1)
