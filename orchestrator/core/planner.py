@@ -120,12 +120,12 @@ def rank_candidates(
     options that vary, where that matters.
     """
     calibration = calibration or Calibration.prior(trainer)
-    trainers = trainers or [trainer] * len(table.option_sets)
+    trainers = trainers or [trainer] * max(len(table.option_sets), 1)
     by_trainer = {other: adapted(calibration, trainer, other) for other in trainers}
     calibrations = [by_trainer[other] for other in trainers]
     memory = np.empty(len(table))
-    for found, rows in _alike(calibrations, table):
-        memory[rows] = predict_memory(table.take(rows), cell, found.trainer).total
+    for found, alike, rows in _alike(calibrations, table):
+        memory[rows] = predict_memory(alike, cell, found.trainer).total
     fits = memory <= memory_limit_bytes if memory_limit_bytes is not None else np.ones(len(table), dtype=np.bool_)
     if hardware is None:
         seconds = np.full(len(table), np.nan)
@@ -162,20 +162,21 @@ def adapted(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calib
     )
 
 
-def _alike(calibrations: Sequence[Calibration], table: LayoutTable) -> list[tuple[Calibration, Ints]]:
-    """The rows of each calibration: one for all of them where no option that varies changes the trainer."""
+def _alike(calibrations: Sequence[Calibration], table: LayoutTable) -> list[tuple[Calibration, LayoutTable, Ints]]:
+    """The layouts of each calibration, and their rows: one for all of them where no option that varies changes the trainer."""
     distinct = list(dict.fromkeys(calibrations))
+    if len(distinct) == 1:
+        return [(distinct[0], table, np.arange(len(table)))]
     code = np.array([distinct.index(each) for each in calibrations], dtype=np.int64)[table.options]
-    return [(found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)]
+    by_calibration = [(found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)]
+    return [(found, table.take(rows), rows) for found, rows in by_calibration if len(rows)]
 
 
 def _predicted(calibrations: Sequence[Calibration], cell: Cell, hardware: Hardware, gpus_per_node: int, table: LayoutTable) -> Predicted:
     parts = [
-        (found.predict(table.take(rows), cell, hardware, gpus_per_node=gpus_per_node), rows)
-        for found, rows in _alike(calibrations, table)
-        if len(rows) or not len(table)
+        (found.predict(alike, cell, hardware, gpus_per_node=gpus_per_node), rows) for found, alike, rows in _alike(calibrations, table)
     ]
-    if len(parts) == 1 or not len(table):
+    if len(parts) == 1:
         return parts[0][0]
     back = np.argsort(np.concatenate([rows for _, rows in parts]))  # of the parts behind each other, the rows in the table's order
     by_row: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW}

@@ -145,7 +145,8 @@ def _listed(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int,
         num_gpus=cell.num_gpus,
         global_batch_size=cell.global_batch_size,
     )
-    legal, broken = _filter(LayoutTable.of(named), rules.row)
+    table = LayoutTable.of(named) if named else _concatenated([], _choice_table(values))
+    legal, broken = _filter(table, rules.row)
     absent = lattice_size - len(named)
     rejected = ({NOT_IN_TABLE: absent} if absent else {}) | {rule.reason: broken[rule.reason] for rule in rules.row if broken[rule.reason]}
     return CellSpace(cell=cell, values=values, lattice_size=lattice_size, legal=legal, rejected=rejected, _rules=rules)

@@ -101,3 +101,12 @@ def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
             assert mixed.predict is not None and alone.predict is not None
             assert mixed.predict(mixed.table).memory_bytes[rows] == pytest.approx(alone.predict(alone.table).memory_bytes, rel=1e-12)
     assert len(set(mixed.memory_bytes.tolist())) == len(mixed)
+
+
+def test_a_cell_without_a_layout_is_planned_as_one() -> None:
+    chosen = spec(constraints=["tp > 8"])
+    for among in (None, ()):
+        planned = plan_cell(chosen, chosen.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, among=among)
+        assert len(planned.candidates) == 0
+        assert planned.candidates.predict is not None
+        assert len(planned.candidates.predict(planned.candidates.table).memory_bytes) == 0
