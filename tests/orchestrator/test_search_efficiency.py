@@ -1,0 +1,102 @@
+"""The benchmark of the search on a small table of our own: what it counts, in every mode."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import search_efficiency, search_efficiency_picture
+
+MODEL = {
+    "model": "ours-1B",
+    "n_params": 1.1e9,
+    "layers": 16,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 16,
+    "ffn": 5504,
+    "vocab": 32000,
+    "tied_embeddings": "True",
+}
+
+
+def rows(table_id: str, *, fits: bool = True) -> list[dict[str, Any]]:
+    """16 layouts on 8 GPUs with two kernels: the second is a third faster; large micro-batches run out of memory, one layout crashes."""
+    found = []
+    for tp in (1, 2):
+        for mbs in (1, 2, 4, 8):
+            for kernel in ("plain", "fused"):
+                seconds = (4.0 + 1.0 / mbs) * (1.2 if tp == 2 else 1.0) * (1.0 if kernel == "fused" else 1.33)
+                memory = 20 + 8 * mbs / tp
+                status = "oom" if memory > 60 or not fits else "error" if (tp, mbs, kernel) == (2, 8, "plain") else "ok"
+                found.append(
+                    MODEL
+                    | {
+                        "table_id": table_id, "hardware": "A100-80GB", "gpu_mem_gb": 80 if fits else 4, "n_gpus": 8, "gpus_per_node": 8, "seq_len": 2048, "gbs": 128,
+                        "dp": 8 // tp, "tp": tp, "pp": 1, "cp": 1, "mbs": mbs, "grad_acc": 128 * tp // (8 * mbs), "recompute": "none", "zero_stage": 1,
+                        "precision": "bf16", "attention_kernel": kernel, "status": status, "peak_mem_kind": "torch GiB", "replay": "True",
+                        "step_time_s": seconds if status == "ok" else "",
+                        "tokens_per_s_per_gpu": 128 * 2048 / 8 / seconds if status == "ok" else "",
+                        "peak_mem_gb": memory if status == "ok" else "",
+                    }
+                )  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    with (folder / "ours.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows("one")[0]))
+        writer.writeheader()
+        writer.writerows(rows("one") + rows("another") + rows("none", fits=False))
+        duplicate = rows("one")[0] | {"tokens_per_s_per_gpu": 1e9, "replay": "False"}
+        writer.writerow(duplicate)
+    return folder
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, tables: Path, *more: str) -> dict[str, Any]:
+    out = tables.parent / "result.json"
+    monkeypatch.setattr(sys, "argv", ["search_efficiency", "--tables", str(tables), "--out", str(out), *more])
+    search_efficiency.main()
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["cold", "warm", "blind"])
+def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypatch: pytest.MonkeyPatch, tables: Path, mode: str) -> None:
+    result = measure(monkeypatch, tables, "--methods", "auto,tpe:1,random:3,heuristic", "--seeds", "2", "--mode", mode, "--table", "[oa]*")
+    assert result["summary"]["auto"]["problems"] == 2
+    for method, seeds in (("auto", 2), ("tpe", 1), ("random", 3), ("heuristic", 1)):
+        one = result["problems"][method]["one/8gpu_gb128"]
+        assert (one["rows"], one["seeds"]) == (16, seeds)
+        assert 1 <= one["launches_to_5_percent"]["median"] <= 16
+        assert one["launches_to_1_percent"]["median"] >= one["launches_to_5_percent"]["median"]
+        assert one["gpu_seconds"] >= 8 * 60
+        curve = result["summary"][method]["best_after"]
+        assert curve == sorted(curve)
+        assert curve[-1] >= 0.99
+    if mode != "blind":
+        assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 5
+    assert search_efficiency_picture.picture(result).count("<polyline") == 4
+
+
+def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+    result = measure(monkeypatch, tables, "--methods", "auto,random", "--seeds", "1", "--table", "none")
+    assert result["summary"]["auto"]["problems"] == 0
+    said = result["problems"]["auto"]["none/8gpu_gb128"]["nothing_fits"]
+    assert said <= 6
+    assert result["summary"]["auto"]["nothing_fits"] == {"problems": 1, "launches": said}
+
+
+def test_a_method_or_a_table_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+    with pytest.raises(SystemExit):
+        measure(monkeypatch, tables, "--methods", "magic")
+    with pytest.raises(SystemExit):
+        measure(monkeypatch, tables, "--table", "absent")
