@@ -76,16 +76,23 @@ class Learned:
 
         The trials of the cell in this very sweep are counted only `with_own`: a search that is told them would count them twice.
         """
-        own = [taught for taught in self.rows if cell is not None and self._is_own(taught, cell)]
-        others = [taught for taught in self.rows if taught not in own] if own else self.rows
+        own = self._own.get(cell, []) if cell is not None else []
+        mine = set(map(id, own))
+        others = [taught for taught in self.rows if id(taught) not in mine] if own else self.rows
         found = self._of(others, without=cell if own else None)
         if cell is None:
             return found
         prior = found.widened() if others else found
         return self._fitted(("own", cell), own, prior) if own and with_own else prior
 
-    def _is_own(self, taught: Taught, cell: Cell) -> bool:
-        return taught.row.sweep.name == self.spec.name and taught.row.cell == cell
+    @cached_property
+    def _own(self) -> dict[Cell, list[Taught]]:
+        """The trials of the sweep itself, by cell."""
+        found: dict[Cell, list[Taught]] = {}
+        for taught in self.rows:
+            if taught.row.sweep.name == self.spec.name:
+                found.setdefault(taught.row.cell, []).append(taught)
+        return found
 
     def _of(self, rows: Sequence[Taught], *, without: Cell | None) -> Calibration:
         prior = Calibration.prior(trainer_of(self.spec))
