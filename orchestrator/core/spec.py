@@ -179,7 +179,7 @@ class Measuring(Section):
 
 
 class Strategy(StrEnum):
-    AUTO = "auto"  # best prediction first while the space fits the budget, then TPE
+    AUTO = "auto"  # what should gain most per GPU-second, by physics and by what the cell has shown
     EXHAUSTIVE = "exhaustive"
     RANDOM = "random"
     TPE = "tpe"
