@@ -13,9 +13,10 @@ from typing import Any
 from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.layout import Layout, Precision, Recompute, parse_key
+from orchestrator.core.layout import Layout, OptionValue, Precision, Recompute, parse_key
 from orchestrator.core.planner import Candidates
 
+Axes = Mapping[str, Sequence[OptionValue]]
 Fields = Mapping[str, Any]  # of a layout, by name; the options that vary are a mapping under `options`
 
 SIZES = (*SHORT_NAMES.values(), "zero_stage")
@@ -30,8 +31,8 @@ def is_field(word: str, options: Collection[str]) -> bool:
     return name in (*_ALIASES, *SIZES, *_WORDS, *options)
 
 
-def parse_wish(words: Sequence[str], *, options: Collection[str], keys: Collection[str] = ()) -> Fields:
-    """The fields that the words name. `options` are the workload's that vary; `keys` are what a mistyped key may have meant.
+def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = ()) -> Fields:
+    """The fields that the words name. `options` are the workload's that vary, with their values; `keys` are what a mistyped key may have meant.
 
     Raises UsageInvalid, with what was probably meant.
     """
@@ -75,12 +76,12 @@ def _has(layout: Layout, wish: Fields) -> bool:
     )
 
 
-def _fields_of(word: str, options: Collection[str], keys: Collection[str]) -> Fields:
+def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
     """What one word says."""
     if "=" in word and not word.startswith("dp"):
         return _said(word, options)
     if word.startswith("dp") and "_" in word:
-        return _of_key(word, keys)
+        return _of_key(word, options, keys)
     if "=" in word:
         return _said(word, options)
     part = _PART.fullmatch(word)
@@ -98,24 +99,24 @@ def _fields_of(word: str, options: Collection[str], keys: Collection[str]) -> Fi
         ) from None
 
 
-def _of_key(word: str, keys: Collection[str]) -> Fields:
+def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
     try:
         layout = parse_key(word)
     except ValueError as exc:
         raise UsageInvalid(f"layout {word!r}: {exc}{_meant(get_close_matches(word, keys, n=1))}") from None
     named = {name: getattr(layout, name) for name in (*SIZES, *_WORDS)}
-    return named | ({"options": dict(layout.options)} if layout.options else {})
+    said = {name: _option(name, _option_text(value), options.get(name, ())) for name, value in layout.options}
+    return named | ({"options": said} if said else {})
 
 
-def _said(word: str, options: Collection[str]) -> Fields:
+def _said(word: str, options: Axes) -> Fields:
     """`dp=2`, `recompute=full:8`, `attention=eager`."""
     name, _, text = word.partition("=")
     field = _ALIASES.get(name, name)
     if field in SIZES:
         return {field: _size(name, text)}
     if field in options:
-        value = text == "true" if text in ("true", "false") else int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
-        return {"options": {field: value}}
+        return {"options": {field: _option(field, text, options[field])}}
     if field not in _WORDS:
         names = [*SHORT_NAMES, *SIZES, *_WORDS, "z", *options]
         raise UsageInvalid(f"{name!r} is no field of a layout{_meant(get_close_matches(name, names, n=1))}; fields: {', '.join(names)}")
@@ -126,6 +127,19 @@ def _said(word: str, options: Collection[str]) -> Fields:
             text, [*Precision] if field == "precision" else ["none", "full", "selective_ops", "selective_attention"], n=1
         )
         raise UsageInvalid(f"{field}={text}: {exc}{_meant(close)}") from None
+
+
+def _option(name: str, text: str, values: Sequence[OptionValue]) -> OptionValue:
+    """The value of an axis that a text means: what a trainer would make of any other is not known."""
+    by_text = {_option_text(value): value for value in values}
+    if text not in by_text:
+        known = f"expected one of {', '.join(by_text)}" if by_text else "it is no axis of this sweep (axes.options)"
+        raise UsageInvalid(f"{name}={text}: {known}{_meant(get_close_matches(text, by_text, n=1))}")
+    return by_text[text]
+
+
+def _option_text(value: OptionValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _size(name: str, text: str) -> int:

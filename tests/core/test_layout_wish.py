@@ -41,22 +41,22 @@ def planned(**changes: Any) -> CellPlan:
 
 
 def meant(plan: CellPlan, *words: str) -> Layout:
-    return complete(parse_wish(words, options=()), plan.candidates, plan.space.cell)
+    return complete(parse_wish(words, options={}), plan.candidates, plan.space.cell)
 
 
 @pytest.mark.parametrize("text", [RICH.key, RICH.short])
 def test_what_tables_print_is_read_back(text: str) -> None:
-    wish = parse_wish([text], options=["attention"])
+    wish = parse_wish([text], options={"attention": ("sdpa", "eager")})
     assert all(wish[name] == getattr(RICH, name) for name in ("data_parallel_size", "tensor_parallel_size", "recompute", "zero_stage"))
     assert wish["options"] == {"attention": "eager"}
 
 
 def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
     expected = {"data_parallel_size": 2, "micro_batch_size": 4, "recompute": Recompute.parse("full"), "zero_stage": 1}
-    assert parse_wish(["dp=2", "micro_batch_size=4", "recompute=full", "zero=1"], options=()) == expected
-    assert parse_wish(["dp=2 mbs=4 recompute=full z=1"], options=()) == expected
-    assert parse_wish(["dp2 mbs4 full z1"], options=()) == expected
-    assert parse_wish(["bf16"], options=()) == {"precision": Precision.BF16}
+    assert parse_wish(["dp=2", "micro_batch_size=4", "recompute=full", "zero=1"], options={}) == expected
+    assert parse_wish(["dp=2 mbs=4 recompute=full z=1"], options={}) == expected
+    assert parse_wish(["dp2 mbs4 full z1"], options={}) == expected
+    assert parse_wish(["bf16"], options={}) == {"precision": Precision.BF16}
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,24 @@ def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
 )
 def test_a_mistake_is_answered_with_what_was_meant(words: list[str], says: str) -> None:
     with pytest.raises(UsageInvalid, match=says):
-        parse_wish(words, options=())
+        parse_wish(words, options={})
+
+
+@pytest.mark.parametrize("words", [["attention=eagr"], ["dp8_tp1_pp1_cp1_mbs1_ga8_none_z1_bf16-attention=eagr"]], ids=["field", "key"])
+def test_an_option_has_one_of_its_axis_values(words: list[str]) -> None:
+    with pytest.raises(UsageInvalid, match="attention=eagr: expected one of sdpa, eager; did you mean eager"):
+        parse_wish(words, options={"attention": ("sdpa", "eager")})
+    assert parse_wish(["fused=true", "threads=2"], options={"fused": (True, False), "threads": (1, 2)}) == {
+        "options": {"fused": True, "threads": 2}
+    }
+    with pytest.raises(UsageInvalid, match="attention=eager: it is no axis of this sweep"):
+        parse_wish([f"{Layout().key}-attention=eager"], options={})
 
 
 def test_a_mistyped_key_is_answered_with_the_nearest_of_the_cell() -> None:
     keys = [Layout(micro_batch_size=size).key for size in (1, 2, 4)]
     with pytest.raises(UsageInvalid, match=f"did you mean {keys[1]}"):
-        parse_wish([keys[1].replace("bf16", "bf61")], options=(), keys=keys)
+        parse_wish([keys[1].replace("bf16", "bf61")], options={}, keys=keys)
 
 
 def test_what_is_left_out_is_taken_from_the_best_predicted_layout_that_has_the_rest() -> None:
