@@ -12,6 +12,7 @@ from types import MappingProxyType
 from orchestrator.core.traced_memory import TracedMemory
 
 GIB = 1 << 30
+FUSED_LOGIT_BYTES = 1.0  # of a loss that is computed with the head, in chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,4 +94,10 @@ def trainer_of_words(words: Mapping[str, str]) -> Trainer:
     else:
         name = "llama"
     eager = any(word in kernel for word in ("eager", "naive", "math", "unfused", "fused_softmax"))
-    return replace(TRAINERS[name], eager_attention=eager, sequence_parallel=words.get("sequence_parallel", "").lower() != "false")
+    fused_loss = any("liger" in word.lower() for word in words.values())
+    return replace(
+        TRAINERS[name],
+        eager_attention=eager,
+        sequence_parallel=words.get("sequence_parallel", "").lower() != "false",
+        logit_bytes=FUSED_LOGIT_BYTES if fused_loss else TRAINERS[name].logit_bytes,
+    )

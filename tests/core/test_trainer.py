@@ -39,3 +39,8 @@ def test_kernels_that_keep_the_scores_are_eager() -> None:
     assert trainer_of_words({"attention_kernel": "megatron_fused_softmax"}).eager_attention
     assert trainer_of_words({"attention_kernel": "naive"}).eager_attention
     assert not trainer_of_words({"attention_kernel": "flash_attn_2"}).eager_attention
+
+
+def test_a_fused_loss_keeps_no_logits() -> None:
+    words = {"peft": "full-ft", "framework_config": "foak-fast-kernels-liger"}
+    assert trainer_of_words(words).logit_bytes < 2 < TRAINERS["bf16-states"].logit_bytes
