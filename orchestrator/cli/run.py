@@ -104,7 +104,8 @@ def run_spec(
 
     this_host = socket.gethostname() if ray_address is None else None
     with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
-        result = finished_before(spec, store, program_version=__version__, this_host=this_host)
+        # A table answers at once, and may have changed.
+        result = finished_before(spec, store, program_version=__version__, this_host=this_host) if table is None else None
         if result is None:
             open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment, table)
             result = _measure(spec, store, progress, signals, open_scheduler, table, takeover=takeover, as_json=as_json)
