@@ -271,8 +271,7 @@ class _Maker:
                 f"the function returns {type(made).__name__}; return the torch.nn.Module, or it and a function "
                 "loss(micro_batch_size, sequence_length) that calls it"
             )
-        if self.dtype is not None and "dtype" not in parameters:
-            _cast(module, self.dtype)
+        _renew(module, None if "dtype" in parameters else self.dtype)
         for weight in module.parameters():
             if weight.requires_grad:
                 weight.grad = torch.zeros_like(weight)  # as in every micro-batch but the first
@@ -354,18 +353,27 @@ def _loss_of_ids(module: nn.Module) -> Loss:
     return loss
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast real weights and buffers; complex ones, as of rotary embeddings, would lose their imaginary part. Tied weights stay tied."""
-    cast: dict[nn.Parameter, nn.Parameter] = {}
+def _renew(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Cast real weights and buffers; complex ones, as of rotary embeddings, would lose their imaginary part. Tied weights stay tied.
+
+    Also make those anew that copy.deepcopy made: views of such fakes lie in other storages than themselves, and would count as made by them.
+    """
+    renewed: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, weight in part._parameters.items():
-            if weight is not None and weight.is_floating_point():
-                if weight not in cast:
-                    cast[weight] = nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad)
-                part._parameters[name] = cast[weight]
+            if weight is None or not ((dtype is not None and weight.is_floating_point()) or _lies_elsewhere(weight)):
+                continue
+            if weight not in renewed:
+                data = torch.empty_like(weight, dtype=dtype if weight.is_floating_point() else None)
+                renewed[weight] = nn.Parameter(data, requires_grad=weight.requires_grad)
+            part._parameters[name] = renewed[weight]
         for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
+            if buffer is not None and dtype is not None and buffer.is_floating_point():
                 part._buffers[name] = buffer.to(dtype)
+
+
+def _lies_elsewhere(weight: Tensor) -> bool:
+    return bool(weight.detach().untyped_storage()._cdata != weight.untyped_storage()._cdata)
 
 
 def _sizes(two: nn.Module, three: nn.Module) -> _Sizes:

@@ -22,8 +22,12 @@ class StandIns(TorchFunctionMode):
             return _rms_norm(*args, **kwargs)
         if func in (torch.dropout, F.dropout):
             return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
         if func is Tensor.cuda:
             return args[0]
+        if func is torch.device:
+            return _on_cpu(func(*args, **kwargs))  # cuda:3 is no cpu:3
         return func(*(_on_cpu(a) for a in args), **{name: _on_cpu(a) for name, a in kwargs.items()})
 
 
@@ -44,6 +48,11 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if not training or p == 0.0:
         return input
     return torch.native_dropout(input, p, True)[0]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **kwargs: Any) -> Tensor:
+    """With dropout CPUs write the scores out; CUDA's fused kernels keep the state of the random numbers."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **kwargs)
 
 
 class _FusedRMSNorm(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import resource
@@ -112,7 +113,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = [y.unflatten(-1, (-1, 32)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, dim=-1)]
-        attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        attended = F.scaled_dot_product_attention(*heads, dropout_p=self.dropout.p, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(attended))
         down: Tensor = self.down(F.gelu(self.up(self.norms[1](x))))
         return x + down
@@ -134,7 +135,7 @@ class GPT(nn.Module):
         return logits
 
 
-def loss_of(model: nn.Module, *, device: str = "cpu") -> Callable[[int, int], Tensor]:
+def loss_of(model: nn.Module, *, device: str | torch.device = "cpu") -> Callable[[int, int], Tensor]:
     def loss(micro_batch_size: int, sequence_length: int) -> Tensor:
         tokens = torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64, device=device)
         return F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
@@ -163,6 +164,15 @@ def test_a_trace_of_a_model_without_closed_form_is_what_its_real_step_holds() ->
     assert traced.peak_bytes(num_layers=5, tokens=3 * LENGTH, sequence_length=LENGTH) == pytest.approx(tracker.peak_bytes - held, rel=1e-3)
 
 
+def test_layers_that_are_copies_of_one_are_traced_as_any_others() -> None:
+    def build(num_layers: int) -> tuple[nn.Module, Callable[[int, int], Tensor]]:
+        model = GPT(1)
+        model.blocks.extend(copy.deepcopy(model.blocks[0]) for _ in range(num_layers - 1))
+        return model, loss_of(model)
+
+    assert plain(build) == plain(gpt)
+
+
 def test_weights_that_are_cast_stay_tied() -> None:
     traced = trace_model(gpt, sequence_length=LENGTH, dtype=torch.bfloat16)
     model = GPT(2)
@@ -179,9 +189,9 @@ def test_autocast_keeps_a_rounded_copy_of_each_layer_s_matrices() -> None:
 def test_what_is_made_for_a_gpu_is_traced_as_on_a_gpu() -> None:
     def build(num_layers: int) -> tuple[nn.Module, Callable[[int, int], Tensor]]:
         model = GPT(num_layers, dropout=0.1).to("cuda")
-        return model, loss_of(model, device="cuda")
+        return model, loss_of(model, device=torch.device("cuda", 0))
 
-    # A mask of one byte per element, and nothing else, is kept for dropout: the product before it needs no result for its backward pass.
+    # A mask of one byte per element is kept for dropout, and no scores by attention, though it drops some of them.
     assert plain(build).kept.per_token - plain(gpt).kept.per_token == 128
 
 
