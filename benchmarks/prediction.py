@@ -301,9 +301,9 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
         return {"tables": 0}
     everything = [(calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs]
     times = {
-        _name(problem): found
+        _name(problem): scored
         for problem, calibration in pairs
-        if (found := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
+        if (scored := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
     }
     return {
         "memory": score_memory([problem for problem, _ in pairs], everything),
