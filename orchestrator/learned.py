@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from db.observations import ObservationRow
 from db.store import Store
 from orchestrator.core.calibration import Calibration, Observation, calibrate
 from orchestrator.core.cell import Cell
+from orchestrator.core.fit_quality import agreement
 from orchestrator.core.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware, from_driver_name
 from orchestrator.core.layout import Precision
 from orchestrator.core.planner import trainer_of
@@ -30,6 +32,8 @@ UNPHYSICAL = frozenset({
 })  # fmt: skip
 SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
 TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
+
+ENOUGH_ROWS, FAR_OFF = 3, 2.0  # rows of a cell, and standard deviations of their median error, that show that a fit has missed it
 
 # Bytes per FLOP of a device that no data sheet is known of, for a first guess that trials correct: a core with its share of a server's
 # memory (10 GB/s for 100 GFLOP/s) and of its loopback, and a GPU as those of the table have (2 TB/s and 300 GB/s for 300 TFLOP/s).
@@ -103,7 +107,7 @@ class Learned:
 
     def _fitted(self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration) -> Calibration:
         if key not in self._fits:
-            self._fits[key] = calibrate((taught.observation for taught in rows), prior)
+            self._fits[key] = _fitted([taught.observation for taught in rows], prior)
         return self._fits[key]
 
 
@@ -146,6 +150,23 @@ def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, 
         for row, device in found
     ]
     return Learned(spec=spec, hardware=hardware or found[-1][1], rows=taught, _fits={})
+
+
+def _fitted(observations: Sequence[Observation], prior: Calibration) -> Calibration:
+    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run."""
+    found = calibrate(observations, prior)
+    times = agreement(observations, found).step_time
+    errors: dict[tuple[Cell, str], list[float]] = {}
+    for place, ratio in zip(times.places, times.ratios, strict=True):
+        row = observations[place]
+        if not row.thrashes:
+            errors.setdefault((row.cell, row.hardware.name), []).append(-log(ratio))
+    far = {cell: median(some) for cell, some in errors.items() if len(some) >= ENOUGH_ROWS}
+    far = {cell: error for cell, error in far.items() if abs(error) > FAR_OFF * prior.step_residual_sd}
+    if not far:
+        return found
+    begun = {cell: found.cell_offsets.get(cell, 0.0) + error for cell, error in far.items()}
+    return calibrate(observations, replace(prior, cell_offsets={**prior.cell_offsets, **begun}))
 
 
 def _physics(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,6 +166,12 @@ def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_
     assert ratio(found, small, with_own=False) == pytest.approx(1.0)
 
 
+def test_a_cell_three_times_as_slow_as_believed_is_believed_once_most_of_its_trials_show_it(store: Store) -> None:
+    small, _ = spec().cells()
+    Past(store, spec()).measure(small, layouts_of(small), times(small, 3.0))
+    assert ratio(ask(store, spec()), small) == pytest.approx(3.0, rel=0.15)
+
+
 def test_the_same_cell_of_another_sweep_is_a_relative(store: Store) -> None:
     small, _ = spec().cells()
     Past(store, spec(name="before")).measure(small, layouts_of(small), times(small, 1.3))
