@@ -1,0 +1,39 @@
+"""The benchmark of prediction, on a table whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.prediction import measure, read_problems, score_times
+from orchestrator.core.calibration import Calibration
+from tests import measured_table
+
+
+def test_every_way_of_calibrating_is_scored(tmp_path: Path) -> None:
+    found = read_problems(_folder(tmp_path), None)
+    result = measure(found)
+    assert set(result) == {"uncalibrated", "leave_one_table_out", "leave_one_model_out", "after_5_trials", "after_5_trials_alone"}
+    assert result["leave_one_table_out"] == {"tables": 0}  # there is no other
+    uncalibrated = result["uncalibrated"]
+    assert isinstance(uncalibrated, dict)
+    assert 0 <= uncalibrated["memory"]["out_of_memory"]["auc"] <= 1
+    assert uncalibrated["step_time"]["tables"] == 1
+
+
+def test_a_perfect_order_has_no_regret(tmp_path: Path) -> None:
+    (problem,) = read_problems(_folder(tmp_path), None)
+    calibrations = {trainer: Calibration.prior(trainer) for trainer in problem.trainers}
+    problem.__dict__["seconds"] = np.exp(problem.log_seconds(calibrations))  # as if what was predicted had been measured
+    scores = score_times(problem, calibrations, np.ones(len(problem.runs), dtype=np.bool_))
+    assert scores is not None
+    assert scores["regret_1"] == 0
+    assert scores["log_error"] == pytest.approx(0, abs=1e-12)
+    assert scores["spearman"] == pytest.approx(1)
+
+
+def _folder(path: Path) -> Path:
+    (path / "runs.csv").write_text(measured_table.text(), encoding="utf-8")
+    return path
