@@ -110,7 +110,10 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "max_wall_time": _key("duration", "Of one `sweep run`: nothing is started after it"),
         "max_parallel_trials": _key("`auto`, a number", "Trials under way at once. `auto`: as many as fit; without GPUs, one"),
         "plateau": _key("section", "Stop a cell that no longer gains: [plateau](#plateau)"),
-        "bound": _key("fraction", "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell"),
+        "bound": _key(
+            "fraction",
+            "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell",
+        ),
         "confirm": _key("section", "Measure what stands at the top again, once the search has ended: [confirm](#confirm)"),
     },
     "plateau": {
@@ -184,7 +187,7 @@ COLUMNS: Mapping[str, str] = {
     "device_memory_bytes": "memory of one device, as the rank saw it",
     "device_name": "what the driver calls the device",
     "digest": "identity by content: 16 hex digits",
-    "dirty_diff_digest": "of the uncommitted changes; without a checkout [of a program's files](measuring.md#what-a-number-was-measured-with); NULL: none",
+    "dirty_diff_digest": "of the uncommitted changes, with the named files that git does not track; without a checkout [of a program's files](measuring.md#what-a-number-was-measured-with); `unknown`: git did not tell; NULL: none",
     "driver": "version of the GPU driver",
     "efficiency": "tokens/s/GPU against the best of the smallest number of GPUs",
     "ended_at": "when the attempt ended; NULL: it runs",

@@ -1,4 +1,4 @@
-"""Which code is measured: the git state of the project that holds the workload; of somebody's program without git, its files."""
+"""Which code is measured: the git state of the project that holds the workload, and of somebody's program the files that git does not know."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from orchestrator.core.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
+UNKNOWN = "unknown"  # in place of a digest where git does not tell: it is not None, which says clean
 PACKAGE = Path(__file__).resolve().parent
 # New files that may be part of a program. Data, logs and sweep files come and go while a sweep is measured, and are none.
 SOURCE_SUFFIXES = frozenset({".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"})
@@ -35,21 +36,18 @@ def code_fingerprint(project: Path) -> Fingerprint:
     A repository around this package counts only where it tracks the package: installed in an environment inside somebody's project,
     the package is not that project's code, and the project's commits change nothing that is measured.
     """
-    top = _git(project, "rev-parse", "--show-toplevel")
-    sha = _git(project, "rev-parse", "HEAD") if top is not None and _owns(project) else None
-    if top is None or sha is None:
+    checkout = _checkout(project)
+    if checkout is None:
         return Fingerprint(orchestrator_version=__version__)
-    uncommitted = "".join((_git(project, "diff", "HEAD", "--no-ext-diff", "--no-color") or "", *_untracked_sources(Path(top))))
-    digest = hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16] if uncommitted else None
-    return Fingerprint(orchestrator_version=__version__, git_sha=sha, dirty_diff_digest=digest)
+    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=checkout.dirty_digest)
 
 
 def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()) -> Fingerprint:
     """The code of somebody's program, by its arguments and the folder that it runs in; None is a new folder for each run.
 
-    Its project is `cwd`, or the folder of a script that `argv` names elsewhere. In a checkout its git state counts. Outside of one,
-    `dirty_diff_digest` is that of the files that `argv` names, and of the project's sources, without what lies under `skip`. Where
-    nothing of it can be found, it is taken for this package's own.
+    Its project is `cwd`, or the folder of a script that `argv` names elsewhere. In a checkout its git state counts, and the files that
+    `argv` names and git does not know. Outside of one, `dirty_diff_digest` is that of the files that `argv` names, and of the project's
+    sources, without what lies under `skip`. Where nothing of it can be found, it is taken for this package's own.
     """
     named = list(_named_files(argv, cwd))
     script = next((path for _, path in named if path.suffix in SOURCE_SUFFIXES), None)
@@ -58,10 +56,14 @@ def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence
         project = script.parent
     if project is None and not named:
         return code_fingerprint(PACKAGE)
-    code = code_fingerprint(project) if project is not None else Fingerprint(orchestrator_version=__version__)
-    if code.git_sha is not None:
-        return code
-    return code.model_copy(update={"dirty_diff_digest": _program_digest(named, project, skip)})
+    checkout = _checkout(project) if project is not None else None
+    if checkout is None:
+        return Fingerprint(orchestrator_version=__version__, dirty_diff_digest=_program_digest(named, project, skip))
+    dirty = checkout.dirty_digest
+    if (beside := _program_digest(_unknown_to_git(named, checkout), None, ())) is not None:
+        both = _digest_of_lines([dirty or "", beside])
+        dirty = both if dirty != UNKNOWN else f"{UNKNOWN} {both}"
+    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty)
 
 
 def with_stack(code: Fingerprint, stack: Stack) -> Fingerprint:
@@ -75,12 +77,60 @@ def _owns(project: Path) -> bool:
     return _git(PACKAGE, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
 
 
-def _untracked_sources(top: Path) -> list[str]:
-    """A line per new source file that git does not ignore: its name and its content's digest."""
-    listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z") or ""
+@dataclass(frozen=True, kw_only=True)
+class _Checkout:
+    top: Path
+    sha: str
+    dirty_digest: str | None  # None: nothing uncommitted. UNKNOWN: git did not tell
+    new_sources: frozenset[str] = frozenset()  # of which the contents are in that digest
+
+
+def _checkout(project: Path) -> _Checkout | None:
+    """The repository that a folder's code is of, with what is not committed."""
+    top = _git(project, "rev-parse", "--show-toplevel")
+    sha = _git(project, "rev-parse", "HEAD") if top is not None and _owns(project) else None
+    if top is None or sha is None:
+        return None
+    diff = _git(project, "diff", "HEAD", "--no-ext-diff", "--no-color")
+    listed = _git(Path(top), "ls-files", "--others", "--exclude-standard", "-z")
+    if diff is None or listed is None:
+        logger.warning(
+            "Git does not tell what is uncommitted in %s, so numbers are kept apart from those of a clean checkout. `git status` there says why",
+            top,
+        )
+        return _Checkout(top=Path(top), sha=sha, dirty_digest=UNKNOWN)
     names = sorted(name for name in listed.split("\0") if Path(name).suffix in SOURCE_SUFFIXES)
+    uncommitted = "".join((diff, *_untracked_sources(Path(top), names)))
+    return _Checkout(
+        top=Path(top),
+        sha=sha,
+        dirty_digest=hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16] if uncommitted else None,
+        new_sources=frozenset(name for name in names[:MAX_UNTRACKED_FILES] if _is_small(Path(top) / name)),
+    )
+
+
+def _untracked_sources(top: Path, names: Sequence[str]) -> list[str]:
+    """A line per new source file that git does not ignore: its name and its content's digest."""
     lines = [f"\n? {name} {_content_digest(top / name)}" for name in names[:MAX_UNTRACKED_FILES]]
     return lines if len(names) <= MAX_UNTRACKED_FILES else [*lines, f"\n? {len(names)} files"]
+
+
+def _is_small(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= MAX_UNTRACKED_BYTES
+    except OSError:
+        return False
+
+
+def _unknown_to_git(named: Sequence[tuple[str, Path]], checkout: _Checkout) -> list[tuple[str, Path]]:
+    """Those of the named files that a checkout's state says nothing of: ignored, new but no source, or elsewhere."""
+    top = checkout.top.resolve()
+    # Of a link both ends: git knows where a link leads, not what is there.
+    places = {path: {path.parent.resolve() / path.name, path.resolve()} for _, path in named}
+    inside = sorted({place.relative_to(top).as_posix() for ends in places.values() for place in ends if place.is_relative_to(top)})
+    listed = _git(top, "--literal-pathspecs", "ls-files", "-z", "--", *inside) if inside else None
+    known = {top / name for name in (*(listed or "").split("\0"), *checkout.new_sources) if name}
+    return [(name, path) for name, path in named if not places[path] <= known]
 
 
 def _content_digest(file: Path) -> str:
@@ -117,9 +167,9 @@ def _program_digest(named: Sequence[tuple[str, Path]], project: Path | None, ski
         return "files:" + _digest_of_lines(f"{f.name}\0{f.link or _sha256(f.path)}" for f in files)
     seen = f"{len(files)} files, {num_bytes / 2**20:.0f} MiB" if complete else f"more than {MAX_PROGRAM_ENTRIES} entries"
     logger.warning(
-        "Which code is measured is told by names, sizes and times of files, not by what they hold: %s in %s. A git repository tells better",
+        "Which code is measured is told by names, sizes and times of files, not by what they hold: %s %s. A git repository tells better",
         seen,
-        project,
+        f"in {project}" if project is not None else "that argv and env name",
     )
     return "stat:" + _digest_of_lines(f"{f.name}\0{f.size}\0{f.changed_at}\0{f.link}" for f in files)
 

@@ -34,7 +34,7 @@ class Fingerprint(BaseModel):
 
     orchestrator_version: str
     git_sha: str | None = None  # of the project that holds the workload; None outside a git checkout
-    # None: nothing uncommitted. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
+    # None: nothing uncommitted; `unknown`: git did not tell. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
     dirty_diff_digest: str | None = None
     stack: Stack = Stack()
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,33 @@ def test_of_a_large_new_file_only_the_size_counts_and_of_many_only_the_first(pro
     before = code_fingerprint(project)
     (project / "c.py").write_text("d")
     assert code_fingerprint(project) == before
+
+
+def break_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed blob is gone, so git knows the commit, and cannot compare it."""
+    blob = git(project, "rev-parse", "HEAD:train.py")
+    (project / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    (project / "train.py").write_text("changed()\n")
+
+
+def slow_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = project.parent / f"{project.name}-tools"
+    tools.mkdir()
+    (tools / "git").write_text(f'#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n')
+    (tools / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    monkeypatch.setattr(provenance, "GIT_SECONDS", 2.0)
+
+
+@pytest.mark.parametrize("spoil", [break_the_diff, slow_the_diff])
+def test_what_git_does_not_tell_is_not_taken_for_clean(
+    project: Path, spoil: Callable[[Path, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clean = state(code_fingerprint(project))
+    assert clean[1] is None
+    spoil(project, monkeypatch)
+    assert state(code_fingerprint(project)) == (clean[0], "unknown")
+    assert [record.levelname for record in caplog.records if "Git does not tell what is uncommitted" in record.message] == ["WARNING"]
 
 
 def test_outside_a_checkout_nothing_is_claimed(tmp_path: Path) -> None:
@@ -229,6 +257,92 @@ def test_a_program_in_a_checkout_is_known_by_its_commit(project: Path) -> None:
     assert state(provenance.program_fingerprint(["python", "train.py"], cwd=project)) == (git(project, "rev-parse", "HEAD"), None)
 
 
+@pytest.mark.parametrize(
+    "argument", ["{name}", "--settings={name}", "{project}/{name}", "--settings={project}/{name}", "../{folder}/{name}"]
+)
+@pytest.mark.parametrize("name", ["run.toml", "ignored.py", ".venv/big.toml", "out of it/run.toml", "[r]un.toml"])
+def test_a_named_file_that_git_does_not_track_is_part_of_a_program_in_a_checkout(project: Path, argument: str, name: str) -> None:
+    file = project / name
+    file.parent.mkdir(exist_ok=True)
+    argv = ["python", "train.py", argument.format(name=name, project=project, folder=project.name)]
+
+    def found() -> tuple[str | None, str | None]:
+        return state(provenance.program_fingerprint(argv, cwd=project))
+
+    absent = found()
+    assert absent == (git(project, "rev-parse", "HEAD"), None)
+    file.write_text("seed = 1\n")
+    first = found()
+    file.write_text("seed = 2\n")
+    second = found()
+    assert len({absent, first, second}) == 3
+    os.utime(file, (1, 1))
+    assert found() == second  # of its content
+    (project / "train.py").write_text("changed()\n")
+    changed = found()
+    assert changed != second
+    file.write_text("seed = 1\n")
+    assert found() != changed
+
+
+def test_a_named_file_that_git_knows_changes_nothing_beyond_what_git_says(project: Path) -> None:
+    (project / "run.toml").write_text("seed = 1\n")
+    commit(project)
+
+    def is_as_git_says() -> bool:
+        return provenance.program_fingerprint(["python", "train.py", "--settings=run.toml", "new.py"], cwd=project) == code_fingerprint(
+            project
+        )
+
+    assert is_as_git_says()
+    (project / "run.toml").write_text("seed = 2\n")
+    assert is_as_git_says()
+    (project / "new.py").write_text("new, named, and counted with the new sources already\n")
+    assert is_as_git_says()
+
+
+def test_of_a_named_link_both_where_it_leads_and_what_is_there_count(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "run.toml"
+    elsewhere.write_text("seed = 1\n")
+    (project / "run.toml").symlink_to(elsewhere)
+    (project / "a.toml").write_text("seed = 3\n")
+    commit(project)
+    (project / "ignored.py").symlink_to("a.toml")
+
+    def found(name: str) -> Fingerprint:
+        return provenance.program_fingerprint(["python", "train.py", name], cwd=project)
+
+    before = found("run.toml")  # git tracks the link, not what it leads to
+    elsewhere.write_text("seed = 2\n")
+    assert found("run.toml") != before
+    before = found("ignored.py")  # git tracks what it leads to, not the link
+    (project / "ignored.py").unlink()
+    (project / "ignored.py").symlink_to("train.py")
+    assert found("ignored.py") != before
+
+
+def test_of_large_named_files_names_sizes_and_times_count(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(provenance, "MAX_PROGRAM_BYTES", 3)
+    (project / "tokens.bin").write_text("data")
+    before = provenance.program_fingerprint(["python", "train.py", "tokens.bin"], cwd=project)
+    assert "1 files, 0 MiB that argv and env name" in caplog.text
+    os.utime(project / "tokens.bin", (1, 1))
+    assert provenance.program_fingerprint(["python", "train.py", "tokens.bin"], cwd=project) != before
+
+
+def test_settings_that_git_does_not_know_count_though_git_does_not_tell_the_rest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "run.toml").write_text("seed = 1\n")
+    break_the_diff(project, monkeypatch)
+    digests = []
+    for text in ("seed = 1\n", "seed = 2\n"):
+        (project / "run.toml").write_text(text)
+        digests.append(provenance.program_fingerprint(["python", "train.py", "run.toml"], cwd=project).dirty_diff_digest or "")
+    assert len(set(digests)) == 2
+    assert all(digest.startswith("unknown ") for digest in digests)
+
+
 def test_a_program_of_which_nothing_is_found_is_taken_for_this_package_s_code(tmp_path: Path) -> None:
     assert provenance.program_fingerprint(["python", "-m", "somewhere"], cwd=None) == code_fingerprint(PACKAGE)
     assert state(provenance.program_fingerprint(["python", "x" * 5000, "a\0b"], cwd=tmp_path / "{precision}")) == (None, None)
@@ -251,7 +365,7 @@ def test_the_command_line_asks_for_the_program_of_a_command_and_leaves_the_sweep
     def digest(name: str = "command") -> str | None:
         options = {"argv": ["python", "train.py"], "cwd": str(program), "env": {"SETTINGS": "run.toml"}} if name == "command" else {}
         fields = {"name": "t", "model": "llama-tiny", "gpus": 1, "sequence_length": 64, "global_batch_size": 8, "precision": "fp32"}
-        found = _code_of(SweepSpec.model_validate(fields | {"workload": {"name": name, "options": options}}))
+        found = _code_of(SweepSpec.model_validate(fields | {"workload": {"name": name, "options": options}}), None)
         return found.dirty_diff_digest if name == "command" else found.git_sha
 
     monkeypatch.setenv("SWEEP_HOME", str(program / "out"))
