@@ -209,7 +209,7 @@ def start_attempt(
     why: str | None = None,
 ) -> int:
     standing = _standing(connection, trial_id, epoch)
-    if (number := event_log.number_of_repeat(connection, change, trial_id)) is not None:
+    if (number := event_log.done_before(connection, change, trial_id, event)) is not None:
         return number
     number = standing.num_attempts + 1
     said = {"nodes": None if nodes is None else list(nodes), "why": None if why is None else records.storable(why)}
@@ -243,7 +243,7 @@ def transition(
     detail: Mapping[str, Any] | None,
 ) -> TrialState:
     standing = _standing(connection, trial_id, epoch)
-    if event_log.number_of_repeat(connection, change, trial_id) is not None:
+    if event_log.done_before(connection, change, trial_id, event) is not None:
         return standing.state
     if number is not None and number != standing.num_attempts:
         raise IllegalTransition(f"trial {trial_id}: {event} of attempt {number}, but its latest is {standing.num_attempts}")
@@ -269,7 +269,7 @@ def record_measurement(
     standing = _standing(connection, trial_id, epoch)
     row = _attempt(connection, trial_id, number)
     if row.is_measured:
-        return not row.superseded  # told twice, or a commit whose answer was lost
+        return bool(row.pooled)  # told twice, or a commit whose answer was lost
     in_time = row.state == AttemptState.RUNNING and number == standing.num_attempts
     digest = _ensure_fingerprint(connection, facts.get("fingerprint"))
     values = _attempt_end(facts, digest)
@@ -282,9 +282,10 @@ def record_measurement(
         _advance(connection, change, standing, TrialEvent.MEASURED, epoch, detail=detail, unreported=unreported)
         # Of a repeat, the pool says below whether its numbers are the trial's: at most one attempt's are, at any time.
         values |= {"state": AttemptState.MEASURED, "pooled": True, "superseded": is_repeat}
-        cell = schema.cell
-        other = (cell.c.id == standing.cell_id, cell.c.fingerprint_digest.is_distinct_from(digest))
-        connection.execute(sa.update(cell).where(*other).values(fingerprint_digest=digest))
+        if not is_repeat:
+            cell = schema.cell
+            other = (cell.c.id == standing.cell_id, cell.c.fingerprint_digest.is_distinct_from(digest))
+            connection.execute(sa.update(cell).where(*other).values(fingerprint_digest=digest))
     else:
         state = standing.state
         event_log.append(
@@ -343,21 +344,26 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     waiting: list[int] = []
     for row in rows:
         standing = _standing(connection, row.id, epoch)
+        if standing.state not in IN_FLIGHT:
+            failure = Failure(kind=_LOST, message="the orchestrator of this repeat died; found at the next start")
+            _log_failed_repeat(connection, change, standing, epoch, {"kind": _LOST.value, "message": failure.message})
+            _end_lost(connection, row, standing, failure)
+            continue
         times = queries.failure_counts(connection, row.id).get(_LOST, 0) + 1
         failure = Failure(kind=_LOST, message=_lost_message(row.id, times))
         event = TrialEvent.REQUEUED if may_retry(_LOST, {_LOST: times}) else TrialEvent.FAILED
-        detail = {"kind": _LOST.value, "message": failure.message}
-        if standing.state in IN_FLIGHT:
-            _advance(connection, change, standing, event, epoch, detail=detail)
-            if event is TrialEvent.REQUEUED:
-                waiting.append(int(row.id))
-        else:
-            _log_failed_repeat(connection, change, standing, epoch, detail)
-        # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
-        held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
-        values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
-        connection.execute(sa.update(attempt).where(*_attempt_is(row.id, standing.num_attempts)).values(**values))
+        _advance(connection, change, standing, event, epoch, detail={"kind": _LOST.value, "message": failure.message})
+        if event is TrialEvent.REQUEUED:
+            waiting.append(int(row.id))
+        _end_lost(connection, row, standing, failure)
     return waiting
+
+
+def _end_lost(connection: Connection, row: sa.Row[*tuple[Any, ...]], standing: _Standing, failure: Failure) -> None:
+    # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
+    held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
+    values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
+    connection.execute(sa.update(attempt).where(*_attempt_is(standing.id, standing.num_attempts)).values(**values))
 
 
 _LOST = FailureKind.ORCHESTRATOR_LOST
@@ -442,7 +448,7 @@ def _trials_of_keys(connection: Connection, cell_id: int, keys: Sequence[str]) -
 
 def _attempt(connection: Connection, trial_id: int, number: int) -> sa.Row[*tuple[Any, ...]]:
     is_measured = sa.exists().where(schema.measurement.c.attempt_id == attempt.c.id).label("is_measured")
-    statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.superseded, is_measured).where(*_attempt_is(trial_id, number))
+    statement = sa.select(attempt.c.id, attempt.c.state, attempt.c.pooled, is_measured).where(*_attempt_is(trial_id, number))
     row = connection.execute(statement).one_or_none()
     if row is None:
         raise UsageInvalid(f"trial {trial_id} has no attempt {number}")

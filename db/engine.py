@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One write. `is_repeat`: an earlier try may have been committed without our learning it."""
+    """One write. `is_retry`: an earlier try may have been committed without our learning it."""
 
     id: str
-    is_repeat: bool
+    is_retry: bool
 
 
 class Database:
@@ -76,9 +76,9 @@ class Database:
         options = {"sqlite_begin": "BEGIN IMMEDIATE", "sqlite_synchronous": "FULL" if durable else "NORMAL"}
 
         def once() -> _T:
-            is_repeat = retrying.statistics.get("attempt_number", 1) > 1
+            is_retry = retrying.statistics.get("attempt_number", 1) > 1
             with self.engine.execution_options(**options).begin() as connection:
-                return work(connection, Change(id=change_id, is_repeat=is_repeat))
+                return work(connection, Change(id=change_id, is_retry=is_retry))
 
         with self._clear_errors():
             return retrying(once)

@@ -51,10 +51,10 @@ def append(connection: Connection, change: Change, entries: Sequence[records.Col
         connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
 
 
-def number_of_repeat(connection: Connection, change: Change, trial_id: int) -> int | None:
-    """The attempt's number (0: none) in what this same change has logged, when an earlier try of it was committed after all; else None."""
-    if not change.is_repeat:
+def done_before(connection: Connection, change: Change, trial_id: int, event: str) -> int | None:
+    """The attempt's number (0: of none) with which this same change has logged an event, when an earlier try of it was committed after all; else None."""
+    if not change.is_retry:
         return None
-    statement = sa.select(_table.c.attempt).where(_table.c.trial_id == trial_id, _table.c.change_id == change.id)
-    rows = connection.execute(statement).fetchall()
-    return max((row.attempt or 0 for row in rows), default=None)  # a change may have logged what is of no attempt as well
+    mine = (_table.c.trial_id == trial_id, _table.c.change_id == change.id, _table.c.event == event)
+    number = connection.execute(sa.select(sa.func.coalesce(_table.c.attempt, 0)).where(*mine)).scalars().first()
+    return None if number is None else int(number)

@@ -12,9 +12,10 @@ _COUNT_FIRST = sa.update(_trial).where(_trial.c.id == sa.bindparam("trial_id")).
 
 
 def agrees(connection: Connection, trial_id: int, fingerprint_digest: str | None) -> bool:
-    """Whether a repeat was measured with what the trial was: numbers of two fingerprints have no median."""
-    statement = sa.select(_attempt.c.fingerprint_digest).where(_attempt.c.trial_id == trial_id, _attempt.c.pooled).distinct()
-    return set(connection.execute(statement).scalars()) <= {fingerprint_digest}
+    """Whether a repeat was measured with what its trial was, and what its cell is measured with now: numbers of two fingerprints have no median."""
+    mine = sa.select(_attempt.c.fingerprint_digest).where(_attempt.c.trial_id == trial_id, _attempt.c.pooled)
+    cells = sa.select(schema.cell.c.fingerprint_digest).join(_trial, _trial.c.cell_id == schema.cell.c.id).where(_trial.c.id == trial_id)
+    return set(connection.execute(sa.union(mine, cells)).scalars()) <= {fingerprint_digest}
 
 
 def settle(connection: Connection, trial_id: int, *, is_first: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, SweepRow, TrialDetail, TrialRow, run_folder
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
@@ -126,18 +127,42 @@ def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[Tria
     return result
 
 
-def repeats(connection: Connection, cell_id: int) -> dict[int, list[Run]]:
+def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
+    first = (
+        sa.select(attempt.c.trial_id, sa.func.min(attempt.c.number).label("number"))
+        .where(attempt.c.pooled)
+        .group_by(attempt.c.trial_id)
+        .subquery()
+    )
     statement = (
-        sa.select(trial.c.id, measurement.c.step_seconds_median, measurement.c.relative_confidence)
-        .join(attempt, attempt.c.trial_id == trial.c.id)
-        .join(measurement, measurement.c.attempt_id == attempt.c.id)
-        .where(trial.c.cell_id == cell_id, trial.c.num_measurements > 1, attempt.c.pooled)
+        sa.select(
+            trial.c.id, attempt.c.pooled, attempt.c.failure_kind, measurement.c.step_seconds_median, measurement.c.relative_confidence
+        )
+        .join(first, first.c.trial_id == trial.c.id)
+        .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number >= first.c.number))
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(trial.c.cell_id == cell_id, trial.c.state == TrialState.MEASURED, trial.c.num_attempts > first.c.number)
         .order_by(trial.c.id, attempt.c.number)
     )
-    result: dict[int, list[Run]] = {}
+    found: dict[int, list[Any]] = {}
     for row in connection.execute(statement):
-        result.setdefault(row.id, []).append(Run(step_seconds=row.step_seconds_median, relative_confidence=row.relative_confidence))
-    return result
+        found.setdefault(row.id, []).append(row)
+    return {
+        trial_id: Repeats(
+            runs=tuple(
+                Run(step_seconds=row.step_seconds_median, relative_confidence=row.relative_confidence) for row in rows if row.pooled
+            ),
+            failures=Counter(FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None),
+            num_apart=sum(row.step_seconds_median is not None and not row.pooled for row in rows),
+        )
+        for trial_id, rows in found.items()
+    }
+
+
+def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> set[int]:
+    met = sa.select(trial.c.id).join(attempt, attempt.c.trial_id == trial.c.id)
+    counted = sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded))
+    return set(connection.execute(met.where(trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, counted).distinct()).scalars())
 
 
 def failure_counts(connection: Connection, trial_id: int) -> dict[FailureKind, int]:
@@ -160,7 +185,7 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
         .join_from(measurement, attempt, attempt.c.id == measurement.c.attempt_id)
         .join(trial, trial.c.id == attempt.c.trial_id)
         .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
-        .where(trial.c.sweep_id == sweep_id, sa.not_(attempt.c.superseded), attempt.c.nodes.is_not(None))
+        .where(trial.c.sweep_id == sweep_id, sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded)), attempt.c.nodes.is_not(None))
         .where(measurement.c.peak_flops.is_not(None), measurement.c.peak_flops_source.startswith(MEASURED_PEAK))
     )
     return [

@@ -15,6 +15,7 @@ from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.winner import Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,15 @@ class AttemptRow:
     measurement: Measurement | None
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeats:
+    """What became of a measured trial from its first measurement on, where it was launched again."""
+
+    runs: tuple[Run, ...]  # that count together, the first included
+    failures: Mapping[FailureKind, int]  # of repeats that failed
+    num_apart: int  # repeats measured with other software than the trial, kept apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

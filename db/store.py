@@ -17,7 +17,7 @@ from db import changes, invalidation, lease, migrate, observations, queries, rea
 from db.changes import AttemptFacts
 from db.engine import Change, Database
 from db.observations import ObservationRow
-from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, SweepRow, TrialDetail, TrialRow
+from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepChanged
@@ -26,7 +26,6 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage
-from orchestrator.core.winner import Run
 
 LEASE_SECONDS = 30.0  # renewed every few seconds; a dead orchestrator on another host is replaced after this long
 _NO_USAGE = GpuUsage()
@@ -352,9 +351,13 @@ class Store:
         """The fastest trials of each cell id under its current fingerprint, the fastest first."""
         return self._database.read(lambda connection: queries.best(connection, sweep_id, top))
 
-    def repeats(self, cell_id: int) -> dict[int, list[Run]]:
-        """Of each trial of a cell that was measured more than once: the measurements that count together, in the order of their attempts."""
+    def repeats(self, cell_id: int) -> dict[int, Repeats]:
+        """Of each measured trial of a cell that was launched again: what that came to."""
         return self._database.read(lambda connection: queries.repeats(connection, cell_id))
+
+    def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
+        """The ids of the trials of a cell of which an attempt failed so, since they were last invalidated."""
+        return self._database.read(lambda connection: queries.trials_that_met(connection, cell_id, kind))
 
     def observations(
         self, *, workload: str | None = None, device_names: Sequence[str] | None = None, sweep: str | None = None

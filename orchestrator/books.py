@@ -46,10 +46,10 @@ class Books:
     """Of one call of `run_sweep`."""
 
     def __init__(self, spec: SweepSpec, sweep_id: int, epoch: int, *, store: Store, slots: Slots, code: Fingerprint) -> None:
-        self._spec, self._epoch, self._store, self._slots, self._code = spec, epoch, store, slots, code
+        self._spec, self._sweep_id, self._epoch, self._store, self._slots, self._code = spec, sweep_id, epoch, store, slots, code
         self.counts: Counter[TrialState] = Counter()  # trials of the sweep in the store
         self.fingerprints: set[str] = set()
-        self.gpu_seconds = sum(status.gpu_seconds for status in store.status(sweep_id))
+        self.gpu_seconds = sum(status.gpu_seconds for status in store.status(sweep_id))  # of earlier calls, what was reaped included
         self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
         self.blame = Blame()
 
@@ -107,6 +107,8 @@ class Books:
             why = f"needs at least the memory of trial {proof_id} ({proof.short}), which ran out of it"
             pruned = self._store.add_pruned(run.id, [(layout, why) for layout in layouts], condemned_by=proof_id, epoch=self._epoch)
             self.counts[TrialState.PRUNED] += pruned
+            self.counts[TrialState.QUEUED] -= len(run.added & set(layouts))
+            run.added -= set(layouts)
 
     def _measured(self, flight: Flight, event: Finished, results: Sequence[RankResult], measurement: Measurement) -> str:
         fingerprint = with_stack(self._code, self._stack_of(results))
@@ -127,12 +129,15 @@ class Books:
         taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
         if not flight.is_repeat:
             self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
-            run.measured_with(fingerprint.digest)
-            run.note_measured(trial_id, layout, taken)
+            if run.fingerprint in (None, fingerprint.digest):
+                run.note_measured(trial_id, layout, taken)
+            else:  # numbers of another fingerprint are shown apart, and nobody compares with them from now on
+                run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
+            run.fingerprint = fingerprint.digest
         elif counts:
             run.contest.note(trial_id, layout, taken)
-        else:  # measured with other software than its trial: kept, but of another contest
-            run.contest.give_up(trial_id)
+        else:
+            run.contest.end(trial_id)
         if counts:
             peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
             run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
@@ -154,7 +159,6 @@ class Books:
             **attempt_facts(event, results, with_stack(self._code, self._stack_of(results)) if results else None),
         )
         if flight.is_repeat:
-            (flight.run.contest.drop if outcome is TrialEvent.REQUEUED else flight.run.contest.give_up)(flight.trial_id)
             return f"measured before; once more it failed, {failure.kind}: {failure.message}"
         before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
         searcher, layout = flight.run.searcher, flight.layout
@@ -184,12 +188,15 @@ class Books:
                 return f"failed, {failure.kind}: {failure.message}{where}"
 
     def _outcome_of(self, flight: Flight, failure: Failure) -> TrialEvent:
-        if failure.kind is FailureKind.CANCELLED:
-            # Asked to stop: the trial waits for the next call rather than being given up.
-            return TrialEvent.REQUEUED
-        earlier = Counter(self._store.failure_counts(flight.trial_id))
-        earlier[failure.kind] += 1
-        if may_retry(failure.kind, earlier):
+        if flight.is_repeat:
+            again = flight.run.contest.fail(flight.trial_id, failure.kind)
+        elif failure.kind is FailureKind.CANCELLED:
+            again = True  # asked to stop: the trial waits for the next call rather than being given up
+        else:
+            earlier = Counter(self._store.failure_counts(flight.trial_id))
+            earlier[failure.kind] += 1
+            again = may_retry(failure.kind, earlier)
+        if again:
             return TrialEvent.REQUEUED
         return TrialEvent.OUT_OF_MEMORY if failure.kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
 

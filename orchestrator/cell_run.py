@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from db.rows import TrialRow
+from db.rows import Repeats, TrialRow
 from orchestrator.contest import Contest, contest_of
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import POLICIES, Fault
@@ -45,12 +45,13 @@ class CellRun:
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
-    def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> dict[Layout, tuple[Layout, int]]:
+    def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats]) -> dict[Layout, tuple[Layout, int]]:
         """Go on from what the store knows; `repeats` are the runs of trials that were measured more than once.
 
         Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
         """
         rows = list(trials)
+        self.launched, self.waiting, self.ended, self.ahead = 0, [], [], None
         # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
@@ -65,7 +66,7 @@ class CellRun:
                 self._note(trial.step_seconds_median)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
-        self.contest = contest_of(rows, repeats)
+        self.contest = contest_of(rows, repeats, under_way=self.contest)
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
 
@@ -107,14 +108,9 @@ class CellRun:
         """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
         again = self.searcher.again()
         trial_id = None if again is None else self.contest.trial_of(again.layout)
-        return None if again is None or trial_id is None else (trial_id, again.layout, again.why)
-
-    def measured_with(self, fingerprint: str) -> None:
-        """What is measured from now on was taken otherwise than before: numbers of another fingerprint are shown apart."""
-        if self.fingerprint is not None and self.fingerprint != fingerprint:
-            self.contest.clear()
-            self.ended.clear()
-        self.fingerprint = fingerprint
+        if again is None or trial_id is None or self.contest.was_repeated(trial_id):
+            return None
+        return trial_id, again.layout, again.why
 
     @property
     def best(self) -> tuple[Layout, float] | None:
@@ -147,16 +143,22 @@ class CellRun:
             return StopReason.TRIALS
         if self.nothing_fits is not None:
             return StopReason.NOTHING_FITS
-        if search.bound is not None and self._reached(search.bound):
-            return StopReason.BOUND
         if search.plateau is not None and self._plateaued(search.plateau):
             return StopReason.PLATEAU
         return None
 
-    def _reached(self, bound: float) -> bool:
-        """Whether no untried layout is expected to gain that much, relative, over the best."""
-        if len(self.ended) < FEWEST_TO_BOUND:
+    def reached(self, bound: float | None) -> bool:
+        """Whether no untried layout is expected to gain that much, relative, over the best; the one asked for ahead is one of them."""
+        if bound is None or len(self.ended) < FEWEST_TO_BOUND:
             return False
+        if not self._expects_less(bound):
+            return False
+        if self.ahead is None:
+            return True
+        self.take_back()
+        return self._expects_less(bound)
+
+    def _expects_less(self, bound: float) -> bool:
         gain = self.searcher.expected_gain()
         return gain is not None and gain < bound
 

@@ -5,14 +5,18 @@ Under one fingerprint: runs of another are of another contest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from db.rows import TrialRow
+from db.rows import Repeats, TrialRow
+from orchestrator.core.failures import FailureKind, may_retry
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.spec import Confirm
 from orchestrator.core.winner import Run, Verdict, judge, median_run
+
+CONTENDERS = 16  # of a cell's fastest, that are compared with each other where results are shown
 
 
 @dataclass(eq=False)
@@ -21,8 +25,10 @@ class Contest:
 
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
+    _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
     _repeating: set[int] = field(default_factory=set)  # trials with a repeat in flight
     _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
+    _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A run was measured."""
@@ -34,19 +40,26 @@ class Contest:
         """A repeat was started."""
         self._repeating.add(trial_id)
 
-    def give_up(self, trial_id: int) -> None:
-        """A repeat came to nothing that counts."""
+    def fail(self, trial_id: int, kind: FailureKind) -> bool:
+        """A repeat came to nothing. Says whether it may be tried again: the machine's fault may, as often as a first attempt."""
         self._repeating.discard(trial_id)
+        if kind is FailureKind.CANCELLED:
+            return True
+        failures = self._failures.setdefault(trial_id, Counter())
+        failures[kind] += 1
+        if may_retry(kind, failures):
+            return True
         self._given_up.add(trial_id)
+        return False
 
-    def drop(self, trial_id: int) -> None:
-        """A repeat came to nothing, by no fault of the layout: it may be asked for again."""
+    def end(self, trial_id: int) -> None:
+        """A repeat was measured with other software than its trial: no repeat of this contest can count any more."""
         self._repeating.discard(trial_id)
+        self._is_over = True
 
-    def clear(self) -> None:
-        """What is measured from now on is of another contest."""
-        self._layouts.clear()
-        self._runs.clear()
+    def was_repeated(self, trial_id: int) -> bool:
+        """Whether a repeat of the trial was begun, whatever became of it."""
+        return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
 
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout, and the seconds of a step that stand for it."""
@@ -66,6 +79,8 @@ class Contest:
     def next_repeat(self, confirm: Confirm) -> tuple[int, Layout, str] | None:
         """What to measure once more, and why; None: it is settled, or the repeats are spent or under way."""
         # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
+        if self._is_over:
+            return None
         runs = {key: [*some, median_run(some)] if key in self._repeating else some for key, some in self._runs.items()}
         spent = {key: [*some, *[median_run(some)] * confirm.repeats] if key in self._given_up else some for key, some in runs.items()}
         verdict = judge(spent, contenders=confirm.contenders, repeats=confirm.repeats)
@@ -88,12 +103,24 @@ class Contest:
         return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
 
 
-def contest_of(trials: Iterable[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> Contest:
-    """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them."""
+def contest_of(trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None) -> Contest:
+    """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them.
+
+    Of a contest that this takes the place of, the repeats under way are kept.
+    """
     contest = Contest()
     for trial in trials:
-        if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None:
-            alone = [Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence)]
-            for run in repeats.get(trial.id, alone):
-                contest.note(trial.id, trial.layout, run)
+        if trial.state is not TrialState.MEASURED or not trial.is_current_fingerprint or trial.step_seconds_median is None:
+            continue
+        alone = (Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence),)
+        found = repeats.get(trial.id, Repeats(runs=alone, failures={}, num_apart=0))
+        for run in found.runs:
+            contest.note(trial.id, trial.layout, run)
+        for kind, times in found.failures.items():
+            for _ in range(times):
+                contest.fail(trial.id, kind)
+        if found.num_apart:
+            contest.end(trial.id)
+    for trial_id in under_way._repeating if under_way is not None else ():
+        contest.begin(trial_id)
     return contest

@@ -6,36 +6,44 @@ Such a sweep needs no cluster: enumerating its cells again would find every layo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from db.rows import TrialRow
 from db.schema import SweepState
 from db.store import Store
-from orchestrator.contest import contest_of
+from orchestrator.contest import CONTENDERS, contest_of
+from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import StopReason, SweepResult
 
-_CONTENDERS = 16  # of the fastest, that are compared with each other
 
-
-def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this_host: str | None) -> SweepResult | None:
+def finished_before(
+    spec: SweepSpec, store: Store, *, code: Callable[[], Fingerprint], program_version: str, this_host: str | None
+) -> SweepResult | None:
     """How the sweep ended then; None where anything may be left to do, or cannot be known without asking the cluster.
 
     `this_host` is where a local Ray would run, None for a cluster. Where the file leaves device or node size to the cluster, only a sweep
-    that was measured on this host is known to mean the same layouts again.
+    that was measured on this host is known to mean the same layouts again. `code` tells what would be measured now.
     """
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
     if row is None or row.holder is not None or row.state is not SweepState.FINISHED or row.spec_json != spec.model_dump_json():
         return None
-    cells = store.status(row.id)
+    wanted = set(spec.cells())
+    cells = [status for status in store.status(row.id) if status.cell.cell in wanted]  # an earlier file may have named more
     counts = Counter({state: sum(cell.num_trials[state] for cell in cells) for state in TrialState})
-    newest = max((cell.best for cell in cells if cell.best is not None), key=lambda trial: trial.id, default=None)
-    if any(counts[state] for state in {INITIAL, *IN_FLIGHT}) or newest is None:
+    measured = max((cell.best for cell in cells if cell.best is not None), key=lambda trial: trial.id, default=None)
+    if len(cells) < len(wanted) or any(counts[state] for state in {INITIAL, *IN_FLIGHT}) or measured is None:
         return None
-    if not _means_the_same(spec, store, newest, program_version, this_host):
+    of_then = _fingerprint_of(store, measured, this_host, any_node=spec.device != "auto" and spec.gpus_per_node != "auto")
+    if of_then is None or of_then.orchestrator_version != program_version:
         return None
-    fastest = store.best(row.id, _CONTENDERS)
-    measured = {trial.fingerprint_digest for trial in store.trials(row.id) if trial.fingerprint_digest is not None}
+    fastest = store.best(row.id, CONTENDERS)
+    contests = {cell.cell.cell: contest_of(fastest.get(cell.cell.id, ()), store.repeats(cell.cell.id)) for cell in cells}
+    if any(contest.next_repeat(spec.search.confirm) is not None for contest in contests.values()):
+        return None
+    of_now = code()
+    trials = [trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}]
     return SweepResult(
         sweep_id=row.id,
         counts=counts,
@@ -43,15 +51,15 @@ def finished_before(spec: SweepSpec, store: Store, *, program_version: str, this
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},
-        tied={cell.cell.cell: contest_of(fastest.get(cell.cell.id, ()), store.repeats(cell.cell.id)).tied() for cell in cells if cell.best},
-        num_fingerprints=len(measured),
+        tied={cell.cell.cell: contests[cell.cell.cell].tied() for cell in cells if cell.best is not None},
+        num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
+        code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )
 
 
-def _means_the_same(spec: SweepSpec, store: Store, newest: TrialRow, program_version: str, this_host: str | None) -> bool:
-    """Whether the file would be read into the layouts of then: by the same version, for the same nodes."""
-    attempt = next((a for a in reversed(store.trial(newest.id).attempts) if a.measurement is not None), None)
-    if attempt is None or attempt.fingerprint is None or attempt.fingerprint.orchestrator_version != program_version:
-        return False
-    said = spec.device != "auto" and spec.gpus_per_node != "auto"
-    return said or (this_host is not None and this_host in (attempt.nodes or ()))
+def _fingerprint_of(store: Store, trial: TrialRow, this_host: str | None, *, any_node: bool) -> Fingerprint | None:
+    """What a trial was measured with; None where it ran elsewhere and the file would be read otherwise there."""
+    attempt = next((a for a in reversed(store.trial(trial.id).attempts) if a.measurement is not None), None)
+    if attempt is None or not (any_node or (this_host is not None and this_host in (attempt.nodes or ()))):
+        return None
+    return attempt.fingerprint

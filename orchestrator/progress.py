@@ -71,6 +71,7 @@ class SweepResult:
     nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
     tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
     num_fingerprints: int  # distinct ones among what was measured
+    code_has_changed: bool = False  # since what was measured, and nothing was measured again
 
     @property
     def finished(self) -> bool:

@@ -160,7 +160,8 @@ class RowSearcher:
         """The most that an untried row is expected to gain over the best, relative; None where no model says so, or nothing has run yet."""
         if self._proposer is None:
             return None
-        return self._proposer.expected_gain((self._status == RowStatus.UNTRIED)[self._considered])
+        with one_blas_thread():
+            return self._proposer.expected_gain((self._status == RowStatus.UNTRIED)[self._considered])
 
     def hopeless(self) -> int | None:
         """The row whose out-of-memory shows that nothing fits, if so."""

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Sequence
 
+from db.rows import TrialRow
 from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.books import Books, Flight
@@ -117,6 +118,9 @@ class _Loop:
         self._store, self._scheduler, self._clock = store, scheduler, clock
         self._stop, self._observe, self._among = stop, observe, among
         slots = scheduler.slots
+        lost = store.reap(sweep_id, epoch)
+        if lost:
+            logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
         self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
         self._learned = learned(store, spec, hardware(slots), device_name=slots.device_name, gpus_per_node=self._gpus_per_node)
@@ -133,9 +137,6 @@ class _Loop:
 
     def run(self) -> SweepResult:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
-        lost = self._store.reap(self._sweep_id, self._epoch)
-        if lost:
-            logger.warning("%d attempts of a dead orchestrator were given back", len(lost), extra={"action": "reaped"})
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
         try:
             self._work()
@@ -166,7 +167,7 @@ class _Loop:
         for layout, (proof, proof_id) in run.take_up(trials, self._store.repeats(cell_id)).items():
             self._books.prune(run, [layout], proof_id, proof)
         run.nothing_fits = searcher.nothing_fits()
-        run.alone = {t.id for t in run.waiting if FailureKind.OOM_HOST in self._store.failure_counts(t.id)}
+        run.alone = self._store.trials_that_met(cell_id, FailureKind.OOM_HOST)
         self._keep_lease()  # a space of many cells takes a while to list
         return run
 
@@ -223,14 +224,21 @@ class _Loop:
                 run.stopped = self._budget_spent() or run.had_enough(self._spec.search)
             if not self._scheduler.can_start(run.shape):
                 continue
-            if run.stopped is None:
-                if self._launch_next(run):
-                    return True
-                if not run.waiting and not self._is_busy(run):
-                    run.stopped = StopReason.EXHAUSTED
-            if run.stopped in DECIDED and self._confirm(run):
+            if run.stopped is None and (reason := self._search_on(run)) is not None:
+                if self._is_busy(run):
+                    continue  # what runs may change that
+                run.stopped = reason
+            elif run.stopped is None:
+                return True
+            if run.stopped in DECIDED and (self._launch_waiting(run) or self._confirm(run)):
                 return True
         return False
+
+    def _search_on(self, run: CellRun) -> StopReason | None:
+        """Start what the search of a cell wants next, or say why there is nothing."""
+        if run.reached(self._spec.search.bound) and not run.waiting:
+            return StopReason.BOUND
+        return None if self._launch_next(run) else StopReason.EXHAUSTED
 
     def _is_busy(self, run: CellRun) -> bool:
         """Whether something new of the cell is under way."""
@@ -238,12 +246,14 @@ class _Loop:
 
     def _confirm(self, run: CellRun) -> bool:
         """The search of a cell has ended: repeat what stands at its top, until one layout is the winner or the repeats are spent."""
-        if self._is_busy(run) or self._budget_spent() is not None:
+        found = None if self._is_busy(run) or run.waiting else run.contest.next_repeat(self._spec.search.confirm)
+        if found is None:
             return False
-        found = run.contest.next_repeat(self._spec.search.confirm)
-        if found is not None:
-            self._repeat(run, *found)
-        return found is not None
+        spent = self._budget_spent()
+        if spent is not None:
+            run.stopped = spent  # the next call may go on with it
+            return False
+        return self._repeat(run, *found)
 
     def _budget_spent(self) -> StopReason | None:
         search = self._spec.search
@@ -265,8 +275,7 @@ class _Loop:
     def _launch_next(self, run: CellRun) -> bool:
         # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
         trial = run.next_waiting(beside_others=bool(self._flights)) if not self._books.blame.suspects_the_machine else None
-        if trial is None and (doubted := run.doubted()) is not None:
-            self._repeat(run, *doubted)
+        if trial is None and (doubted := run.doubted()) is not None and self._repeat(run, *doubted):
             return True
         proposal = run.ask(self._clock) if trial is None and self._within_trials(run) else None
         nodes = self._scheduler.standing(run.shape)
@@ -285,9 +294,13 @@ class _Loop:
             self._books.launched(is_new=proposal.layout not in run.added)
             self._launch(run, trial_id, proposal.layout, attempt, nodes)
             return True
+        return self._launch_waiting(run, trial)
+
+    def _launch_waiting(self, run: CellRun, trial: TrialRow | None = None) -> bool:
         trial = trial or run.next_waiting(beside_others=bool(self._flights))
         if trial is None:
             return False
+        nodes = self._scheduler.standing(run.shape)
         run.launched += trial.num_attempts == 0
         self._books.launched(is_new=False)
         self._launch(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch, nodes), nodes)
@@ -298,13 +311,16 @@ class _Loop:
             if run.stopped is None and self._flights and not run.waiting and self._within_trials(run):
                 run.ask_ahead(self._clock)
 
-    def _repeat(self, run: CellRun, trial_id: int, layout: Layout, why: str) -> None:
-        """Measure a measured trial once more, beside its other runs."""
+    def _repeat(self, run: CellRun, trial_id: int, layout: Layout, why: str) -> bool:
+        """Measure a measured trial once more, beside its other runs; not while others run, where it took their memory before."""
+        if trial_id in run.alone and self._flights:
+            return False
         nodes = self._scheduler.standing(run.shape)
         attempt = self._store.start_repeat(trial_id, self._epoch, nodes, why=why)
         run.contest.begin(trial_id)
         logger.info("Trial %d again: %s", trial_id, why, extra={"action": "repeated", "trial_id": trial_id, "attempt": attempt})
         self._launch(run, trial_id, layout, attempt, nodes, is_repeat=True)
+        return True
 
     def _launch(
         self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: Sequence[str] | None, *, is_repeat: bool = False

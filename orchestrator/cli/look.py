@@ -35,11 +35,9 @@ from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import CellRow, CellStatus, SweepRow, TrialRow
+    from db.rows import CellRow, CellStatus, Repeats, SweepRow, TrialRow
     from db.store import Store
-    from orchestrator.core.winner import Run
 
-CONTENDERS = 16  # of the fastest, that are compared with each other
 STATE_STYLES: Mapping[str, str] = {
     TrialState.MEASURED: "green",
     TrialState.OUT_OF_MEMORY: "yellow",
@@ -84,6 +82,8 @@ def best(
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
         cells = store.status(row.id)
+        from orchestrator.contest import CONTENDERS  # needs SQLAlchemy
+
         leading = store.best(row.id, max(top, CONTENDERS))
         fastest = {cell_id: found[:top] for cell_id, found in leading.items()}
         standings = {cell_id: _standing(found, store.repeats(cell_id)) for cell_id, found in leading.items()}
@@ -117,13 +117,14 @@ class _Standing:
     text: str
 
 
-def _standing(leading: Sequence[TrialRow], repeats: Mapping[int, Sequence[Run]]) -> _Standing:
-    from orchestrator.contest import contest_of  # needs SQLAlchemy
+def _standing(leading: Sequence[TrialRow], repeats: Mapping[int, Repeats]) -> _Standing:
+    from orchestrator.contest import CONTENDERS, contest_of
 
-    verdict = contest_of(leading, repeats).verdict()
+    verdict = contest_of(leading[:CONTENDERS], repeats).verdict()
     if verdict is None:
         return _Standing(tied=(), text="")
-    num_runs = len(repeats.get(verdict.best, ())) or 1
+    best = repeats.get(verdict.best)
+    num_runs = 1 if best is None else len(best.runs)
     if not verdict.is_settled:
         shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
         return _Standing(

@@ -105,7 +105,8 @@ def run_spec(
     this_host = socket.gethostname() if ray_address is None else None
     with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
         # A table answers at once, and may have changed.
-        result = finished_before(spec, store, program_version=__version__, this_host=this_host) if table is None else None
+        code = partial(_code_of, spec, table)
+        result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
         if result is None:
             open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment, table)
             result = _measure(spec, store, progress, signals, open_scheduler, table, takeover=takeover, as_json=as_json)
@@ -312,6 +313,8 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
         note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+    if result.code_has_changed:
+        note("The code has changed since these numbers were taken, and none was taken again: `sweep invalidate` has them measured anew.")
     if result.num_fingerprints > 1:
         note(
             "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."

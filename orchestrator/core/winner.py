@@ -75,7 +75,7 @@ def _next(runs: Mapping[int, Sequence[Run]], tied: Sequence[int], *, contenders:
         behind = [key for key in still if len(runs[key]) <= round_of]
         if behind:
             return min(behind, key=lambda key: (len(runs[key]), still.index(key)))
-        staying = max(2, (staying + 1) // 2)  # one alone could not be told from the others
+        staying = min(contenders, max(2, (staying + 1) // 2))  # one alone could not be told from the others
     return None
 
 

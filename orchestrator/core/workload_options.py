@@ -204,11 +204,20 @@ class SyntheticOptions(WorkloadOptions):
 # --- command --------------------------------------------------------------------------------------------------------------------
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-# What the launcher says to a rank; taken from elsewhere, ranks would not find each other.
+# What the launcher says to a rank; taken from elsewhere, ranks would not find each other, or use others' GPUs.
 _LAUNCHERS_OWN = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "CUDA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
 })  # fmt: skip
+
+
+def _variable(name: str) -> str:
+    """A name under which a sweep file may give ranks a value. What is no name may be a secret, written in its place: it is not repeated."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError("this is no name of an environment variable: letters, digits and _, no digit first, nothing else")
+    if name in _LAUNCHERS_OWN or name.startswith("SWEEP_"):
+        raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
+    return name
 
 
 def _names_only(value: Any) -> Any:
@@ -217,10 +226,10 @@ def _names_only(value: Any) -> Any:
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"expected a list of {rule}")
     for number, name in enumerate(value, 1):
-        if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"entry {number} is no name; expected {rule}")
-        if name in _LAUNCHERS_OWN or name.startswith("SWEEP_"):
-            raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
+        try:
+            _variable(name)
+        except ValueError as exc:
+            raise ValueError(f"entry {number}: {exc}; expected {rule}") from None
         if name in value[: number - 1]:
             raise ValueError(f"{name} stands twice in the list")
     return value
@@ -232,7 +241,14 @@ def _absolute(value: str) -> str:
     return value
 
 
-Template = Annotated[str, AfterValidator(well_formed)]
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a NUL ends an argument and a variable; leave it out")
+    return value
+
+
+Variable = Annotated[str, AfterValidator(_variable)]
+Template = Annotated[str, AfterValidator(_without_nul), AfterValidator(well_formed)]
 
 
 class CommandOptions(WorkloadOptions):
@@ -246,7 +262,7 @@ class CommandOptions(WorkloadOptions):
         Field(min_length=1, description="The program and its arguments, with `{names}` filled in; no shell"),
     ]
     env: Annotated[
-        Mapping[str, Template],
+        Mapping[Variable, Template],
         BeforeValidator(_few),
         Field(description="Added to its environment, likewise. Stored as it stands: no secrets"),
     ] = {}
@@ -371,6 +387,8 @@ def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], dev
 Place = tuple[str | int, ...]  # of a mistake in the sweep file: keys and numbers of entries from its top
 
 _NOT_FOR_OPTIONS = frozenset({*_LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
+# A command's options are in its environment as SWEEP_ and their names in capitals; these say something else there.
+_OWN_VARIABLES = frozenset({"SWEEP_HOME", "SWEEP_DB", "SWEEP_RUN_DIR", "SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_ORIGINAL_PYTHONPATH"})
 
 
 def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
@@ -389,7 +407,10 @@ def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]
     mistakes: list[tuple[Place, str]] = []
     for name, values in axes.items():
         place = ("axes", "options", name)
-        if refusal := _option_refusal(workload, name, values):
+        refusal = _option_refusal(workload, name, values)
+        if refusal is None and isinstance(workload.options, CommandOptions):
+            refusal = _variable_refusal(name, list(axes))
+        if refusal:
             mistakes.append((place, refusal))
         elif workload.options.MAY_VARY is not None:
             wrong = ((number, _value_refusal(workload.options, name, value)) for number, value in enumerate(values))
@@ -414,6 +435,17 @@ def _option_refusal(workload: Workload, name: str, values: Sequence[OptionValue]
         close = get_close_matches(name[:80], options.MAY_VARY, n=1)
         what = "may not vary" if name in type(options).model_fields else f"is no option of workload {workload.name}"
         return f"{name} {what}; those that may: {allowed}{f'; did you mean {close[0]}?' if close else ''}"
+    return None
+
+
+def _variable_refusal(name: str, options: Sequence[str]) -> str | None:
+    """What is wrong with the variable that tells an option to a command."""
+    variable = f"SWEEP_{name.upper()}"
+    if variable in _OWN_VARIABLES:
+        return f"{name} would be {variable} in the environment of ranks, which has a meaning of its own; call the option otherwise"
+    before = (*TEMPLATE_NAMES, *options[: options.index(name)])
+    if other := next((known for known in before if known.upper() == name.upper()), None):
+        return f"{name} and {other} would both be {variable} in the environment of ranks; call the option otherwise"
     return None
 
 

@@ -93,3 +93,9 @@ def test_runs_that_vary_widen_all_intervals() -> None:
     assert calm is not None
     assert wild is not None
     assert wild.intervals[2][1] - wild.intervals[2][0] > calm.intervals[2][1] - calm.intervals[2][0]
+
+
+def test_one_contender_is_confirmed_alone() -> None:
+    runs = {1: [run(1.0)], 2: [run(1.001)], 3: [run(1.002)]}
+    settle(runs, {1: 1.0, 2: 1.001, 3: 1.002}, noise=0.0, seed=0, contenders=1, repeats=2)
+    assert [len(some) for some in runs.values()] == [3, 1, 1]

@@ -15,18 +15,19 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from db import readonly
+from db import changes, readonly
 from db import url as urls
 from db.engine import Change, Database
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, SweepError
 from orchestrator.core.lifecycle import TrialEvent, TrialState
-from tests.db.builders import CONDITIONS, Bench, failure, layout, measurement
+from tests.db.builders import CONDITIONS, Bench, failure, fingerprint, layout, measurement
 
 SECRET = "s3cr3t%zz"
 
@@ -251,7 +252,9 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
         thread.start()
         ids: list[int] = []
         while len(ids) < 25 or (num_ended < 3 and len(ids) < 2000):  # a fast store is done before much has happened to it
-            ids.append(bench.measure(len(ids) + 1))
+            trial_id, attempt = store.begin_trial(bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch)
+            store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+            ids.append(trial_id)
         over.set()
         thread.join()
         assert num_ended >= 3
@@ -276,6 +279,28 @@ def test_a_commit_whose_answer_is_lost_is_not_done_twice(store: Store, monkeypat
     assert store.ensure_sweep("tiny", "{}", CONDITIONS) == bench.sweep_id
 
 
+def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deadlock(Exception):
+        sqlstate = "40P01"
+
+    bench = Bench.on(store)
+    begin, tries = changes.begin_trial, 0
+
+    def rolled_back_once(*args: Any, **kwargs: Any) -> tuple[int, int]:
+        nonlocal tries
+        begun = begin(*args, **kwargs)
+        tries += 1
+        if tries == 1:
+            raise OperationalError("INSERT", {}, Deadlock())
+        return begun
+
+    monkeypatch.setattr(changes, "begin_trial", rolled_back_once)
+    trial_id, attempt = store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
+    assert (tries, attempt) == (2, 1)
+    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
+    assert store.trial(trial_id).trial.num_attempts == 1
+
+
 def _losing_answers(write: Callable[..., object]) -> Callable[..., object]:
     def lossy(self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False) -> object:
         changes: list[Change] = []
@@ -285,7 +310,7 @@ def _losing_answers(write: Callable[..., object]) -> Callable[..., object]:
             return work(connection, change)
 
         write(self, remember, durable=durable)
-        repeat = Change(id=changes[-1].id, is_repeat=True)
+        repeat = Change(id=changes[-1].id, is_retry=True)
         return write(self, lambda connection, change: work(connection, repeat), durable=durable)
 
     return lossy
@@ -305,7 +330,7 @@ def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: st
             return "done"
 
         assert store._database.write(work) == "done"
-        assert [c.is_repeat for c in tries] == [False, True, True, True]
+        assert [c.is_retry for c in tries] == [False, True, True, True]
         assert len({c.id for c in tries}) == 1
 
 

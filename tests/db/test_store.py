@@ -525,7 +525,7 @@ def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: 
     assert (row.trial.state, row.trial.num_attempts, row.trial.num_measurements) == (TrialState.MEASURED, 3, 3)
     assert row.trial.tokens_per_second_per_gpu == 900.0
     assert [(a.superseded, a.pooled) for a in row.attempts] == [(True, True), (True, True), (False, True)]
-    assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id]] == [0.5, 1.0, 0.55]
+    assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id].runs] == [0.5, 1.0, 0.55]
     assert store.best(bench.sweep_id)[bench.cell_id][0].tokens_per_second_per_gpu == 900.0
     events = [e.event for e in store.events(bench.sweep_id)]
     assert events[-4:] == ["repeated", "measured", "repeated", "measured"]
@@ -590,3 +590,43 @@ def test_only_what_is_measured_is_repeated(store: Store) -> None:
         store.start_repeat(waiting.id, bench.epoch)
     with pytest.raises(IllegalTransition):
         store.start_attempt(bench.measure(1), bench.epoch)
+
+
+def test_a_repeat_told_twice_counts_both_times_though_it_is_not_the_median(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id = bench.measure(2)
+    attempt = store.start_repeat(trial_id, bench.epoch)
+    taken = measurement(2000.0)
+    taken = replace(taken, step_time=replace(taken.step_time, median=0.25))
+    for _ in range(2):
+        assert store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
+    assert store.trial(trial_id).trial.num_measurements == 2
+
+
+def test_the_peak_that_a_repeat_measured_is_known_though_it_is_not_the_median(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id, attempt = bench.start(2)
+    source = "measured: matmul, in trial 1"
+    first = measurement(1000.0, peak_flops=1e12, peak_flops_source=source)
+    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=first, fingerprint=fingerprint())
+    attempt = store.start_repeat(trial_id, bench.epoch, ["node-a", "node-b"])
+    faster = measurement(2000.0, peak_flops=2e12, peak_flops_source=source)
+    faster = replace(faster, step_time=replace(faster.step_time, median=0.25))
+    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=faster, fingerprint=fingerprint())
+    assert max(peak.flops for peak in store.measured_peaks(bench.sweep_id)) == 2e12
+
+
+def test_what_repeats_came_to_is_told_from_the_first_measurement_on(store: Store) -> None:
+    bench = Bench.on(store)
+    trial_id, attempt = bench.start(2)
+    store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    attempt = store.start_attempt(trial_id, bench.epoch)
+    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+    assert store.repeats(bench.cell_id) == {}
+    attempt = store.start_repeat(trial_id, bench.epoch)
+    store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
+    found = store.repeats(bench.cell_id)[trial_id]
+    assert (len(found.runs), dict(found.failures), found.num_apart) == (1, {FailureKind.NODE_LOST: 1}, 1)
+    assert store.trials_that_met(bench.cell_id, FailureKind.NODE_LOST) == {trial_id}
+    assert store.trials_that_met(bench.cell_id, FailureKind.OOM_HOST) == set()

@@ -21,6 +21,7 @@ from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
 VERSION = "1"
+CODE = Fingerprint(orchestrator_version=VERSION, git_sha="abc")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def run(store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **chan
         spec(**changes),
         store=store,
         open_scheduler=lambda: FakeScheduler(script),
-        code=Fingerprint(orchestrator_version=VERSION),
+        code=CODE,
         hardware=lambda _: None,
         clock=time.monotonic,
         stop=lambda: asked,
@@ -61,7 +62,7 @@ def run(store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **chan
 
 
 def finished(store: Store, *, version: str = VERSION, host: str | None = None, **changes: Any) -> SweepResult | None:
-    return finished_before(spec(**changes), store, program_version=version, this_host=host)
+    return finished_before(spec(**changes), store, code=lambda: CODE, program_version=version, this_host=host)
 
 
 def test_a_finished_sweep_is_told_as_its_own_call_told_it(store: Store) -> None:
