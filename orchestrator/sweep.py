@@ -27,7 +27,7 @@ from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.workload_options import options_of
 from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Shape, Slots, shapes_of
-from orchestrator.learned import learned
+from orchestrator.learned import Learned, learned
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Searcher
 
@@ -123,7 +123,8 @@ class _Loop:
             logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
         self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
         self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
-        self._learned = learned(store, spec, hardware(slots), device_name=slots.device_name, gpus_per_node=self._gpus_per_node)
+        self._data_sheet = hardware(slots)
+        self._learned, self._learned_of = self._learn(), 0  # trials of this call by then
         parallel = spec.search.max_parallel_trials
         # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
         self._parallel = parallel if isinstance(parallel, int) else 1 if slots.device is Device.CPU else slots.total
@@ -148,7 +149,12 @@ class _Loop:
 
     # -- opening -------------------------------------------------------------------------------------------------------------
 
-    def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
+    def _learn(self) -> Learned:
+        device_name = self._scheduler.slots.device_name
+        return learned(self._store, self._spec, self._data_sheet, device_name=device_name, gpus_per_node=self._gpus_per_node)
+
+    def _search(self, cell: Cell, cell_id: int) -> tuple[Searcher, int]:
+        """A search over a cell that starts from what its relatives taught, and how many layouts it has."""
         calibration = self._learned.calibration(cell, with_own=False)
         candidates = plan_cell(
             self._spec,
@@ -158,10 +164,14 @@ class _Loop:
             calibration=calibration,
             among=self._among(cell),
         ).candidates
+        search, objective = self._spec.search, self._spec.objective
+        searcher = Searcher(candidates, search=search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
+        return searcher, len(candidates)
+
+    def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
-        objective = self._spec.objective
-        searcher = Searcher(candidates, search=self._spec.search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
-        run = CellRun(id=cell_id, cell=cell, shape=shape, objective=objective, searcher=searcher, num_candidates=len(candidates))
+        searcher, num_candidates = self._search(cell, cell_id)
+        run = CellRun(id=cell_id, cell=cell, shape=shape, objective=self._spec.objective, searcher=searcher, num_candidates=num_candidates)
         trials = self._store.trials(self._sweep_id, cell_id=cell_id)
         self._books.take_up(trials)
         for layout, (proof, proof_id) in run.take_up(trials, self._store.repeats(cell_id)).items():
@@ -236,9 +246,17 @@ class _Loop:
 
     def _search_on(self, run: CellRun) -> StopReason | None:
         """Start what the search of a cell wants next, or say why there is nothing."""
+        if not run.launched and self._finished_now > self._learned_of:
+            self._learn_from_others(run)
         if run.reached(self._spec.search.bound) and not run.waiting:
             return StopReason.BOUND
         return None if self._launch_next(run) else StopReason.EXHAUSTED
+
+    def _learn_from_others(self, run: CellRun) -> None:
+        """Begin the search of a cell anew, of which nothing was launched: other cells have taught something since it was opened."""
+        self._learned, self._learned_of = self._learn(), self._finished_now
+        run.searcher, _ = self._search(run.cell, run.id)
+        run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
 
     def _is_busy(self, run: CellRun) -> bool:
         """Whether something new of the cell is under way."""

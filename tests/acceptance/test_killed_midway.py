@@ -24,7 +24,7 @@ def measured(store: Store, sweep: str) -> dict[int, int]:
 
 
 def test_killed_midway_and_run_again_nothing_is_lost_or_repeated(command_on: Command, tmp_path: Path) -> None:
-    file = write_sweep(tmp_path, workload=SLOW)
+    file = write_sweep(tmp_path, workload=SLOW, search={"confirm": {"repeats": 0}})  # what is launched again was lost
     with Store.open(command_on.store_url) as store:
         acknowledged: dict[int, int] = {}
         for kills in range(1, 3 if command_on.store_url.startswith("sqlite") else 2):

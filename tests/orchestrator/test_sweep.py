@@ -603,3 +603,18 @@ def test_a_cell_of_which_no_more_is_expected_is_done(store: Store, monkeypatch: 
     result, scheduler = run(store, fast, spec=spec(gpus=1, search={"bound": 0.02}))
     assert len(scheduler.started) == launched
     assert set(result.stopped.values()) == {StopReason.BOUND if launched == 3 else StopReason.EXHAUSTED}
+
+
+def test_a_cell_begins_from_what_the_cells_before_it_taught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    observations = Store.observations
+
+    def noting(asked: Store, **kwargs: Any) -> Any:
+        found = observations(asked, **kwargs)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(Store, "observations", noting)
+    result, scheduler = run(store, fast, spec=spec(search={"max_trials": 8}))
+    assert seen == [0, 6]  # at the start, and when the second cell came to its turn
+    assert (len(scheduler.started), result.counts[TrialState.MEASURED]) == (12, 12)
