@@ -33,6 +33,7 @@ from orchestrator.core.constraint import Constraint, Unread
 from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision
 from orchestrator.core.model_shape import PRESETS, ModelShape
+from orchestrator.core.option_mistakes import option_mistakes
 from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
 from orchestrator.core.spec_values import (
     Count,
@@ -52,7 +53,7 @@ from orchestrator.core.spec_values import (
     few_options,
 )
 from orchestrator.core.trainer_section import TrainerChoice
-from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, option_mistakes, workload_mistake
+from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, workload_mistake
 
 MAX_GPUS = 16_384
 MAX_CELLS = 1024

@@ -23,8 +23,6 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
     WithJsonSchema,
     model_serializer,
     model_validator,
@@ -32,10 +30,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from orchestrator.core.constraint import SHORT_NAMES, Names
+from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout, Options, OptionValue, Precision
-from orchestrator.core.template import TEMPLATE_NAMES, checked, well_formed
+from orchestrator.core.layout import Layout, Options, Precision
+from orchestrator.core.template import well_formed
 
 MAX_ENTRIES = 512  # of one list or mapping
 
@@ -140,7 +138,7 @@ class FaultKind(StrEnum):
 
 
 _FAULT_AT = re.compile(r"init|forward|teardown|step_[1-9]\d{0,8}")
-_LAYOUT_NAMES = (*(field.name for field in fields(Layout)), "world_size", "global_batch_size")
+LAYOUT_NAMES = (*(field.name for field in fields(Layout)), "world_size", "global_batch_size")
 
 
 def _at(value: str) -> str:
@@ -155,10 +153,10 @@ def _only_if(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError("only_if takes fields of a layout with their values: {micro_batch_size: 8, recompute: none}")
     for name, wanted in value.items():
-        if name not in _LAYOUT_NAMES:
-            close = [SHORT_NAMES[name]] if name in SHORT_NAMES else get_close_matches(str(name)[:80], _LAYOUT_NAMES, n=1)
+        if name not in LAYOUT_NAMES:
+            close = [SHORT_NAMES[name]] if name in SHORT_NAMES else get_close_matches(str(name)[:80], LAYOUT_NAMES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(_LAYOUT_NAMES)}{hint}")
+            raise ValueError(f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(LAYOUT_NAMES)}{hint}")
         if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
             raise ValueError(f"{name} takes one number or word, not {str(wanted)[:80]!r}")
     return value
@@ -243,7 +241,7 @@ def _absolute(value: str) -> str:
 
 def _without_nul(value: str) -> str:
     if "\0" in value:
-        raise ValueError("a NUL ends an argument and a variable; leave it out")
+        raise ValueError("control character '\\x00' in a text")  # as a sweep file's door says it, so that it is told once
     return value
 
 
@@ -384,12 +382,6 @@ def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], dev
 
 # --- options that vary ----------------------------------------------------------------------------------------------------------
 
-Place = tuple[str | int, ...]  # of a mistake in the sweep file: keys and numbers of entries from its top
-
-_NOT_FOR_OPTIONS = frozenset({*_LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
-# A command's options are in its environment as SWEEP_ and their names in capitals; these say something else there.
-_OWN_VARIABLES = frozenset({"SWEEP_HOME", "SWEEP_DB", "SWEEP_RUN_DIR", "SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_ORIGINAL_PYTHONPATH"})
-
 
 def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
     """What a trial of the layout is told: the sweep's options with those that vary on top. A command's are in its templates instead."""
@@ -400,78 +392,3 @@ def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
 def varied(options: WorkloadOptions, varying: Options) -> WorkloadOptions:
     """The options with those that vary in place."""
     return type(options).model_validate({**options.as_written(), **dict(varying)}) if varying and options.MAY_VARY is not None else options
-
-
-def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]]) -> list[tuple[Place, str]]:
-    """What `axes.options` cannot mean with this workload, each with its place in the sweep file; the templates of a command included."""
-    mistakes: list[tuple[Place, str]] = []
-    for name, values in axes.items():
-        place = ("axes", "options", name)
-        refusal = _option_refusal(workload, name, values)
-        if refusal is None and isinstance(workload.options, CommandOptions):
-            refusal = _variable_refusal(name, list(axes))
-        if refusal:
-            mistakes.append((place, refusal))
-        elif workload.options.MAY_VARY is not None:
-            wrong = ((number, _value_refusal(workload.options, name, value)) for number, value in enumerate(values))
-            mistakes += [((*place, number), said) for number, said in wrong if said]
-    if isinstance(workload.options, CommandOptions):
-        mistakes += _template_mistakes(workload.options, (*TEMPLATE_NAMES, *axes))
-    return mistakes
-
-
-def _option_refusal(workload: Workload, name: str, values: Sequence[OptionValue]) -> str | None:
-    options = workload.options
-    if name in _NOT_FOR_OPTIONS:
-        return f"{name} is a name of the layout or its cell already; call the option otherwise"
-    if len({type(value) for value in values}) > 1:
-        return "values of more than one kind; expected words only, whole numbers only, or true and false"
-    if options.MAY_VARY is None:
-        return None
-    if name in options.as_written():
-        return f"{name} also stands in workload.options; an option varies or is fixed: keep one of them"
-    if name not in options.MAY_VARY:
-        allowed = ", ".join(sorted(options.MAY_VARY)) or "none"
-        close = get_close_matches(name[:80], options.MAY_VARY, n=1)
-        what = "may not vary" if name in type(options).model_fields else f"is no option of workload {workload.name}"
-        return f"{name} {what}; those that may: {allowed}{f'; did you mean {close[0]}?' if close else ''}"
-    return None
-
-
-def _variable_refusal(name: str, options: Sequence[str]) -> str | None:
-    """What is wrong with the variable that tells an option to a command."""
-    variable = f"SWEEP_{name.upper()}"
-    if variable in _OWN_VARIABLES:
-        return f"{name} would be {variable} in the environment of ranks, which has a meaning of its own; call the option otherwise"
-    before = (*TEMPLATE_NAMES, *options[: options.index(name)])
-    if other := next((known for known in before if known.upper() == name.upper()), None):
-        return f"{name} and {other} would both be {variable} in the environment of ranks; call the option otherwise"
-    return None
-
-
-def _value_refusal(options: WorkloadOptions, name: str, value: OptionValue) -> str | None:
-    field = type(options).model_fields[name]
-    of_field: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, name, *field.metadata])  # type: ignore[arg-type]  # known at run time
-    try:
-        of_field.validate_python(value)
-    except ValidationError as exc:
-        error = exc.errors(include_url=False)[0]
-        words = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        close = get_close_matches(str(value)[:80], words, n=1)
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)[:80]
-        said = f"is not one of {', '.join(words)}" if words else f"is no {name}: {error['msg']}"
-        return f"{shown} {said}{f'; did you mean {close[0]}?' if close else ''}"
-    return None
-
-
-def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tuple[Place, str]]:
-    places: list[tuple[Place, str]] = [(("argv", number), text) for number, text in enumerate(options.argv)]
-    places += [(("env", name), text) for name, text in options.env.items()]
-    places += [(("cwd",), options.cwd)] if options.cwd is not None else []
-    mistakes: list[tuple[Place, str]] = []
-    for place, text in places:
-        try:
-            checked(text, names)
-        except ValueError as exc:
-            mistakes.append((("workload", "options", *place), str(exc)))
-    return mistakes

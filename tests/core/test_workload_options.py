@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.layout import Layout
+from orchestrator.core.protocol import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import to_json_schema
 from orchestrator.core.template import TEMPLATE_NAMES, checked, fill
@@ -26,6 +27,8 @@ from orchestrator.core.workload_options import (
     options_of,
     varied,
 )
+from orchestrator.processes import LAUNCHER_VARIABLE
+from orchestrator.rank_server import ORIGINAL_PATH_VARIABLE
 
 WRITTEN: list[dict[str, Any]] = [
     {"name": "llama", "options": {}},
@@ -125,6 +128,17 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (CommandOptions, {"argv": ["a"], "env_from": ["MASTER_PORT"]}, "set for each rank by its launcher"),
         (CommandOptions, {"argv": ["a"], "env_from": ["SWEEP_DB"]}, "set for each rank by its launcher"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "A"]}, "A stands twice"),
+        (CommandOptions, {"argv": ["a"], "env_from": ["A", "B C"]}, "entry 2: this is no name"),
+        (CommandOptions, {"argv": ["a"], "env": {"RANK": "0"}}, "RANK is set for each rank by its launcher"),
+        (CommandOptions, {"argv": ["a"], "env": {"MASTER_PORT": "1"}}, "MASTER_PORT is set for each rank by its launcher"),
+        (CommandOptions, {"argv": ["a"], "env": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}}, "set for each rank by its launcher"),
+        (CommandOptions, {"argv": ["a"], "env": {"SWEEP_RUN_DIR": "/tmp"}}, "SWEEP_RUN_DIR is set for each rank by its launcher"),
+        (CommandOptions, {"argv": ["a"], "env": {"A=B": "1"}}, "no name of an environment variable"),
+        (CommandOptions, {"argv": ["a"], "env": {"": "1"}}, "no name of an environment variable"),
+        (CommandOptions, {"argv": ["a"], "env": {"A\0": "1"}}, "no name of an environment variable"),
+        (CommandOptions, {"argv": ["a"], "env": {"A": "1\0"}}, r"control character '\x00'"),
+        (CommandOptions, {"argv": ["a", "b\0"]}, r"control character '\x00'"),
+        (CommandOptions, {"argv": ["a"], "cwd": "/tmp/\0"}, r"control character '\x00'"),
     ],
 )
 def test_what_means_nothing_is_refused_with_what_would(options: type[WorkloadOptions], given: dict[str, Any], told: str) -> None:
@@ -142,6 +156,28 @@ def test_a_template_knows_every_name_and_doubled_braces() -> None:
     text = " ".join(f"{{{name}}}" for name in TEMPLATE_NAMES) + " {{json}}"
     assert checked(text) == text
     assert fill("{seed}/{{seed}}", {"seed": "7"}) == "7/{seed}"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["kernel", "Kernel"], "Kernel and kernel would both be SWEEP_KERNEL"),
+        (["Seed"], "Seed and seed would both be SWEEP_SEED"),
+        *(
+            (
+                [variable.removeprefix("SWEEP_").lower()],
+                "is a name of the layout" if variable == RUN_DIR_VARIABLE else f"would be {variable}",
+            )
+            for variable in ("SWEEP_HOME", "SWEEP_DB", RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, LAUNCHER_VARIABLE, ORIGINAL_PATH_VARIABLE)
+        ),
+        (["Run_Dir"], "would be SWEEP_RUN_DIR"),
+    ],
+)
+def test_an_option_of_a_command_has_a_variable_of_its_own(names: list[str], told: str) -> None:
+    command = {"name": "command", "options": {"argv": ["a"]}}
+    with pytest.raises(ValidationError, match=told):
+        sweep(workload=command, axes={"options": {name: ["a", "b"] for name in names}})
+    assert sweep(workload=command, axes={"options": {"kernel": ["a"], "kernels": ["a"], "homes": ["a"]}})
 
 
 def test_a_trial_is_told_the_options_of_its_layout_on_top() -> None:

@@ -200,3 +200,12 @@ def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path
     report = launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1))
     assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
     assert "no-such-program" in report.failure.log_tail
+
+
+def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher) -> None:
+    asked = order("workloads.command", trial_id=next(_trial_ids), options={"argv": ["true", "{kernel}"]}, world_size=1)
+    layout = replace(asked.request.layout, options=(("kernel", "a\0b"),))
+    report = launcher.run(replace(asked, request=asked.request.model_copy(update={"layout": layout})))
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert "cannot start 'true'" in report.failure.log_tail and "embedded null byte" in report.failure.log_tail
+    assert "Traceback" not in report.failure.log_tail

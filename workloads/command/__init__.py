@@ -58,8 +58,8 @@ def main() -> int:
         return 2
     try:
         program = subprocess.Popen(argv, env=environment, cwd=cwd)
-    except OSError as exc:
-        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror}\n")
+    except (OSError, ValueError) as exc:  # the latter of a text that no argument can hold: a NUL, or letters unknown to the locale
+        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n")
         return 127
     metrics = _Metrics(metrics_path, rank)
     code = _wait(program, rank, metrics)
