@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from db.sql_text import ALLOWED_FUNCTIONS
+from db.sql_text import ALLOWED_FUNCTIONS, did_you_mean
 
 ONLY_READING = "only reading is possible here, one statement at a time"
 _MAX_CHARACTERS = 300  # of what the database says: it may repeat the statement
@@ -37,8 +37,7 @@ def one_line(message: str) -> str:
 
 def _meant(message: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
     if name := _name_in(_UNKNOWN_TABLE.fullmatch(message)):
-        close = get_close_matches(name.lower(), columns, n=1)
-        return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(columns, reverse=True))}"
+        return did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns, reverse=True))}"
     if name := _name_in(_UNKNOWN_FUNCTION.fullmatch(message)):
         return did_you_mean(name, ALLOWED_FUNCTIONS)
     if name := _name_in(_UNKNOWN_COLUMN.fullmatch(message)):
@@ -54,12 +53,6 @@ def _meant_column(name: str, sql: str, columns: Mapping[str, Iterable[str]]) -> 
     if elsewhere:
         return f"; it is a column of {', '.join(elsewhere)}"
     return f"; did you mean {' or '.join(close)}?" if close else "; `sweep sql --schema` shows the columns"
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that is not known; empty where none is close."""
-    close = get_close_matches(name.lower(), sorted(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _name_in(match: re.Match[str] | None) -> str:

@@ -6,7 +6,7 @@ Functions are the hole in a read-only transaction: some read files, some run pro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 from orchestrator.core.errors import UsageInvalid
@@ -139,8 +139,7 @@ def refuse_beyond_reading(sql: str) -> None:
         # `with name (columns)` and `as name (columns)` name columns; they call nothing.
         is_call = is_name and after == "(" and before not in ("with", "recursive", "as") and (word[0] == '"' or name not in _NO_CALL)
         if is_call and name not in ALLOWED_FUNCTIONS:
-            close = get_close_matches(name, sorted(ALLOWED_FUNCTIONS), n=1)
-            raise UsageInvalid(f"function {name} cannot be called here{f'; did you mean {close[0]}?' if close else ''}")
+            raise UsageInvalid(f"function {name} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}")
         before = word
 
 
@@ -158,6 +157,12 @@ def refuse_loose_ends(condition: str) -> None:
         if depth == 0 and condition.strip():
             return
     raise UsageInvalid(f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that is not known; empty where none is close."""
+    close = get_close_matches(name.lower(), sorted(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
