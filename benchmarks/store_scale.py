@@ -135,19 +135,18 @@ def seconds(work: Callable[[], object], repeat: int = 3) -> float:
 
 
 def write_path(store: Store, sweep_id: int, cell_id: int, epoch: int, num_trials: int) -> dict[str, float]:
-    """Whole trials through the public methods: added, started, first step, measured (every fifth: out of memory)."""
+    """Whole trials by the writes of a sweep: begun (added and started), first step, measured (every fifth: out of memory)."""
     times = []
     for i in range(num_trials):
         layout = Layout(data_parallel_size=8, micro_batch_size=1_000_000 + i)
         begin = time.perf_counter()
-        trial = store.add_trial(cell_id, layout, epoch=epoch, why="benchmark")
-        number = store.start_attempt(trial.id, epoch, ["node-a"])
-        store.transition(trial.id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=number)
+        trial_id, number = store.begin_trial(cell_id, layout, epoch=epoch, why="benchmark", nodes=["node-a"])
+        store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=number)
         if i % 5 == 0:
             failure = Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000)
-            store.record_failure(trial.id, number, epoch=epoch, failure=failure, event=TrialEvent.OUT_OF_MEMORY)
+            store.record_failure(trial_id, number, epoch=epoch, failure=failure, event=TrialEvent.OUT_OF_MEMORY)
         else:
-            store.record_measurement(trial.id, number, epoch=epoch, measurement=measurement(1000.0 + i), fingerprint=FINGERPRINTS[1])
+            store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(1000.0 + i), fingerprint=FINGERPRINTS[1])
         times.append(time.perf_counter() - begin)
     times.sort()
     # Rows of a trial: itself, its attempt, its measurement, four events.
