@@ -1,7 +1,7 @@
 """Count the launches that each search needs to come near the best layout of tables of measured runs; print a table, write JSON.
 
 python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp:2,random,heuristic] [--seeds N]
-    [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--parallel K] [--steps N] [--out FILE.json]
+    [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--parallel K] [--steps N] [--unmarked] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
@@ -263,13 +263,15 @@ def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidat
     )
 
 
-def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS) -> list[Problem]:
+def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False) -> list[Problem]:
     found = []
     for path in sorted(folder.glob("*.csv")):
         for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
             if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
                 continue
-            groups = [[run for run in cell.runs if run.replay and run.layout is not None and _is_usable(run)] for cell in cells]
+            groups = [
+                [run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells
+            ]
             problems = [Problem(table_id=table_id, runs=tuple(_distinct(runs))) for runs in groups]
             large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
             whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])))
@@ -345,7 +347,7 @@ def perform(task: Task) -> tuple[Task, list[Run]]:
 
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
-    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows)
+    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows, unmarked=arguments.unmarked)
     relatives = _relatives(arguments, problems) if arguments.mode == "warm" else []
     for problem in problems:
         calibration = calibration_of(problem, relatives) if arguments.mode == "warm" and problem.runs[0].cell is not None else None
@@ -434,6 +436,7 @@ def main() -> None:
     parser.add_argument("--warm", metavar="DIR_OR_IDS", help="what is in the store already; default: all shown tables but the one searched")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched")
+    parser.add_argument("--unmarked", action="store_true", help="also rows that are not marked for replay")
     parser.add_argument("--steps", type=int, default=15, help="warm-up and measured steps of a launch")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search_efficiency, search_efficiency_picture
+from benchmarks import search_efficiency, search_picture
 
 MODEL = {
     "model": "ours-1B",
@@ -84,7 +84,10 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypa
         assert curve[-1] >= 0.99
     if mode != "blind":
         assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 5
-    assert search_efficiency_picture.picture(result).count("<polyline") == 4
+    picture = tables.parent / "picture.svg"
+    monkeypatch.setattr(sys, "argv", ["search_picture", str(tables.parent / "result.json"), "--out", str(picture)])
+    search_picture.main()
+    assert all(name in picture.read_text(encoding="utf-8") for name in ("auto", "tpe", "random", "heuristic", mode))
 
 
 def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
