@@ -76,12 +76,12 @@ class Bench:
         return cls(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
 
     def add(self, micro_batch_size: int = 1, **changes: Any) -> TrialRow:
+        """A trial that waits and has no attempt yet."""
         return self.store.add_trial(self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch)
 
     def start(self, micro_batch_size: int = 1) -> tuple[int, int]:
         """A trial in flight: its id and the attempt's number."""
-        trial = self.add(micro_batch_size)
-        return trial.id, self.store.start_attempt(trial.id, self.epoch, ["node-a", "node-b"])
+        return self.store.begin_trial(self.cell_id, layout(micro_batch_size), epoch=self.epoch, nodes=["node-a", "node-b"])
 
     def measure(self, micro_batch_size: int = 1, tokens_per_second_per_gpu: float = 1000.0, torch: str = "2.13.0") -> int:
         """A measured trial's id."""

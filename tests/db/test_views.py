@@ -80,10 +80,9 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
     bench.measure(1, 1000.0)
     for num_gpus, per_gpu in ((4, 900.0), (8, 750.0)):
         cell_id = store.ensure_cell(bench.sweep_id, cell(num_gpus=num_gpus), epoch)
-        trial = store.add_trial(cell_id, layout(), epoch=epoch)
-        number = store.start_attempt(trial.id, epoch, ["n"])
+        trial_id, number = store.begin_trial(cell_id, layout(), epoch=epoch, nodes=["n"])
         numbers = measurement(per_gpu, tokens_per_second=per_gpu * num_gpus)
-        store.record_measurement(trial.id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
+        store.record_measurement(trial_id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
     rows = ask(store_url, "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus")
     assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
     assert [row["speed_up"] for row in rows] == pytest.approx([1.0, 1.8, 3.0])  # 2000, 3600 and 6000 tokens/s over 2000
@@ -123,8 +122,8 @@ def test_options_that_vary_are_asked_for_by_name(bench: Bench, store_url: str) -
 
 def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
     for kernel in ("a", "b"):
-        trial = bench.add(1, options=(("kernel", kernel),))
-        attempt = bench.store.start_attempt(trial.id, bench.epoch, ["node-a"])
-        bench.store.record_measurement(trial.id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+        varied = layout(options=(("kernel", kernel),))
+        trial_id, attempt = bench.store.begin_trial(bench.cell_id, varied, epoch=bench.epoch, nodes=["node-a"])
+        bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
     bench.store.release(bench.sweep_id, bench.epoch)
     assert bench.store.invalidate("options ->> 'kernel' = 'a'") == 1

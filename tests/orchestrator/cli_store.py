@@ -50,15 +50,15 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     log.write_text(f"first line\n{HOSTILE}\nlast line\n")
 
     def started(shape: Layout, cell_id: int = bench.cell_id) -> tuple[int, int]:
-        trial = store.add_trial(
+        return store.begin_trial(
             cell_id,
             shape,
             epoch=bench.epoch,
             why="best prediction not yet tried",
             predicted_tokens_per_second_per_gpu=1100.0,
             predicted_memory_bytes=68 << 30,
+            nodes=["node-a"],
         )
-        return trial.id, store.start_attempt(trial.id, bench.epoch, ["node-a"])
 
     def measured(shape: Layout, speed: float, torch: str = "2.13.0") -> int:
         trial_id, attempt = started(shape)

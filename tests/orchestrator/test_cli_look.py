@@ -406,11 +406,10 @@ def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, mo
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/edge.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        trial = store.add_trial(bench.cell_id, layout(4), epoch=bench.epoch)
-        attempt = store.start_attempt(trial.id, bench.epoch, ["a"])
+        trial_id, attempt = store.begin_trial(bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"])
         edge = measurement(500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None)
-        store.record_measurement(trial.id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
+        store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
     text = sweep("best")
     assert "thrashing" in text
     assert "±1.5%?" in text
-    assert "7: thrashing at the memory edge" in sweep("show", str(trial.id))
+    assert "7: thrashing at the memory edge" in sweep("show", str(trial_id))
