@@ -119,6 +119,8 @@ class Driver(Protocol):
 
     def nothing_fits(self) -> bool: ...
 
+    def expected_gain(self) -> float | None: ...
+
 
 class LayoutDriver:
     """The searcher of `sweep run`."""
@@ -147,6 +149,9 @@ class LayoutDriver:
 
     def nothing_fits(self) -> bool:
         return self._searcher.nothing_fits() is not None
+
+    def expected_gain(self) -> float | None:
+        return self._searcher.expected_gain()
 
 
 class RowDriver:
@@ -184,6 +189,9 @@ class RowDriver:
 
     def nothing_fits(self) -> bool:
         return self._rows.hopeless() is not None
+
+    def expected_gain(self) -> float | None:
+        return self._rows.expected_gain()
 
 
 @dataclass(frozen=True, kw_only=True)

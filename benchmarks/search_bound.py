@@ -1,0 +1,76 @@
+"""When `search.bound` ends the search of a table of measured runs, and how good the best is that was found by then.
+
+python -m benchmarks.search_bound --tables DIR [--table PATTERN ...] [--bounds 0.01,0.005,0.002,0.001] [--out FILE.json]
+
+Tables, problems and modes are those of benchmarks.search_efficiency. Per mode and bound: launches, mean and most; the best found as a share of
+the table's best, mean and least; and in how many problems that is within 1 and within 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.machine import describe_machine, write_result
+from benchmarks.search_efficiency import Driver, Problem, calibration_of, driver_of, read_problems
+from orchestrator.cell_run import FEWEST_TO_BOUND
+
+MODES = ("cold", "warm", "blind")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
+    parser.add_argument("--table", action="append", metavar="ID", help="only tables of this id or pattern; may be given again")
+    parser.add_argument("--bounds", default="0.01,0.005,0.002,0.001")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    bounds = [float(text) for text in arguments.bounds.split(",")]
+    problems = [problem for problem in read_problems(arguments.tables, arguments.table) if problem.speeds.max()]
+    found = {}
+    for mode in MODES:
+        ends = [ends_of(problem, _driver(problem, problems, mode), bounds) for problem in problems]
+        found[mode] = {str(bound): summary([end[bound] for end in ends]) for bound in bounds}
+    print(json.dumps(found, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="search_bound", machine=machine, result={"problems": len(problems), "modes": found})
+
+
+def ends_of(problem: Problem, driver: Driver, bounds: Sequence[float]) -> dict[float, tuple[int, float]]:
+    """Per bound the launches until it is reached, and the best by then as a share of the table's."""
+    ends: dict[float, tuple[int, float]] = {}
+    best, launches = 0.0, 0
+    while len(ends) < len(bounds) and (row := driver.ask()) is not None:
+        driver.tell(row, problem.runs[row])
+        launches += 1
+        best = max(best, float(problem.speeds[row] / problem.speeds.max()))
+        gain = driver.expected_gain() if launches >= FEWEST_TO_BOUND else None
+        if gain is not None:
+            for bound in bounds:
+                if gain < bound:
+                    ends.setdefault(bound, (launches, best))
+    return {bound: ends.get(bound, (launches, best)) for bound in bounds}
+
+
+def summary(ends: Sequence[tuple[int, float]]) -> Mapping[str, float]:
+    launches, shares = [end[0] for end in ends], [end[1] for end in ends]
+    return {
+        "launches_mean": round(sum(launches) / len(ends), 2),
+        "launches_most": max(launches),
+        "share_mean": round(sum(shares) / len(ends), 4),
+        "share_least": round(min(shares), 4),
+        "within_1_percent": sum(share >= 0.99 for share in shares),
+        "within_5_percent": sum(share >= 0.95 for share in shares),
+    }
+
+
+def _driver(problem: Problem, problems: Sequence[Problem], mode: str) -> Driver:
+    calibration = calibration_of(problem, problems) if mode == "warm" else None
+    return driver_of(problem, "auto", 0, mode=mode, calibration=calibration)
+
+
+if __name__ == "__main__":
+    main()
