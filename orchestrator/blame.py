@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, Fault
 
 MACHINE_FAULTS_IN_A_ROW = (
     5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
@@ -31,7 +31,10 @@ class Blame:
         self._nothing_measured, self._same_failures = False, 0
 
     def note_failure(self, failure: Failure) -> None:
-        is_machines = POLICIES[failure.kind].fault is Fault.MACHINE
+        fault = POLICIES[failure.kind].fault
+        if fault is Fault.NOBODY:  # we ended it: several at once say the same words
+            return
+        is_machines = fault is Fault.MACHINE
         if self._nothing_measured and not is_machines and failure.kind not in OUT_OF_MEMORY_KINDS:
             said = re.sub(r"^rank \d+ ", "", failure.message)
             self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
@@ -39,7 +42,7 @@ class Blame:
         if is_machines:
             self._machine_faults_in_a_row += 1
             self._last_machine_fault = failure.message
-        elif failure.kind is not FailureKind.CANCELLED:
+        else:
             self._machine_faults_in_a_row = 0
 
     def raise_if_it_is_not_the_layouts(self) -> None:
