@@ -62,7 +62,7 @@ def explain(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a layout is legal or not, fits or not, and is as fast as it is.
+    """Say of one layout why it is legal, fits, and is as fast.
 
     And which small change would help, and what the store knows of it.
     """

@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from orchestrator.cli.output import Column, JsonOption, examples, note, write, write_json, write_table
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.traced_memory import TracedBytes, TracedMode
+
+if TYPE_CHECKING:
+    from orchestrator.core.traced_memory import TracedBytes, TracedMode
 
 GIB = 1 << 30
 _TERMS = ("kept", "backward", "head", "end")
@@ -53,7 +55,7 @@ def trace(
     autocast: Annotated[bool, typer.Option("--autocast", help="Run products in bf16 by torch.autocast.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace the memory of your own model, in seconds and without a GPU.
+    """Trace the memory of a model of your own, without a GPU.
 
     Runs forward and backward of 2, 3 and 5 of its layers on tensors that have no memory, and writes the section `trainer` of a sweep file.
     """
@@ -62,7 +64,7 @@ def trace(
     section = {
         "bytes_per_parameter": found["bytes_per_parameter"],
         "activations": {
-            name: {term: _written(getattr(mode, term)) for term in _TERMS if term != "end" or mode.end != TracedBytes()}
+            name: {term: _written(getattr(mode, term)) for term in _TERMS if term != "end" or _written(mode.end)}
             for name, mode in modes.items()
         },
     }
@@ -113,6 +115,8 @@ def _died(target: str, done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _mode(terms: Mapping[str, Mapping[str, float]]) -> TracedMode:
+    from orchestrator.core.traced_memory import TracedBytes, TracedMode  # needs numpy
+
     return TracedMode(**{name: TracedBytes(**term) for name, term in terms.items()})
 
 

@@ -130,6 +130,7 @@ def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **v
         "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]},
         "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 6, "precision": 0.5},
         "workload": {"name": "synthetic", "options": {}},
+        "search": {"confirm": {"repeats": 0}},  # of which test_measuring has a test of its own
     } | values
     path = folder / f"{name}.yaml"
     path.write_text("\n".join([json.dumps(content), *lines]))  # JSON is YAML

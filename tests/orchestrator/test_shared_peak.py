@@ -59,7 +59,7 @@ def run(store: Store, scheduler: FakeScheduler, **search: Any) -> None:
             "precision": "fp32",
             "gpus": 1,
             "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none"]},
-            "search": search,
+            "search": {"confirm": {"repeats": 0}} | search,
         }
     )
     code = Fingerprint(orchestrator_version="test")
