@@ -181,7 +181,8 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
         case TrialState.MEASURED:
             value = objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
-            return Measured(value=value, peak_memory_bytes=trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes)
+            # A counter that says 0 was not read.
+            return Measured(value=value, peak_memory_bytes=trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes or None)
         case TrialState.OUT_OF_MEMORY:
             return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message))
         case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:

@@ -65,6 +65,8 @@ class RowSearcher:
         self._optuna: OptunaProposals | None = None
         self._proposer: Proposer | None = None
         match search.strategy:
+            case Strategy.AUTO if not num:
+                pass  # no layout is legal: nothing to think about
             case Strategy.AUTO:
                 self._considered = _considered(order)
                 self._place = np.full(num, -1, dtype=np.int64)  # of a row among the considered
@@ -119,6 +121,11 @@ class RowSearcher:
             self._proposer.tell(mine)
         if self._optuna is not None:
             self._optuna.tell(told)
+
+    def set_aside(self, row: int) -> None:
+        """Never ask for a row again, and learn nothing of it."""
+        self.forget(row)
+        self._status[row] = RowStatus.CONDEMNED
 
     def condemn(self, rows: Mask) -> list[int]:
         """Never ask for these. Returns those of them that were untried."""

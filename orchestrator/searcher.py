@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
-from math import exp, isnan, log
+from math import exp, inf, isnan, log
 
 import numpy as np
 import optuna
@@ -32,7 +32,7 @@ from orchestrator.search_axes import free_axes, lattice_of
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    value: float  # of the sweep's objective
+    value: float  # of the sweep's objective; where it is no positive number, nothing is learned of it, and it is not asked for again
     peak_memory_bytes: float | None = None  # as the prediction counts it; None: not read
 
 
@@ -129,7 +129,9 @@ class Searcher:
         Returns the untried layouts that an out-of-memory condemns, if it `proves` so: they are not asked for.
         """
         row = self._of_layout.get(layout)
-        if row is not None:
+        if row is not None and _says_nothing(outcome):
+            self._rows.set_aside(row)
+        elif row is not None:
             self._rows.tell(self._told(row, outcome))
         if not isinstance(outcome, OutOfMemory) or not proves:
             return []
@@ -152,6 +154,8 @@ class Searcher:
                 case InFlight():
                     in_flight.append(row)
                 case Condemned():
+                    was_condemned.append(row)
+                case Measured() if _says_nothing(fact):
                     was_condemned.append(row)
                 case Measured() | OutOfMemory() | Failed():
                     told[row] = self._told(row, fact)
@@ -305,6 +309,11 @@ def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, 
         raise UsageInvalid(f"no Optuna study can be written there: {cause}. Expected a URL such as sqlite:///optuna.db") from exc
     study.add_trials(trials)
     return len(trials)
+
+
+def _says_nothing(outcome: Outcome) -> bool:
+    """Whether it was measured and the number is none: of a clock that stood still, 0 or infinite."""
+    return isinstance(outcome, Measured) and not 0 < outcome.value < inf
 
 
 def _scale(candidates: Candidates) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +34,17 @@ DOUBT_WITHIN = 1.02  # and if what they say is as good as the best, or nearly
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What came of a row. Scores are logarithms, lower is better."""
+    """What came of a row. Scores are logarithms, lower is better. Raises ValueError for a score that is no number."""
 
     row: int
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
     out_of_memory: bool = False  # else, without a score, it failed by its own or the code's fault
     excess: float | None = None  # how far over the limit an out-of-memory was, relative to it; None: not known
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not isfinite(self.score):
+            raise ValueError(f"score {self.score} of row {self.row}: a logarithm is needed; a row without one is told with None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +205,13 @@ class Proposer:
                 self._best = (told.row, told.score)
         if told.out_of_memory:
             self._num_out_of_memory += 1
-            over = 0.0 if told.excess is None else float(np.log1p(max(told.excess, 0.0)))
+            over = 0.0 if told.excess is None or not isfinite(told.excess) else float(np.log1p(max(told.excess, 0.0)))
             self._memory.add(Value(row=told.row, value=limit + over, bound=Bound.AT_LEAST))
             return  # whether it would have failed otherwise is not known
-        if told.score is not None and told.peak_memory_bytes is not None and self._limit is not None:
-            self._memory.add(Value(row=told.row, value=float(np.log(told.peak_memory_bytes))))
+        peak = told.peak_memory_bytes
+        # A peak of 0 is what a device without counters says: it was not read.
+        if told.score is not None and peak is not None and 0 < peak < inf and self._limit is not None:
+            self._memory.add(Value(row=told.row, value=float(np.log(peak))))
         elif told.score is not None:
             self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
         self._failing.add(Value(row=told.row, value=float(told.score is None)))

@@ -68,6 +68,22 @@ def test_an_out_of_memory_makes_its_like_unlikely_and_a_measured_peak_corrects_t
     assert (roomy.choose(np.arange(8) == 7).fits or 0.0) > 0.95
 
 
+@pytest.mark.parametrize("peak", [0.0, float("nan"), float("inf")])
+def test_a_peak_that_is_no_number_was_not_read(peak: float) -> None:
+    space = lattice(np.linspace(2.0, 1.0, 8), np.linspace(60.0, 74.0, 8))
+    unread, odd = Proposer(space, seed=0), Proposer(space, seed=0)
+    unread.tell(Told(row=2, score=0.4))
+    odd.tell(Told(row=2, score=0.4, peak_memory_bytes=peak))
+    open_rows = np.arange(8) != 2
+    assert odd.choose(open_rows) == unread.choose(open_rows)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_number_is_refused(score: float) -> None:
+    with pytest.raises(ValueError, match="of row 3: a logarithm is needed"):
+        Told(row=3, score=score)
+
+
 def test_crashes_of_its_like_put_a_row_off() -> None:
     space = lattice(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.01, 1.01, 1.01, 1.01, 1.01]))
     proposer = Proposer(space, seed=0)

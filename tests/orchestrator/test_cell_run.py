@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from db.store import Store
@@ -50,3 +51,10 @@ def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
     assert trial.step_seconds_median is not None
     peak = trial.peak_memory_reserved_bytes  # what the allocator took from the device, where it is known
     assert known_of(trial, Objective.STEP_SECONDS) == Measured(value=trial.step_seconds_median, peak_memory_bytes=peak)
+
+
+def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
+        trial = store.trial(fill(store, tmp_path).measured).trial
+    silent = replace(trial, peak_memory_reserved_bytes=0, peak_memory_allocated_bytes=0)
+    assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == Measured(value=1234.5)

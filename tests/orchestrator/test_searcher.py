@@ -350,6 +350,38 @@ def test_a_space_of_one_layout_is_searched(strategy: Strategy) -> None:
     assert drive(searcher(cell, strategy), cell, 5)[0] == [one]
 
 
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> None:
+    cell, none = planted(), np.zeros(0, dtype=np.int64)
+    candidates = Candidates(
+        table=cell.candidates.table.take(none),
+        tokens_per_second_per_gpu=np.zeros(0),
+        step_seconds=np.zeros(0),
+        memory_bytes=np.zeros(0),
+        memory_limit_bytes=LIMIT_BYTES,
+        fits=np.zeros(0, dtype=np.bool_),
+        order=none,
+    )
+    search = Searcher(candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS)
+    assert search.replay([]) == {}
+    assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.again()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.TPE])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(strategy: Strategy, value: float) -> None:
+    cell = planted()
+    told, replayed = searcher(cell, strategy), searcher(cell, strategy)
+    first = told.ask()
+    assert first is not None
+    told.tell(first.layout, Measured(value=value))
+    replayed.replay([(first.layout, Measured(value=value))])
+    for search in (told, replayed):
+        assert (search.told, search.in_flight, search.condemned) == (0, 0, 1)
+        asked, _ = drive(search, cell, 5)
+        assert first.layout not in asked
+
+
 def only(candidates: Candidates, layout: Layout) -> Candidates:
     table = LayoutTable.of([layout])
     one = np.array([1.0])
