@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -21,6 +22,8 @@ from orchestrator.core.lifecycle import TrialState
 
 sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
 measurement, fingerprint = schema.measurement, schema.fingerprint
+
+Number = TypeVar("Number", int, float)
 
 ROWS_PER_CELL = 200  # spread evenly over those of a cell: more of one cell hardly teach more
 MAX_ROWS = 4000  # the newest; as many are fitted in about a second
@@ -176,7 +179,7 @@ def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[in
             global_batch_size=row["global_batch_size"],
         )
     is_measured = row["attempt_id"] is not None
-    reserved, allocated = row["peak_memory_reserved_bytes"], row["peak_memory_allocated_bytes"]
+    reserved, allocated = _read(row["peak_memory_reserved_bytes"]), _read(row["peak_memory_allocated_bytes"])
     nodes = json.loads(row["nodes"]) if row["nodes"] else None
     return ObservationRow(
         trial_id=row["trial_id"],
@@ -185,19 +188,24 @@ def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[in
         cell=of_cell,
         layout=records.layout_of(row),
         out_of_memory=not is_measured,
-        step_seconds=row["step_seconds_median"],
+        step_seconds=_read(row["step_seconds_median"]),
         peak_memory_bytes=reserved if reserved is not None else allocated,
         is_peak_reserved=None if reserved is None and allocated is None else reserved is not None,
-        device_memory_bytes=row["device_memory_bytes"],
+        device_memory_bytes=_read(row["device_memory_bytes"]),
         thrashing=row["thrashing"],
         device_name=row["device_name"],
         torch=row["torch"],
         cuda=row["cuda"],
         driver=row["driver"],
-        peak_flops=row["peak_flops"],
+        peak_flops=_read(row["peak_flops"]),
         peak_flops_source=row["peak_flops_source"],
         num_nodes=len(nodes) if nodes else None,
         num_steps=row["num_steps"],
         held_seconds=row["gpu_seconds"] / row["num_gpus"] if row["gpu_seconds"] is not None else None,
         steady_seconds=row["steady_seconds"],
     )
+
+
+def _read(value: Number | None) -> Number | None:
+    """What a trial said, where that can be: a counter that a device lacks reads 0, and a fit that takes its logarithm would lose all others."""
+    return value if value is not None and isfinite(value) and value > 0 else None

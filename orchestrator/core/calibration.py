@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from math import erf
+from math import erf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,14 @@ class Observation:
     out_of_memory: bool = False
     memory_limit_bytes: float | None = None  # None: the device's own
     stage: Stage = Stage.FULLEST  # whose peak it is
+
+    def __post_init__(self) -> None:
+        for name in ("step_seconds", "peak_memory_bytes", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise ValueError(
+                    f"{name} {value} of {self.layout.key}: fits take logarithms of positive numbers; what was not read is None"
+                )
 
     @property
     def limit_bytes(self) -> float:
@@ -311,7 +319,7 @@ def _memory_residuals(prior: Calibration, groups: Sequence[_CellGroup]) -> tuple
     """
     rows = [row for group in groups for row in group.peaked]
     censored = np.array([row.out_of_memory for row in rows])
-    measured = np.log([row.limit_bytes if row.out_of_memory else row.peak_memory_bytes or np.nan for row in rows])
+    measured = np.log([row.limit_bytes if row.out_of_memory or row.peak_memory_bytes is None else row.peak_memory_bytes for row in rows])
     parts: list[tuple[LayoutTable, Cell, Stage, NDArray[np.intp]]] = []
     start = 0
     for group in groups:

@@ -128,13 +128,13 @@ def agreement(observations: Sequence[Observation], calibration: Calibration) -> 
             layouts=layouts,
             places=timed,
             predicted=[float(seconds[place]) for place in timed],
-            measured=[observations[place].step_seconds or np.nan for place in timed],
+            measured=[row.step_seconds for row in observations if row.step_seconds is not None],
         ),
         memory=Agreement(
             layouts=layouts,
             places=peaked,
             predicted=[float(memory[place]) for place in peaked],
-            measured=[observations[place].peak_memory_bytes or np.nan for place in peaked],
+            measured=[row.peak_memory_bytes for row in observations if row.peak_memory_bytes is not None],
         ),
         foretold=[bool(memory[place] > row.limit_bytes) for place, row in enumerate(observations) if row.out_of_memory],
     )

@@ -44,6 +44,7 @@ def fit(
     x, damping = mean.copy(), 1e-3
     residuals = residuals_of(x)
     cost = _cost(residuals, weights, x - mean, precision)
+    assert np.isfinite(cost), "a measurement or a prior is not a finite number"
     for _ in range(MAX_STEPS):
         slopes = slopes_at(x, residuals)
         pull = weights / (1.0 + residuals**2)

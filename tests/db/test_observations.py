@@ -59,6 +59,15 @@ def test_what_was_measured_and_what_ran_out_of_memory_are_observations_and_nothi
     assert host not in [row.trial_id for row in found]
 
 
+def test_a_counter_that_reads_zero_was_not_read(bench: Bench) -> None:
+    trial_id, number = bench.start(2)
+    zeros = measurement(peak_memory_reserved_bytes=0, device_memory_bytes=0, peak_flops=0.0)
+    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=zeros, fingerprint=fingerprint(), gpu_seconds=4.0)
+    (row,) = bench.store.observations()
+    assert (row.peak_memory_bytes, row.is_peak_reserved) == (70 << 30, False)  # what was allocated was read
+    assert (row.device_memory_bytes, row.peak_flops) == (None, None)
+
+
 def test_a_measurement_comes_with_its_cell_layout_device_stack_and_cost(bench: Bench) -> None:
     trial_id, number = bench.start(2)
     bench.store.record_measurement(

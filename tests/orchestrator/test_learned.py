@@ -172,6 +172,16 @@ def test_a_cell_three_times_as_slow_as_believed_is_believed_once_most_of_its_tri
     assert ratio(ask(store, spec()), small) == pytest.approx(3.0, rel=0.15)
 
 
+def test_a_peak_that_reads_zero_teaches_nothing_of_memory_and_spoils_nothing(store: Store) -> None:
+    small, large = spec().cells()
+    past = Past(store, spec(name="relative"))
+    past.measure(small, layouts_of(small)[:3], times(small, 1.3), reserved=0.0)
+    found = ask(store, spec())
+    assert [taught.row.is_peak_reserved for taught in found.rows] == [False] * 3
+    table = LayoutTable.of(layouts_of(large))
+    assert np.all(np.isfinite(found.calibration(large).predict(table, large, H100, gpus_per_node=8).memory_relative_sd))
+
+
 def test_the_same_cell_of_another_sweep_is_a_relative(store: Store) -> None:
     small, _ = spec().cells()
     Past(store, spec(name="before")).measure(small, layouts_of(small), times(small, 1.3))
