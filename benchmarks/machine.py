@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from orchestrator.provenance import code_fingerprint
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")
+_FOLDERS = ("--tables", "--warm")  # options that take a folder
 BUSY_LOAD = 1.0  # of the last minute, before the benchmark starts: beyond it the cores were shared, and times are upper bounds
 
 
@@ -40,11 +41,24 @@ def describe_machine() -> dict[str, Any]:
 
 
 def write_result(path: Path, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Write one benchmark's result, with the command that gave it."""
-    command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *map(shlex.quote, sys.argv[1:])])
+    """Write one benchmark's result, with the command that gave it; a folder of tables is `DIR` in it, for its path is of this machine."""
+    command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *_told(sys.argv[1:])])
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {"benchmark": benchmark, "command": command, "machine": dict(machine), **result}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def _told(arguments: Sequence[str]) -> Iterator[str]:
+    previous = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if previous in _FOLDERS and Path(argument).is_dir():
+            yield "DIR"
+        elif equals and name in _FOLDERS and Path(value).is_dir():
+            yield f"{name}=DIR"
+        else:
+            yield shlex.quote(argument)
+        previous = argument
 
 
 def resident_bytes() -> int:

@@ -7,7 +7,7 @@ FSDP, version of the code), never from its name. Each way of calibrating is scor
 
 - `uncalibrated`: priors alone.
 - `leave_one_table_out`, `leave_one_model_out`: constants fitted to all other tables (of other models) of the same hardware and trainer;
-  only where there is one.
+  only where there is one. A table of the same model, GPUs, sequence length and batch under another id is no other.
 - `after_5_trials`: fitted to 5 rows of the table drawn at random (seeds 0 to 4; the rest is scored), on top of `leave_one_table_out` where
   there is one, and of the priors where there is none (`after_5_trials_alone`: always of the priors).
 
@@ -108,6 +108,11 @@ class Problem:
         return [(run.trainer, found) for run in chosen if (found := observation(run, self.hardware)) is not None]
 
 
+def problem_key(run: MeasuredRun) -> tuple[object, ...]:
+    """What makes two cells the same problem, whatever their table or model is called."""
+    return (run.model.digest if run.model is not None else run.model_name, run.num_gpus, run.sequence_length, run.global_batch_size)
+
+
 def stage_of(run: MeasuredRun) -> Stage:
     return Stage.FIRST if "rank0" in run.peak_memory_kind or "rank 0" in run.peak_memory_kind else Stage.FULLEST
 
@@ -173,11 +178,12 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
 
 
 def relatives(problem: Problem, problems: Sequence[Problem], *, same_model: bool) -> list[Problem]:
-    """Tables of the same hardware and trainer that are not this one."""
+    """Tables of the same hardware and trainer that are not this one, nor of the same cell under another name."""
     return [
         other
         for other in problems
         if other.table_id != problem.table_id
+        and problem_key(other.runs[0]) != problem_key(problem.runs[0])
         and other.hardware.name == problem.hardware.name
         and bool(set(other.trainers) & set(problem.trainers))
         and (same_model or other.runs[0].model != problem.runs[0].model)

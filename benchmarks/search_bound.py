@@ -29,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = describe_machine()
     bounds = [float(text) for text in arguments.bounds.split(",")]
-    problems = [problem for problem in read_problems(arguments.tables, arguments.table) if problem.speeds.max()]
+    problems = [problem.shuffled(0) for problem in read_problems(arguments.tables, arguments.table) if problem.speeds.max()]
     found = {}
     for mode in MODES:
         ends = [ends_of(problem, _driver(problem, problems, mode), bounds) for problem in problems]

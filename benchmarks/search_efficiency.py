@@ -1,12 +1,12 @@
 """Count the launches that each search needs to come near the best layout of tables of measured runs; print a table, write JSON.
 
 python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp:2,random,heuristic] [--seeds N]
-    [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--parallel K] [--steps N] [--unmarked] [--out FILE.json]
+    [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
-with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout the median
-one stands. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
+with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout one stands
+(run_table.standing_run). Rows are put in an order of chance for each seed: where a search has no reason, that of a file is none. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
 `--fewest-rows` are left out; where they are all that small, the table is searched as one problem, without physics.
 
 Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as
@@ -15,9 +15,11 @@ memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest
 needs more, for `auto`, `tpe`, `gp` and `random` alike.
 A layout that `auto` wants measured once more is charged as a launch, and returns the same row.
 
-Modes. `cold`: nothing is known but data sheets and the formulas' priors. `warm`: constants are calibrated to the other problems of the same
+Modes. `cold`: nothing is known but data sheets and the formulas' priors, of the trainer that the table's words name (`--trainer named`, by
+the rule of `sweep replay`: never by the version that ran), or of the one that is believed where nobody names one (`--trainer default`);
+tpe and gp take our prediction where several rows are equally near. `warm`: constants are calibrated to the other problems of the same
 hardware and trainer, of the named tables (`--warm`: ids or patterns, comma-separated, or a folder; default: all shown) but never of the
-table that is searched. `blind`: axes have no names and values no meaning but their order, nothing is predicted, and no dominance is known;
+table that is searched, nor of its problem under another id. `blind`: axes have no names and values no meaning but their order, nothing is predicted, and no dominance is known;
 a limit of memory and what a launch measured of it are.
 
 Numbers, per problem and method, over seeds: `launches_to_5_percent` and `launches_to_1_percent`: launches, failed ones included, until one
@@ -32,8 +34,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -46,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
-from benchmarks.prediction import observation
+from benchmarks.prediction import observation, problem_key
 from orchestrator.core.calibration import Calibration, Observation, calibrate
 from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.lattice import Axis, Lattice
@@ -55,9 +56,10 @@ from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.planner import Candidates, rank_candidates
 from orchestrator.core.proposer import Told
-from orchestrator.core.run_table import MeasuredRun, RunStatus, parse_runs, tables
+from orchestrator.core.replay import DEFAULT_PROFILE
+from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run, tables
 from orchestrator.core.spec import Objective, Search, Strategy
-from orchestrator.core.trainer import Trainer
+from orchestrator.core.trainer import TRAINERS, Trainer
 from orchestrator.row_searcher import RowSearcher
 from orchestrator.search_axes import all_axes, free_axes
 from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
@@ -74,6 +76,7 @@ class Problem:
 
     table_id: str
     runs: tuple[MeasuredRun, ...]
+    profile: str = DEFAULT_PROFILE  # the named trainer that predictions are of
 
     @property
     def name(self) -> str:
@@ -93,16 +96,20 @@ class Problem:
     def hardware(self) -> Hardware:
         return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
 
-    @cached_property
+    @property
     def trainer(self) -> Trainer:
-        """What most of its rows say of the program; which version ran a row is no choice of a search."""
-        return _most_common(run.trainer for run in self.runs)
+        return TRAINERS[self.profile]
 
     @cached_property
     def speeds(self) -> NDArray[np.float64]:
         """Tokens per second and GPU; 0 where it did not run."""
         ran = [run.status is RunStatus.OK and run.tokens_per_second_per_gpu for run in self.runs]
         return np.array([float(speed or 0.0) for speed in ran])
+
+    def shuffled(self, seed: int) -> Problem:
+        """Its rows in another order: files are sorted by speed, and what ties would go to the first."""
+        order = np.random.default_rng(seed).permutation(len(self.runs))
+        return replace(self, runs=tuple(self.runs[row] for row in order))
 
     def observations(self) -> list[Observation]:
         return [found for run in self.runs if (found := observation(run, self.hardware)) is not None]
@@ -262,17 +269,15 @@ def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidat
         memory_limit_bytes=float(problem.hardware.memory_bytes),
         gpus_per_node=run.gpus_per_node,
         trainer=problem.trainer,
-        # An attention kernel that is an axis makes another trainer of the same program.
-        trainers=[
-            _most_common(run.trainer for run, layout in zip(problem.runs, problem.layouts, strict=True) if layout.options == options)
-            for options in table.option_sets
-        ],
         calibration=calibration,
     )
 
 
-def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False) -> list[Problem]:
-    found = []
+def read_problems(
+    folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False, named: bool = True
+) -> list[Problem]:
+    """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
+    found: list[Problem] = []
     for path in sorted(folder.glob("*.csv")):
         for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
             if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
@@ -280,19 +285,25 @@ def read_problems(folder: Path, patterns: Sequence[str] | None, *, fewest_rows: 
             groups = [
                 [run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells
             ]
-            problems = [Problem(table_id=table_id, runs=tuple(_distinct(runs))) for runs in groups]
+            distinct = [tuple(_distinct(runs)) for runs in groups if runs]
+            if not distinct:
+                continue
+            profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
+            problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
             large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
-            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])))
+            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
             found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
     return found
 
 
 def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
-    """What the relatives of a problem teach: other tables of its hardware and trainer."""
+    """What the relatives of a problem teach: other problems, of other tables, of its hardware and trainer."""
     rows = [
         row
         for other in relatives
-        if other.table_id != problem.table_id and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
+        if other.table_id != problem.table_id
+        and problem_key(other.runs[0]) != problem_key(problem.runs[0])
+        and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
         for row in other.observations()
     ]
     return calibrate(rows, Calibration.prior(problem.trainer)).widened() if rows else None
@@ -349,13 +360,15 @@ def perform(task: Task) -> tuple[Task, list[Run]]:
     warnings.filterwarnings("ignore", module="optuna")
     runs = []
     for seed in range(task.seeds):
-        driver = driver_of(task.problem, task.method, seed, mode=task.mode, calibration=task.calibration)
-        runs.append(search(task.problem, driver, steps=task.steps))
+        problem = task.problem.shuffled(seed)
+        driver = driver_of(problem, task.method, seed, mode=task.mode, calibration=task.calibration)
+        runs.append(search(problem, driver, steps=task.steps))
     return task, runs
 
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
-    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows, unmarked=arguments.unmarked)
+    named = arguments.trainer == "named"
+    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows, unmarked=arguments.unmarked, named=named)
     relatives = _relatives(arguments, problems) if arguments.mode == "warm" else []
     for problem in problems:
         calibration = calibration_of(problem, relatives) if arguments.mode == "warm" and problem.runs[0].cell is not None else None
@@ -367,8 +380,8 @@ def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[P
     if arguments.warm is None:
         return problems
     if Path(arguments.warm).is_dir():
-        return read_problems(Path(arguments.warm), None)
-    return read_problems(arguments.tables, arguments.warm.split(","))
+        return read_problems(Path(arguments.warm), None, named=arguments.trainer == "named")
+    return read_problems(arguments.tables, arguments.warm.split(","), named=arguments.trainer == "named")
 
 
 def _layout(run: MeasuredRun) -> Layout:
@@ -376,22 +389,16 @@ def _layout(run: MeasuredRun) -> Layout:
     return replace(run.layout, options=tuple(sorted(run.extra)))
 
 
-def _most_common(trainers: Iterable[Trainer]) -> Trainer:
-    return Counter(trainers).most_common(1)[0][0]
-
-
 def _is_usable(run: MeasuredRun) -> bool:
     return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.tokens_per_second_per_gpu is not None)
 
 
 def _distinct(runs: Sequence[MeasuredRun]) -> Iterator[MeasuredRun]:
-    """One run of each layout: the median of those that ran; else the first."""
+    """One run of each layout."""
     groups: dict[Layout, list[MeasuredRun]] = {}
     for run in runs:
         groups.setdefault(_layout(run), []).append(run)
-    for group in groups.values():
-        ran = sorted((run for run in group if run.status is RunStatus.OK), key=lambda run: run.tokens_per_second_per_gpu or 0.0)
-        yield ran[len(ran) // 2] if ran else group[0]
+    yield from map(standing_run, groups.values())
 
 
 def _outcome(run: MeasuredRun) -> Outcome:
@@ -426,11 +433,11 @@ def _by_rule(problem: Problem) -> NDArray[np.int64]:
 
 
 def _methods(text: str, seeds: int) -> dict[str, int]:
-    """Method -> seeds; the rule of thumb has no chance in it."""
+    """Method -> seeds."""
     found = {}
     for part in text.split(","):
         method, _, own = part.partition(":")
-        found[method] = 1 if method == "heuristic" else int(own or seeds)
+        found[method] = int(own or seeds)
     return found
 
 
@@ -442,6 +449,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--mode", choices=("cold", "warm", "blind"), default="cold")
     parser.add_argument("--warm", metavar="DIR_OR_IDS", help="what is in the store already; default: all shown tables but the one searched")
+    parser.add_argument("--trainer", choices=("named", "default"), default="named", help="whose memory is predicted")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched")
     parser.add_argument("--unmarked", action="store_true", help="also rows that are not marked for replay")
@@ -465,7 +473,12 @@ def main() -> None:
     for method, means in summary.items():
         print(method, json.dumps({name: value for name, value in means.items() if name != "best_after"}))
     if arguments.out is not None:
-        settings = {"mode": arguments.mode, "steps_per_launch": arguments.steps, "launch_seconds": LAUNCH_SECONDS}
+        settings = {
+            "mode": arguments.mode,
+            "trainer": arguments.trainer,
+            "steps_per_launch": arguments.steps,
+            "launch_seconds": LAUNCH_SECONDS,
+        }
         write_result(
             arguments.out, benchmark="search_efficiency", machine=machine, result={**settings, "summary": summary, "problems": by_method}
         )

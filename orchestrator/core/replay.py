@@ -1,6 +1,6 @@
 """A table of measured runs as something to search: its problems are cells, and what a launch of a layout returns is the run that was measured.
 
-Of several runs of one layout that ran, the median one stands for all; where none ran, the first. Knows nothing of files.
+Of several runs of one layout one stands for all (run_table.standing_run). Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from math import prod
@@ -24,11 +24,12 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.measurement import hardware_flops_per_token
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, RankResult
-from orchestrator.core.run_table import MeasuredRun, RunStatus, parse_runs
+from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run
 from orchestrator.core.spec import Axes, SweepSpec
 
 LAUNCH_SECONDS = 60.0  # charged for each launch of each GPU beside its steps: start, rendezvous, first step, clean-up
 LAYOUT_OPTION = "layout"  # under which a rank is told the key of the layout to replay: one process stands for the whole gang
+DEFAULT_PROFILE = "llama"  # what is believed of a sweep file without a section `trainer`
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "ffn", "vocab")
 
 Problem = tuple[str, int, int, int]  # digest of the model, GPUs, sequence length, global batch
@@ -49,6 +50,11 @@ class ReplayTable:
     def device(self) -> Hardware:
         """The device that the table's word means; of a stranger the nearest, with the memory that the table gives."""
         return from_label(self.hardware, memory_bytes=self.memory_bytes)
+
+    @property
+    def profile(self) -> str:
+        """The named trainer that its words mean."""
+        return named_profile(run for runs in self.runs.values() for run in runs.values())
 
     @property
     def digest(self) -> str:
@@ -85,7 +91,7 @@ class ReplayTable:
             )
 
     def sweep(self, *, name: str | None, path: str) -> dict[str, Any]:
-        """A sweep file for the table, as data: its problems, every value that occurs as an axis, and its memory limit.
+        """A sweep file for the table, as data: its problems, every value that occurs as an axis, its memory limit, and the trainer it names.
 
         A sweep has every combination of models, GPUs, lengths and batches. Where the table lacks some, only its largest problem is meant.
         """
@@ -108,6 +114,7 @@ class ReplayTable:
             "gpus_per_node": self.gpus_per_node,
             "device": device.name if known is not None else "a100-80gb",
             **memory,
+            **({"trainer": self.profile} if self.profile != DEFAULT_PROFILE else {}),
             "sequence_length": sorted({length for _, _, length, _ in problems}),
             "global_batch_size": sorted({batch for _, _, _, batch in problems}),
             "precision": sorted({str(layout.precision) for layout in layouts}),
@@ -171,7 +178,7 @@ def read_table(text: str, table_id: str) -> ReplayTable:
         memory_bytes=first.memory_bytes,
         gpus_per_node=first.gpus_per_node,
         models=models,
-        runs={problem: {layout: _standing(same) for layout, same in layouts.items()} for problem, layouts in problems.items()},
+        runs={problem: {layout: standing_run(same) for layout, same in layouts.items()} for problem, layouts in problems.items()},
     )
 
 
@@ -253,11 +260,6 @@ def _problem(cell: Cell) -> Problem:
 
 def _tells(run: MeasuredRun) -> bool:
     return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.step_seconds is not None)
-
-
-def _standing(same: Sequence[MeasuredRun]) -> MeasuredRun:
-    ran = sorted((run for run in same if run.status is RunStatus.OK), key=lambda run: run.tokens_per_second_per_gpu or 0.0)
-    return ran[len(ran) // 2] if ran else same[0]
 
 
 def _missing_of_shape(text: str, run: MeasuredRun) -> str:

@@ -6,6 +6,7 @@ What somebody else measured can be replayed and predicted as if it had been meas
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,7 +15,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.model_shape import ModelShape
-from orchestrator.core.trainer import Trainer, trainer_of_words
+from orchestrator.core.trainer import Trainer, profile_of_words, trainer_of_words
 
 GIB = 1 << 30
 USUAL_GPUS_PER_NODE = 8  # where a table is silent
@@ -159,6 +160,25 @@ def tables(runs: Iterable[MeasuredRun]) -> dict[str, tuple[RunCell, ...]]:
         )
         found[first.table_id] = (*found.get(first.table_id, ()), cell)
     return found
+
+
+def standing_run(same: Sequence[MeasuredRun]) -> MeasuredRun:
+    """The run that stands for a layout of several: the median of those that ran, of an even number the slower in the middle.
+
+    Where at least half failed, the first failure of the more frequent kind: a layout that runs every other time is none to recommend.
+    """
+    ran = sorted((run for run in same if run.status is RunStatus.OK), key=lambda run: run.tokens_per_second_per_gpu or 0.0)
+    if 2 * len(ran) > len(same):
+        return ran[(len(ran) - 1) // 2]
+    failed = [run for run in same if run.status is not RunStatus.OK]
+    kind, _ = Counter(run.status for run in failed).most_common(1)[0]
+    return next(run for run in failed if run.status is kind)
+
+
+def named_profile(runs: Iterable[MeasuredRun]) -> str:
+    """The named trainer (core/trainer.py) that most runs of a table mean by their words; of equally many, the first in the alphabet."""
+    counts = Counter(profile_of_words(dict(run.words)) for run in runs)
+    return min(counts, key=lambda name: (-counts[name], name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

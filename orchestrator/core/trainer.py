@@ -80,19 +80,25 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
 )
 
 
-def trainer_of_words(words: Mapping[str, str]) -> Trainer:
-    """The trainer that a table of runs describes in its own words (columns of core/run_table.py); `workloads/llama` where it is silent."""
+def profile_of_words(words: Mapping[str, str]) -> str:
+    """The named trainer that a run's words mean. Which version of the program ran is not asked: nobody knows it before a search."""
     sharding, kernel = words.get("sharding", "").lower(), words.get("attention_kernel", "").lower()
     if "fp32 grad" in words.get("precision", ""):
-        name = "nanotron-early" if words.get("code_version", "").startswith("pre") else "nanotron"
-    elif words.get("peft") == "full-ft":
-        name = "bf16-states"
-    elif "fsdp" in sharding or "full_shard" in sharding:
-        name = "fsdp"
-    elif "megatron" in sharding or "megatron" in kernel or "distopt" in sharding:
-        name = "megatron"
-    else:
-        name = "llama"
+        return "nanotron"
+    if words.get("peft") == "full-ft":
+        return "bf16-states"
+    if "fsdp" in sharding or "full_shard" in sharding:
+        return "fsdp"
+    if "megatron" in sharding or "megatron" in kernel or "distopt" in sharding:
+        return "megatron"
+    return "llama"
+
+
+def trainer_of_words(words: Mapping[str, str]) -> Trainer:
+    """The trainer that a table of runs describes in its own words (columns of core/run_table.py); `workloads/llama` where it is silent."""
+    name, kernel = profile_of_words(words), words.get("attention_kernel", "").lower()
+    if name == "nanotron" and words.get("code_version", "").startswith("pre"):
+        name = "nanotron-early"
     eager = any(word in kernel for word in ("eager", "naive", "math", "unfused", "fused_softmax"))
     fused_loss = any("liger" in word.lower() for word in words.values())
     return replace(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.prediction import measure, read_problems, score_times
+from benchmarks.prediction import measure, read_problems, relatives, score_times
 from orchestrator.core.calibration import Calibration
 from tests import measured_table
 
@@ -21,6 +21,16 @@ def test_every_way_of_calibrating_is_scored(tmp_path: Path) -> None:
     assert isinstance(uncalibrated, dict)
     assert 0 <= uncalibrated["memory"]["out_of_memory"]["auc"] <= 1
     assert uncalibrated["step_time"]["tables"] == 1
+
+
+def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: Path) -> None:
+    twin = measured_table.text().replace("formula-8gpu,", "twin,").replace("Formula-8B", "Another-name")
+    other = measured_table.text().replace("formula-8gpu,", "other,").replace(",32,4096,32,8,", ",16,4096,32,8,")
+    for name, text in (("twin", twin), ("other", other)):
+        (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
+    problems = {problem.table_id: problem for problem in read_problems(_folder(tmp_path), None)}
+    found = relatives(problems["formula-8gpu"], list(problems.values()), same_model=True)
+    assert [problem.table_id for problem in found] == ["other"]
 
 
 def test_a_perfect_order_has_no_regret(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind, proves_out_of_memory
 from orchestrator.core.hardware import DEVICES, GIB
 from orchestrator.core.layout import Layout, Recompute
+from orchestrator.core.planner import trainer_of
 from orchestrator.core.protocol import MeasurementPlan
 from orchestrator.core.replay import ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_layout, replayed_result
 from orchestrator.core.run_table import RunStatus, parse_runs
 from orchestrator.core.space import NOT_IN_TABLE, CellSpace, enumerate_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_yaml import load
+from orchestrator.core.trainer import TRAINERS
 from tests import measured_table
 
 ID = "formula-8gpu"
@@ -113,6 +115,32 @@ def test_out_of_memory_and_error_are_what_they_were() -> None:
     assert proves_out_of_memory(failures[RunStatus.OOM])
     assert failures[RunStatus.ERROR].kind is FailureKind.USER_ERROR
     assert all(held_gpu_seconds(run, PLAN) == 60 * 8 for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "seconds"),
+    [
+        (["5.0"], RunStatus.OK, 5.0),  # of 4.4 and 5
+        (["5.0", "6.0", "7.0"], RunStatus.OK, 6.0),  # of 4.4, 5, 6 and 7
+        (["oom"], RunStatus.OOM, None),
+        (["oom", "error", "error"], RunStatus.ERROR, None),
+        (["oom", "5.0"], RunStatus.OK, 5.0),
+    ],
+)
+def test_of_an_even_number_of_runs_the_slower_in_the_middle_stands_and_a_failure_where_half_failed(
+    more: list[str], status: RunStatus, seconds: float | None
+) -> None:
+    found = table(*(row(status=word, step_time_s="") if word.isalpha() else row(step_time_s=word) for word in more))
+    (cell,) = sweep_of(found).cells()
+    assert (found.run(cell, BEST).status, found.run(cell, BEST).step_seconds) == (status, seconds)
+
+
+def test_the_sweep_names_the_trainer_that_the_words_of_the_table_mean_whatever_version_ran() -> None:
+    assert sweep_of(table()).trainer is None
+    header, *lines = measured_table.text().splitlines()
+    told = [f"{header},code_version", *(f"{line},pre_pp_fix" for line in lines)]
+    text = "\n".join(told).replace(",bf16,", ",bf16(fp32 grad accum),")
+    assert trainer_of(sweep_of(read_table(text, ID))) == TRAINERS["nanotron"]
 
 
 def test_of_several_rows_of_a_layout_the_median_of_those_that_ran_stands() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import search_efficiency, search_picture
+from orchestrator.core.replay import read_table
+from orchestrator.core.trainer import TRAINERS, Trainer
 
 MODEL = {
     "model": "ours-1B",
@@ -73,7 +75,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tables: Path, *more: str) -> dict[s
 def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypatch: pytest.MonkeyPatch, tables: Path, mode: str) -> None:
     result = measure(monkeypatch, tables, "--methods", "auto,tpe:1,random:3,heuristic", "--seeds", "2", "--mode", mode, "--table", "[oa]*")
     assert result["summary"]["auto"]["problems"] == 2
-    for method, seeds in (("auto", 2), ("tpe", 1), ("random", 3), ("heuristic", 1)):
+    for method, seeds in (("auto", 2), ("tpe", 1), ("random", 3), ("heuristic", 2)):
         one = result["problems"][method]["one/8gpu_gb128"]
         assert (one["rows"], one["seeds"]) == (16, seeds)
         assert 1 <= one["launches_to_5_percent"]["median"] <= 16
@@ -96,6 +98,40 @@ def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(monkeypa
     said = result["problems"]["auto"]["none/8gpu_gb128"]["nothing_fits"]
     assert said <= 6
     assert result["summary"]["auto"]["nothing_fits"] == {"problems": 1, "launches": said}
+
+
+def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+    """Files are sorted by speed: a blind search that took the first row of a tie would always begin with the best."""
+    path = tables / "ours.csv"
+    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    reverse = [header, *sorted(lines, key=lambda line: float(line.split(",")[-2] or 0), reverse=True)]
+    firsts = []
+    for text in ([header, *lines], reverse):
+        path.write_text("\n".join(text), encoding="utf-8")
+        problem = search_efficiency.read_problems(tables, ["one"])[0]
+        firsts.append({problem.shuffled(seed).layouts[0] for seed in range(20)})
+    assert all(len(layouts) > 5 for layouts in firsts)
+
+
+def test_the_command_in_the_result_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+    command = measure(monkeypatch, tables, "--methods", "random", "--seeds", "1", "--table", "one", f"--warm={tables}")["command"]
+    assert "--tables DIR " in command
+    assert "--warm=DIR" in command
+    assert str(tables) not in command.partition("--out")[0] + command.partition("--methods")[2]
+
+
+def test_the_trainer_is_that_of_the_generated_sweep_file_or_the_plain_one(tables: Path) -> None:
+    path = tables / "ours.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace(",bf16,", ",bf16(fp32 grad accum),"), encoding="utf-8")
+    (named,) = search_efficiency.read_problems(tables, ["one"])
+    (plain,) = search_efficiency.read_problems(tables, ["one"], named=False)
+    assert read_table(path.read_text(encoding="utf-8"), "one").sweep(name=None, path="t.csv")["trainer"] == named.profile == "nanotron"
+    assert (named.trainer, plain.trainer) == (TRAINERS["nanotron"], Trainer())
+
+
+def test_the_same_problem_under_another_id_is_no_relative(tables: Path) -> None:
+    one, another = (search_efficiency.read_problems(tables, [name])[0] for name in ("one", "another"))
+    assert search_efficiency.calibration_of(one, [one, another]) is None
 
 
 def test_a_method_or_a_table_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
