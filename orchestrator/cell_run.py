@@ -106,11 +106,12 @@ class CellRun:
 
     def doubted(self) -> tuple[int, Layout, str] | None:
         """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
-        again = self.searcher.again()
-        trial_id = None if again is None else self.contest.trial_of(again.layout)
-        if again is None or trial_id is None or self.contest.was_repeated(trial_id):
-            return None
-        return trial_id, again.layout, again.why
+        # One that was repeated already, before a restart or to confirm it, does not stand in the way of the next.
+        while (again := self.searcher.again()) is not None:
+            trial_id = self.contest.trial_of(again.layout)
+            if trial_id is not None and not self.contest.was_repeated(trial_id):
+                return trial_id, again.layout, again.why
+        return None
 
     @property
     def best(self) -> tuple[Layout, float] | None:

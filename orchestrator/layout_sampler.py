@@ -70,7 +70,13 @@ class LayoutSampler(BaseSampler):
                 memory_limit_bytes=memory_limit_bytes,
             )
         order = np.argsort(lattice.seconds.mean, kind="stable") if lattice.seconds is not None else np.arange(len(layouts))
-        self._rows = RowSearcher(order=order, lattice=lattice.take, sampled=lattice.axes, search=Search(strategy=Strategy.AUTO, seed=seed))
+        self._rows = RowSearcher(
+            order=order,
+            lattice=lattice.take,
+            sampled=lattice.axes,
+            search=Search(strategy=Strategy.AUTO, seed=seed),
+            memory=None if lattice.memory is None else lattice.memory.mean,
+        )
         self._offset: float | None = 0.0 if lattice.seconds is None else None  # of a throughput's logarithm to that of seconds
         self._prior = lattice.seconds
         self._next = 0  # number of the first trial not looked at

@@ -12,12 +12,13 @@ from enum import IntEnum
 import numpy as np
 
 from orchestrator.blas_threads import one_blas_thread
-from orchestrator.core.lattice import Axis, Ints, Lattice
+from orchestrator.core.lattice import Axis, Floats, Ints, Lattice
 from orchestrator.core.proposer import Choice, Mask, Proposer, Told
 from orchestrator.core.spec import Search, Strategy
 from orchestrator.optuna_proposals import OptunaProposals
 
-CONSIDERED = 16_384  # rows that `auto` thinks about: the first of the order, and an even spread over the rest
+CONSIDERED = 16_384  # rows that `auto` thinks about: the first of the order, those that need least, and an even spread over the rest
+LEAST = CONSIDERED // 16  # of them are those that are predicted to need least: they show whether anything fits
 
 
 class RowStatus(IntEnum):
@@ -45,10 +46,12 @@ class RowSearcher:
         sampled: Sequence[Axis],
         search: Search,
         sequence: int = 0,
+        memory: Floats | None = None,
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
     ) -> None:
         """`order` holds the rows, best prediction first; `lattice` gives the points of some; `sampled` are the axes for Optuna's samplers.
+        `memory` is what each row is predicted to need, where that is known (else NaN): so that what needs least is among those thought about.
 
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
@@ -68,7 +71,8 @@ class RowSearcher:
             case Strategy.AUTO if not num:
                 pass  # no layout is legal: nothing to think about
             case Strategy.AUTO:
-                self._considered = _considered(order)
+                self._considered = _considered(order, memory)
+                self._knows_least = memory is not None or len(self._considered) == num
                 self._place = np.full(num, -1, dtype=np.int64)  # of a row among the considered
                 self._place[self._considered] = np.arange(len(self._considered))
                 costs = {"launch_seconds": launch_seconds, "steps_per_trial": steps_per_trial}
@@ -157,10 +161,15 @@ class RowSearcher:
         if self._optuna is not None:
             self._optuna.rebuild(self._told.values(), self._in_flight())
 
-    def doubtful(self) -> tuple[int, float] | None:
-        """A told row far worse than its neighbours say, and the score that they say; None where there is none, or no model to say so."""
+    def doubtful(self, *, but: Iterable[int] = ()) -> tuple[int, float] | None:
+        """A told row, `but` none of these, far worse than its neighbours say, and the score that they say.
+
+        None where there is none, or no model to say so.
+        """
+        if self._proposer is None:
+            return None
         with one_blas_thread():
-            found = self._proposer.doubtful() if self._proposer is not None else None
+            found = self._proposer.doubtful(but={int(self._place[row]) for row in but})
         return None if found is None else (int(self._considered[found[0]]), found[1])
 
     def expected_gain(self) -> float | None:
@@ -171,8 +180,8 @@ class RowSearcher:
             return self._proposer.expected_gain((self._status == RowStatus.UNTRIED)[self._considered])
 
     def hopeless(self) -> int | None:
-        """The row whose out-of-memory shows that nothing fits, if so."""
-        if self._proposer is None:
+        """The row whose out-of-memory shows that nothing fits, if so. It needs least of all rows, thought about or not."""
+        if self._proposer is None or not self._knows_least:
             return None
         with one_blas_thread():
             found = self._proposer.hopeless((self._status == RowStatus.UNTRIED)[self._considered])
@@ -195,10 +204,11 @@ class RowSearcher:
         return replace(told, row=place) if place >= 0 else None
 
 
-def _considered(order: Ints) -> Ints:
+def _considered(order: Ints, memory: Floats | None) -> Ints:
     """Rows in their own order, so that a small lattice is taken as it is."""
     if len(order) <= CONSIDERED:
         return np.arange(len(order), dtype=np.int64)
     first = CONSIDERED * 3 // 4
-    spread = np.linspace(first, len(order) - 1, CONSIDERED - first).astype(np.int64)
-    return np.sort(np.concatenate([order[:first], order[spread]]))
+    least = np.zeros(0, dtype=np.int64) if memory is None else np.argsort(memory, kind="stable")[:LEAST]
+    spread = np.linspace(first, len(order) - 1, CONSIDERED - first - len(least)).astype(np.int64)
+    return np.unique(np.concatenate([order[:first], order[spread], least]))

@@ -79,9 +79,20 @@ class Again:
 class Searcher:
     """The search over one cell's candidates. Several asks may be outstanding; no layout is asked twice unless it is forgotten."""
 
-    def __init__(self, candidates: Candidates, *, search: Search, objective: Objective, num_layers: int, sequence: int = 0) -> None:
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        search: Search,
+        objective: Objective,
+        num_layers: int,
+        sequence: int = 0,
+        launch_seconds: float | None = None,
+        steps_per_trial: float | None = None,
+    ) -> None:
         """`num_layers` is the model's; `sequence` tells the cells of a sweep apart, so that each has random numbers of its own.
 
+        `launch_seconds` (of a trial beside its steps) and `steps_per_trial` are what a trial costs here; None: what is usual.
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
         self._candidates = candidates
@@ -94,6 +105,9 @@ class Searcher:
             sampled=free_axes(candidates.table, num_layers=num_layers),
             search=search,
             sequence=sequence,
+            memory=candidates.memory_bytes,
+            launch_seconds=launch_seconds,
+            steps_per_trial=steps_per_trial,
         )
         self._scale = _scale(candidates)
         self._doubted: set[int] = set()
@@ -173,8 +187,8 @@ class Searcher:
 
         Each layout at most once. Tell what it comes to: it takes the place of what was told before.
         """
-        found = self._rows.doubtful()
-        if found is None or found[0] in self._doubted:
+        found = self._rows.doubtful(but=self._doubted)
+        if found is None:
             return None
         row, said = found
         self._doubted.add(row)
@@ -196,8 +210,14 @@ class Searcher:
             return None
         layout, limit = self._candidates.table.layout(row), self._candidates.memory_limit_bytes
         room = f" of {limit / 2**30:.1f} GiB" if limit is not None else ""
-        num = sum(told.out_of_memory for told in self._rows.told.values())
-        return f"{layout.short}, predicted to need least, ran out of memory{room}, and so did {num - 1} others; none was measured"
+        match sum(told.out_of_memory for told in self._rows.told.values()) - 1:
+            case 0:
+                others = ""
+            case 1:
+                others = ", and so did 1 other"
+            case num:
+                others = f", and so did {num} others"
+        return f"{layout.short}, predicted to need least, ran out of memory{room}{others}; none was measured"
 
     def _condemn(self, proof: Layout) -> list[int]:
         return self._rows.condemn(needs_at_least(self._candidates.table, proof, num_layers=self._num_layers))

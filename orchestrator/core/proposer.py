@@ -5,7 +5,7 @@ Knows no layouts and no Optuna. Nothing is ruled out by a prediction: what is un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -99,11 +99,13 @@ class Proposer:
 
     def tell(self, told: Told) -> None:
         """Record what came of a row; a second telling replaces the first."""
-        again = told.row in self._told
+        before = self._told.get(told.row)
+        again = before is not None
         held = self._held.pop(told.row, 0) is None
         self._told[told.row] = told
-        if again:
+        if again and (held or not self._corrected(before, told)):
             self.rebuild(self._told.values(), self._held)
+        if again:
             return
         if held and told.score is None:
             self._scores.drop(told.row)
@@ -160,21 +162,25 @@ class Proposer:
         gain = _expected_improvement(self._best[1] - self._scores.mean, self._scores.sd) * works
         return float(gain[open_rows].max())
 
-    def doubtful(self) -> tuple[int, float] | None:
-        """A told row far worse than its neighbours say, where what they say would matter: it, and the score that they say."""
+    def doubtful(self, *, but: Container[int] = ()) -> tuple[int, float] | None:
+        """A told row far worse than its neighbours say, where what they say would matter: it, and the score that they say.
+
+        `but` these, of which a repeat is not asked again: the next worst is found behind them.
+        """
         best = self.best
         if best is None or self._num_scored < 5:
             return None
         mean = self._scores.mean
+        said: dict[int, tuple[float, float]] | None = None  # worked out once a value is off at all
         worst: tuple[float, int, float] | None = None
         for value in self._scores.values:
             row, score = value.row, value.value
-            if score is None or score - mean[row] < np.log(DOUBT_FACTOR) / 2:
+            if score is None or row in but or score - mean[row] < np.log(DOUBT_FACTOR) / 2:
                 continue
-            said = self._scores.left_out(row)
-            if said is None:
+            said = self._scores.left_out() if said is None else said
+            if row not in said:
                 continue
-            expected, sd = said
+            expected, sd = said[row]
             off = score - expected
             if (
                 off > max(np.log(DOUBT_FACTOR), DOUBT_SDS * sd)
@@ -194,7 +200,7 @@ class Proposer:
             return None
         return self._least
 
-    # -- beliefs -------------------------------------------------------------------------------------------------------------
+    # -- beliefs: what is told, as values of them ----------------------------------------------------------------------------------
 
     def _learn(self, told: Told) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit))
@@ -208,13 +214,26 @@ class Proposer:
             over = 0.0 if told.excess is None or not isfinite(told.excess) else float(np.log1p(max(told.excess, 0.0)))
             self._memory.add(Value(row=told.row, value=limit + over, bound=Bound.AT_LEAST))
             return  # whether it would have failed otherwise is not known
-        peak = told.peak_memory_bytes
-        # A peak of 0 is what a device without counters says: it was not read.
-        if told.score is not None and peak is not None and 0 < peak < inf and self._limit is not None:
-            self._memory.add(Value(row=told.row, value=float(np.log(peak))))
+        if told.score is not None and (used := self._used(told)) is not None:
+            self._memory.add(Value(row=told.row, value=used))
         elif told.score is not None:
             self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
         self._failing.add(Value(row=told.row, value=float(told.score is None)))
+
+    def _corrected(self, before: Told | None, told: Told) -> bool:
+        """Take in that a measured row was measured again, without starting again; False where that is not all that changed."""
+        if before is None or before.score is None or told.score is None or (self._used(before) is None) != (self._used(told) is None):
+            return False
+        self._scores.correct(Value(row=told.row, value=told.score))
+        if (used := self._used(told)) is not None:
+            self._memory.correct(Value(row=told.row, value=used))
+        self._best = min(((t.row, t.score) for t in self._told.values() if t.score is not None), key=lambda one: one[1])
+        return True
+
+    def _used(self, told: Told) -> float | None:
+        """Logarithm of the peak, if it was read: 0 is what a device without counters says. Without a limit it says nothing."""
+        peak = told.peak_memory_bytes
+        return None if self._limit is None or peak is None or not 0 < peak < inf else float(np.log(peak))
 
     def _fits(self) -> Floats | None:
         if self._limit is None and not any(t.out_of_memory for t in self._told.values()):

@@ -147,20 +147,32 @@ class Surrogate:
     def noise_sd(self) -> float:
         return self._smoothness.noise_sd
 
-    def left_out(self, row: int) -> tuple[float, float] | None:
-        """What the other values say of a row that has one: mean and standard deviation with noise; None without others."""
-        rows = np.array([v.row for v in self._values if v.value is not None and v.bound is Bound.EXACT], dtype=np.int64)
-        if row not in rows or len(rows) < 2:
-            return None
-        at = int(np.flatnonzero(rows == row)[0])
-        others = np.delete(np.arange(len(rows)), at)
-        y = np.array([v.value for v in self._values if v.value is not None and v.bound is Bound.EXACT]) - self._belief.mean[rows]
+    def correct(self, value: Value) -> None:
+        """A row that has a value was measured again: this one takes its place. Both are exact."""
+        at = next((i for i, v in enumerate(self._values) if v.row == value.row and v.value is not None and v.bound is Bound.EXACT), None)
+        if at is None:  # among thousands, it was not kept
+            self.add(value)
+            return
+        self._values[at] = value
+        self._num_fitted = 0  # what was far off its neighbours need not be any more
+        self._mean = None
+
+    def left_out(self) -> dict[int, tuple[float, float]]:
+        """What the other values say of each row that has one: mean and standard deviation with noise; nothing where one is alone."""
+        told = [v for v in self._values if v.value is not None and v.bound is Bound.EXACT]
+        if len(told) < 2:
+            return {}
+        rows = self._rows(told)
+        y = np.array([v.value for v in told]) - self._belief.mean[rows]
         covariance = self._covariance(rows, rows)
         base = self._smoothness.noise_sd**2
         noise = self._noise_of(covariance, y, np.full(len(rows), base), times=3)
-        solved = np.linalg.solve(covariance[np.ix_(others, others)] + np.diag(noise[others]), covariance[others, at])
-        variance = covariance[at, at] - solved @ covariance[others, at] + base
-        return float(self._belief.mean[row] + solved @ y[others]), float(np.sqrt(max(variance, JITTER)))
+        # All at once from one inverse (Rasmussen and Williams 2006, eq. 5.12); its variances have each value's own noise in them.
+        inverse = np.linalg.inv(covariance + np.diag(noise))
+        alone = 1.0 / np.diag(inverse)
+        expected = self._belief.mean[rows] + y - (inverse @ y) * alone
+        sd = np.sqrt(np.maximum(alone - noise + base, JITTER))
+        return {row: (mean, one) for row, mean, one in zip(rows.tolist(), expected.tolist(), sd.tolist(), strict=True)}
 
     # -- fitting -------------------------------------------------------------------------------------------------------------
 

@@ -147,6 +147,31 @@ def test_a_lone_bad_value_among_good_neighbours_is_doubted_and_a_bad_region_is_n
     assert region.doubtful() is None
 
 
+def test_behind_one_that_is_known_to_be_bad_the_next_is_doubted() -> None:
+    proposer = Proposer(lattice(np.full(24, 1.0)), seed=0)
+    for row in range(24):
+        proposer.tell(Told(row=row, score=1.5 if row == 4 else 1.0 if row == 18 else 0.0))
+    first = proposer.doubtful()
+    assert first is not None and first[0] == 4
+    second = proposer.doubtful(but=[4])
+    assert second is not None and second[0] == 18
+    assert proposer.doubtful(but=[4, 18]) is None
+
+
+def test_told_again_it_knows_what_it_would_from_the_start() -> None:
+    space = lattice(np.linspace(2.0, 1.0, 12), np.linspace(40.0, 70.0, 12))
+    once, again = Proposer(space, seed=0), Proposer(space, seed=0)
+    for row in (1, 4, 8):
+        again.tell(Told(row=row, score=-3.0 if row == 4 else 0.1 * row, peak_memory_bytes=70.0 if row == 4 else 50.0))
+        once.tell(Told(row=row, score=0.1 * row, peak_memory_bytes=50.0))
+    assert again.best == (4, -3.0)
+    again.tell(Told(row=4, score=0.4, peak_memory_bytes=50.0))
+    assert again.best == once.best
+    open_rows = np.arange(12) == 10
+    mine, theirs = again.choose(open_rows), once.choose(open_rows)
+    assert (mine.score, mine.fits, mine.memory_bytes) == pytest.approx((theirs.score, theirs.fits, theirs.memory_bytes))
+
+
 def test_measured_again_the_new_value_counts() -> None:
     proposer = Proposer(lattice(np.full(12, 1.0)), seed=0)
     for row in range(8):

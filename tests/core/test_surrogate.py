@@ -91,12 +91,34 @@ def test_a_value_is_contradicted_by_those_around_it() -> None:
     for row in (0, 1, 2, 6, 8, 12, 13, 14):
         found.add(Value(row=row, value=0.0))
     found.add(Value(row=7, value=1.0))
-    said = found.left_out(7)
-    assert said is not None
-    expected, sd = said
+    expected, sd = found.left_out()[7]
     assert abs(expected) < 0.2
     assert 1.0 - expected > 3 * sd
-    assert found.left_out(35) is None
+    assert 35 not in found.left_out()
+
+
+def test_what_the_others_say_of_a_row_is_what_a_process_without_it_says() -> None:
+    lattice = grid()
+    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 3, 7, 14, 20, 21, 28, 33)]
+    whole, without = surrogate(lattice), surrogate(lattice)
+    whole.replace(values)
+    without.replace([value for value in values if value.row != 20])
+    expected, sd = whole.left_out()[20]
+    assert expected == pytest.approx(float(without.mean[20]), abs=0.02)  # the noise of each value is judged with it, or without
+    assert sd == pytest.approx(float(np.hypot(without.sd[20], without.noise_sd)), rel=0.05)
+    assert surrogate(lattice).left_out() == {}
+
+
+def test_a_value_that_is_corrected_is_what_it_would_have_been_from_the_start() -> None:
+    lattice = grid()
+    once, corrected = surrogate(lattice), surrogate(lattice)
+    for row in (0, 7, 14, 21):
+        once.add(Value(row=row, value=float(truth(lattice)[row])))
+        corrected.add(Value(row=row, value=3.0 if row == 7 else float(truth(lattice)[row])))
+    assert corrected.mean[7] != pytest.approx(once.mean[7], abs=0.1)
+    corrected.correct(Value(row=7, value=float(truth(lattice)[7])))
+    assert corrected.mean == pytest.approx(once.mean)
+    assert corrected.sd == pytest.approx(once.sd, rel=0.05)
 
 
 def test_a_bound_lifts_what_lies_below_it_and_says_nothing_of_what_lies_above() -> None:

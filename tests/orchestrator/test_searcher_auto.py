@@ -158,6 +158,61 @@ def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:
     assert f"{search.told - 1} others" in evidence
 
 
+def test_the_evidence_of_a_lone_layout_that_does_not_fit_names_no_others() -> None:
+    whole = planted()
+    rows = np.array([0])
+    one = replace(
+        whole.candidates,
+        table=whole.candidates.table.take(rows),
+        tokens_per_second_per_gpu=whole.candidates.tokens_per_second_per_gpu[rows],
+        step_seconds=whole.candidates.step_seconds[rows],
+        memory_bytes=whole.candidates.memory_bytes[rows],
+        fits=whole.candidates.fits[rows],
+        order=np.array([0]),
+    )
+    search = Searcher(one, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
+    search.tell(one.table.layout(0), OutOfMemory())
+    evidence = search.nothing_fits()
+    assert evidence is not None
+    assert "other" not in evidence
+
+
+def test_a_layout_that_is_bad_indeed_does_not_stand_before_the_next_bad_run() -> None:
+    cell = planted(zero_stages=(1,))
+    table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
+    smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
+    search = searcher(smooth, Strategy.AUTO)
+    asked, _ = drive(search, smooth, 25)
+    measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
+    worse, lone = measured[-1], measured[-2]
+    for layout, factor in ((worse, 6), (lone, 3)):
+        search.tell(layout, Measured(value=smooth.value[layout] / factor))
+    found = []
+    while (again := search.again()) is not None:
+        found.append(again.layout)
+        if again.layout == worse:
+            search.tell(worse, Measured(value=smooth.value[worse] / 6))
+    assert found[:2] == [worse, lone]
+
+
+def test_what_a_launch_costs_here_is_what_the_search_weighs() -> None:
+    cell = planted()
+
+    def first_asked(launch_seconds: float) -> list[Layout]:
+        search = Searcher(
+            cell.candidates,
+            search=Search(strategy=Strategy.AUTO),
+            objective=TOKENS,
+            num_layers=NUM_LAYERS,
+            launch_seconds=launch_seconds,
+            steps_per_trial=20.0,
+        )
+        asked, _ = drive(search, cell, 12)
+        return asked
+
+    assert first_asked(1.0) != first_asked(10_000.0)
+
+
 def test_a_cell_of_which_something_ran_is_not_given_up() -> None:
     cell = planted()
     search = searcher(cell, Strategy.AUTO)
