@@ -6,7 +6,7 @@ It is what predictions are calibrated on. Invalidated attempts are not among it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar
@@ -69,32 +69,47 @@ def observations(
     connection: Connection,
     *,
     workload: str | None = None,
-    device_names: Sequence[str] | None = None,
+    is_relative: Callable[[Mapping[str, Any]], bool] | None = None,
+    is_device: Callable[[str, Sequence[str]], bool] | None = None,
     sweep_name: str | None = None,
     per_cell: int = ROWS_PER_CELL,
     most: int = MAX_ROWS,
 ) -> list[ObservationRow]:
     """The newest `most` observations, oldest first; of a cell with more than `per_cell`, so many spread evenly over them.
 
-    `device_names` keeps those of the devices and those of which no device is known.
+    `is_relative` chooses among sweeps by their conditions; `is_device` among devices by what drivers call them and the sources of their
+    peaks, and what is known of no device is kept. Both choose before rows are counted: others, however many and new, crowd nothing out.
     """
     chosen = sa.select(sweep.c.id, sweep.c.name, sweep.c.conditions)
     if sweep_name is not None:
         chosen = chosen.where(sweep.c.name == sweep_name)
     sweeps = {row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions) for row in connection.execute(chosen)}
-    wanted = [id for id, found in sweeps.items() if workload is None or found.conditions.get("workload") == workload]
+    wanted = [
+        id
+        for id, found in sweeps.items()
+        if (workload is None or found.conditions.get("workload") == workload) and (is_relative is None or is_relative(found.conditions))
+    ]
     if not wanted:
         return []
-    rows = connection.execute(_statement(wanted, device_names, per_cell, most)).mappings().all()
+    names = None if is_device is None else [name for name, sources in _devices(connection).items() if is_device(name, sources)]
+    rows = connection.execute(_statement(wanted, names, per_cell, most)).mappings().all()
     cells: dict[int, Cell] = {}
     return [_row(row, sweeps, cells) for row in reversed(rows)]
 
 
-def device_names(connection: Connection) -> list[str]:
-    """Every device that something of the store was measured on."""
-    return sorted(
-        connection.execute(sa.select(fingerprint.c.device_name).where(fingerprint.c.device_name.is_not(None)).distinct()).scalars()
+def _devices(connection: Connection) -> dict[str, list[str]]:
+    """Every device that something of the store ran on, as its driver calls it, and the sources of its peaks."""
+    of_attempts = (
+        sa.select(fingerprint.c.device_name, measurement.c.peak_flops_source)
+        .outerjoin(attempt, attempt.c.fingerprint_digest == fingerprint.c.digest)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(fingerprint.c.device_name.is_not(None))
+        .distinct()
     )
+    found: dict[str, list[str]] = {}
+    for name, source in connection.execute(of_attempts):
+        found.setdefault(name, []).extend([source] if source is not None else [])
+    return found
 
 
 def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int) -> sa.Select[Any]:

@@ -360,16 +360,19 @@ class Store:
         return self._database.read(lambda connection: queries.trials_that_met(connection, cell_id, kind))
 
     def observations(
-        self, *, workload: str | None = None, device_names: Sequence[str] | None = None, sweep: str | None = None
+        self,
+        *,
+        workload: str | None = None,
+        is_relative: Callable[[Mapping[str, Any]], bool] | None = None,
+        is_device: Callable[[str, Sequence[str]], bool] | None = None,
+        sweep: str | None = None,
     ) -> list[ObservationRow]:
         """What was measured over all sweeps, or one, and what ran out of memory: the newest few thousand, spread evenly over large cells."""
         return self._database.read(
-            lambda connection: observations.observations(connection, workload=workload, device_names=device_names, sweep_name=sweep)
+            lambda connection: observations.observations(
+                connection, workload=workload, is_relative=is_relative, is_device=is_device, sweep_name=sweep
+            )
         )
-
-    def device_names(self) -> list[str]:
-        """Every device that something was measured on, as its driver calls it."""
-        return self._database.read(observations.device_names)
 
     def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
         """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""

@@ -24,6 +24,7 @@ from orchestrator.core.planner import trainer_of
 from orchestrator.core.protocol import MEASURED_PEAK
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.trainer import Trainer
+from orchestrator.core.trial_cost import TrialCost
 
 # Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
 UNPHYSICAL = frozenset({
@@ -75,6 +76,10 @@ class Learned:
         found = [taught.row.num_steps for taught in self.rows if taught.row.num_steps is not None]
         return float(median(found)) if found else None
 
+    def trial_cost(self) -> TrialCost:
+        """What a trial of the sweep holds its GPUs for beside its steps, and how many they are: a plan and a search rest on the same."""
+        return TrialCost.of(self.spec.measurement, launch_seconds=self.launch_seconds, timed_steps=self.timed_steps)
+
     def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:
         """The constants for a cell, or of all relatives together. Of nothing measured, the prior.
 
@@ -117,18 +122,19 @@ def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, 
     `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
     `gpus_per_node` stands in for trials whose nodes are not known.
     """
-    rows = store.observations(workload=spec.workload.name) if store is not None else []
+    varying = set(spec.axes.options)
+    wanted = _without(_physics(spec.workload.options.conditions()), varying)
+
+    def _is_relative(conditions: Mapping[str, Any]) -> bool:
+        return _without(_physics(_options_of(conditions)), varying) == wanted
+
+    def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
+        return _may_be_meant(_data_sheet(name, peak_sources), name, hardware, device_name)
+
+    rows = store.observations(workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device) if store is not None else []
     devices = _devices(rows)
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
-    wanted = _physics(spec.workload.options.conditions())
-    varying = set(spec.axes.options)
-    found = [
-        (row, device)
-        for row in rows
-        if (device := devices.of(row)) is not None
-        if _without(options[row.sweep.id], varying) == _without(wanted, varying)
-    ]
-    found = [(row, device) for row, device in found if _is_meant(row, device, hardware, device_name)]
+    found = [(row, device) for row in rows if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)]
     if not found:
         return Learned(spec=spec, hardware=hardware, rows=(), _fits={})
     newest = found[-1][0]
@@ -186,6 +192,13 @@ def _stack(row: ObservationRow) -> tuple[str | None, ...]:
     return row.torch, row.cuda, row.driver
 
 
+def _may_be_meant(sheet: Hardware | None, name: str, hardware: Hardware | None, device_name: str | None) -> bool:
+    """Whether trials of a device by its name and data sheet may be of the one that is asked about: then `_is_meant` looks at each."""
+    if hardware is not None:
+        return sheet is None or sheet.name == hardware.name
+    return name == device_name if device_name is not None else from_driver_name(name) is None
+
+
 def _is_meant(row: ObservationRow, device: Hardware, hardware: Hardware | None, device_name: str | None) -> bool:
     """Whether a trial ran on the device that is asked about."""
     if hardware is not None:
@@ -199,13 +212,13 @@ def _is_meant(row: ObservationRow, device: Hardware, hardware: Hardware | None, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Devices:
-    """Data sheets by the names that drivers give, and the one device of each sweep that has but one."""
+    """Data sheets by the names that drivers give, and a device of each sweep: what its file says, else that of its newest trial."""
 
     by_name: Mapping[str, Hardware]
     of_sweep: Mapping[int, Hardware]
 
     def of(self, row: ObservationRow) -> Hardware | None:
-        """A run out of memory may leave no name behind: then the sweep's device, if there is one."""
+        """A run out of memory may leave no name behind: then the sweep's device, if it is known."""
         return self.by_name.get(row.device_name) if row.device_name is not None else self.of_sweep.get(row.sweep.id)
 
     def name_of(self, row: ObservationRow) -> str | None:
@@ -230,7 +243,7 @@ def _devices(rows: Sequence[ObservationRow]) -> _Devices:
 
 def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
     """By its data sheet, else by the peaks that were measured on it; None where there is neither."""
-    known = from_driver_name(name) or next((DEVICES[sheet] for row in rows if (sheet := _sheet(row.peak_flops_source)) in DEVICES), None)
+    known = _data_sheet(name, [row.peak_flops_source for row in rows])
     if known is not None:
         return known
     peaks: dict[Precision, list[float]] = {}
@@ -241,6 +254,11 @@ def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
         return None
     memory = max((row.device_memory_bytes for row in rows if row.device_memory_bytes is not None), default=None)
     return measured_hardware(name, {precision: median(found) for precision, found in peaks.items()}, memory_bytes=memory)
+
+
+def _data_sheet(name: str, peak_sources: Iterable[str | None]) -> Hardware | None:
+    """Of a device by what its driver calls it, else by what the peaks of its trials were read from."""
+    return from_driver_name(name) or next((DEVICES[sheet] for source in peak_sources if (sheet := _sheet(source)) in DEVICES), None)
 
 
 def _sheet(source: str | None) -> str:
@@ -265,7 +283,9 @@ def measured_hardware(name: str, peak_flops: Mapping[Precision, float], *, memor
 def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool) -> Observation:
     """What calibration takes of a trial. Options that vary may make another trainer of it: then its memory tells nothing of this one's."""
     said, in_file = row.sweep.conditions.get("gpus_per_node"), row.sweep.conditions.get("device_memory_gib")
-    per_node = row.cell.num_gpus // row.num_nodes if row.num_nodes else said if isinstance(said, int) else gpus_per_node
+    # Of a replay, a node may be that of the one process that stood for the whole gang.
+    nodes = row.num_nodes if row.sweep.conditions.get("workload") != "replay" else None
+    per_node = row.cell.num_gpus // nodes if nodes else said if isinstance(said, int) else gpus_per_node
     limit = in_file * GIB if isinstance(in_file, int | float) else row.device_memory_bytes
     return Observation(
         cell=row.cell,

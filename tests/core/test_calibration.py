@@ -208,4 +208,4 @@ def test_peaks_of_the_first_stage_are_compared_with_the_first_stage() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_number_without_a_logarithm_is_no_observation(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} {value}.*not read is None"):
-        dataclasses.replace(observed(cell(8))[0], **{name: value})
+        dataclasses.replace(observed(cell(8))[0], **{name: value})  # type: ignore[arg-type]

@@ -137,9 +137,9 @@ def test_sweeps_workloads_and_devices_can_be_asked_for(store: Store) -> None:
     assert ids() == [mine, other, oom]
     assert ids(workload="llama") == ids(sweep="first") == [mine]
     assert ids(workload="synthetic") == []
-    assert ids(device_names=[H100]) == [mine, other, oom]
-    assert ids(device_names=["another"]) == []
-    assert store.device_names() == [H100]
+    assert ids(is_relative=lambda conditions: "workload.options.attention" in conditions) == [mine]
+    assert ids(is_device=lambda name, sources: (name, list(sources)) == (H100, ["table: h100-sxm bf16"])) == [mine, other, oom]
+    assert ids(is_device=lambda name, sources: False) == []
     assert store.observations(workload="llama")[0].sweep.conditions["workload.options.attention"] == "sdpa"
 
 
@@ -150,7 +150,7 @@ def test_of_a_large_cell_an_even_selection_is_given_and_of_all_the_newest(bench:
     bench.store.record_measurement(*number, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
 
     def chosen(**limits: int) -> list[int]:
-        rows = bench.store._database.read(lambda connection: observations.observations(connection, **limits))
+        rows = bench.store._database.read(lambda connection: observations.observations(connection, **limits))  # type: ignore[arg-type]
         return [row.trial_id for row in rows]
 
     assert chosen(per_cell=5) == [*ids[1::2], number[0]]

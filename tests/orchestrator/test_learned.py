@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from db import observations
+from db.observations import ObservationRow
 from db.store import Store
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import FailureKind
@@ -25,6 +27,7 @@ from orchestrator.core.protocol import Phase
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 from orchestrator.core.trainer import Trainer
+from orchestrator.core.trial_cost import TrialCost
 from orchestrator.learned import Learned, learned, measured_hardware, sweeps_of
 from tests.db.builders import failure, fingerprint, measurement
 
@@ -66,6 +69,7 @@ class Past:
         peak_source: str = "table: h100-sxm bf16 dense",
         reserved: float | None = 1.1,
         reserve_bytes: float = 0.0,
+        nodes: int | None = None,
     ) -> None:
         """Trials that took so many seconds and, allocated, what is predicted."""
         cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
@@ -79,7 +83,7 @@ class Past:
                 peak_flops=peak_flops,
                 peak_flops_source=peak_source,
             )
-            number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"] * max(cell.num_gpus // 8, 1))
+            number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"] * (nodes or max(cell.num_gpus // 8, 1)))
             stack = fingerprint(self.torch).stack.model_copy(update={"device_name": self.device_name})
             self.store.record_measurement(
                 *number,
@@ -180,6 +184,42 @@ def test_a_peak_that_reads_zero_teaches_nothing_of_memory_and_spoils_nothing(sto
     assert [taught.row.is_peak_reserved for taught in found.rows] == [False] * 3
     table = LayoutTable.of(layouts_of(large))
     assert np.all(np.isfinite(found.calibration(large).predict(table, large, H100, gpus_per_node=8).memory_relative_sd))
+
+
+def test_newer_trials_of_other_devices_or_options_crowd_out_no_relative(store: Store) -> None:
+    class Crowded(Store):
+        def observations(self, **choice: Any) -> list[ObservationRow]:
+            return self._database.read(lambda connection: observations.observations(connection, most=6, **choice))
+
+    small, _ = spec().cells()
+    Past(store, spec(name="mine-too")).measure(small, layouts_of(small), times(small, 1.3))
+    for name, device, source, options in (
+        ("named", "NVIDIA A100-SXM4-80GB", "table: a100-80gb bf16 dense", {}),
+        ("labelled", "A100-80GB", "table: a100-80gb bf16 dense", {}),
+        ("other-options", DRIVER_NAME, "table: h100-sxm bf16 dense", {"workload": {"name": "llama", "options": {"attention": "eager"}}}),
+    ):
+        Past(store, spec(name=name, **options), device_name=device).measure(small, layouts_of(small), times(small, 2.0), peak_source=source)
+    crowded = Crowded(store._database)
+    assert sweeps_of(ask(crowded, spec()).rows) == {"mine-too": 6}
+    assert sweeps_of(ask(crowded, spec(), None, "NVIDIA A100-SXM4-80GB").rows) == {"named": 6}
+
+
+def test_a_process_that_stood_for_a_gang_says_nothing_of_its_nodes(store: Store) -> None:
+    _, large = spec().cells()
+    replay = {"name": "replay", "options": {"table": "runs.csv", "table_id": "t", "through_ray": True}}
+    for gpus_per_node, expected in (("auto", 8), (4, 4)):
+        chosen = spec(name=f"replay-{gpus_per_node}", workload=replay, gpus_per_node=gpus_per_node)
+        Past(store, chosen).measure(large, layouts_of(large)[:1], times(large, 1.0), nodes=1)
+        assert ask(store, chosen).rows[-1].observation.gpus_per_node == expected
+
+
+def test_what_a_trial_costs_is_what_relatives_took_else_what_is_usual(store: Store) -> None:
+    small, _ = spec().cells()
+    assert ask(None, spec()).trial_cost() == TrialCost.of(spec().measurement, launch_seconds=None, timed_steps=None)
+    Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.3))
+    cost = ask(store, spec()).trial_cost()
+    assert cost.launch_seconds == pytest.approx(40.0)
+    assert cost.num_steps == 12 + spec().measurement.warmup_steps
 
 
 def test_the_same_cell_of_another_sweep_is_a_relative(store: Store) -> None:
