@@ -105,7 +105,7 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
     shards, zero = table.data_parallel_size * cp, table.zero_stage
     element = np.array([_BYTES[p] for p in table.precisions], dtype=np.float64)[table.precision]
     mixed = element < 4
-    alone, one_stage = pp > 1, pp == 1
+    one_stage = pp == 1
     has_head = np.ones(len(table), dtype=np.bool_) if last else one_stage
 
     layers = _layers_of_stage(model, pp, trainer, last=last)
@@ -119,7 +119,7 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
     tokens = table.micro_batch_size * (cell.sequence_length // cp)
     one = _micro_batch(table, cell, trainer, element, layers, tokens, has_head)
     in_flight = 1 if last else np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
-    activations = one.kept * in_flight * np.where(alone, trainer.pipeline_activation_factor, trainer.activation_factor)
+    activations = one.kept * in_flight * np.where(one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
     layer_moment = one.layer + _gathered_weights(model, table, element, local, trainer)
     temporaries = np.maximum(layer_moment, one.head)
     widened = mixed & (trainer.gradient_bytes < 4)
@@ -154,11 +154,9 @@ def _micro_batch(
     table: LayoutTable, cell: Cell, trainer: Trainer, element: Floats, layers: Floats, tokens: Ints, has_head: NDArray[np.bool_]
 ) -> _MicroBatch:
     model, tp, one_stage = cell.model, table.tensor_parallel_size, table.pipeline_parallel_size == 1
-    kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
     if trainer.traced is not None:
-        whole = replace(table, tensor_parallel_size=np.ones_like(tp))
-        share = kept / _layers(whole, model, cell.sequence_length, trainer, element, layers)[0]  # traces know no tensor parallelism
-        return _traced_micro_batch(trainer.traced, table, cell, layers, tokens, has_head=has_head, share=share)
+        return _traced_micro_batch(trainer.traced, table, cell, trainer, element, layers, tokens, has_head)
+    kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
     head = np.where(has_head, element * model.vocab_size * model.hidden_size / tp, 0.0)  # its weights' gradient, before it is added
     # For the embedding's, through the backward of all layers; at its end there are three: the head's, the embedding's, and their sum.
     waits = np.where(one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(table))
@@ -171,8 +169,17 @@ def _micro_batch(
 
 
 def _traced_micro_batch(
-    traced: TracedMemory, table: LayoutTable, cell: Cell, layers: Floats, tokens: Ints, *, has_head: NDArray[np.bool_], share: Floats
+    traced: TracedMemory,
+    table: LayoutTable,
+    cell: Cell,
+    trainer: Trainer,
+    element: Floats,
+    layers: Floats,
+    tokens: Ints,
+    has_head: NDArray[np.bool_],
 ) -> _MicroBatch:
+    # A mode that was not traced is none in every respect: its own closed form would share the bytes of none as it shares others.
+    table = replace(table, recomputes=tuple(recompute if traced.has(recompute) else Recompute() for recompute in table.recomputes))
     modes = [traced.of(recompute) for recompute in table.recomputes]
     plain = traced.of(Recompute())
     recomputed = np.minimum(layers, np.array([r.layers_of(cell.model.num_layers) for r in table.recomputes])[table.recompute])
@@ -184,8 +191,21 @@ def _traced_micro_batch(
         return found
 
     tp = table.tensor_parallel_size
+    whole = replace(table, tensor_parallel_size=np.ones_like(tp))  # as traces know it
+
+    def share(of: Recompute | None) -> Floats:
+        """What tensor parallelism leaves on a rank of a layer's bytes: of one kind, None for each row's own."""
+        kinds = table.recomputes if of is None else (of,) * len(table.recomputes)
+        kinds = tuple(replace(kind, num_layers=None) for kind in kinds)
+        split, all_of_it = (
+            _layers(replace(some, recomputes=kinds), cell.model, cell.sequence_length, trainer, element, layers)[0]
+            for some in (table, whole)
+        )
+        return split / all_of_it
+
+    plain_kept = plain.kept.at(tokens, cell.sequence_length) * share(Recompute())
     return _MicroBatch(
-        kept=(recomputed * look_up("kept", table.recompute) + (layers - recomputed) * plain.kept.at(tokens, cell.sequence_length)) * share,
+        kept=recomputed * look_up("kept", table.recompute) * share(None) + (layers - recomputed) * plain_kept,
         layer=look_up("backward", of_last) / tp,
         head=np.where(has_head, look_up("head", of_last), 0.0) / tp,
         end=np.where(has_head, look_up("end", of_last), 0.0) / tp,

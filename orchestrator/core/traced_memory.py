@@ -63,7 +63,15 @@ class TracedMemory:
                 f"traced modes {', '.join(dict(self.modes)) or 'empty'}: {NO_RECOMPUTE} is missing, what others are compared with"
             )
 
+    def has(self, recompute: Recompute) -> bool:
+        """Whether the mode was traced."""
+        return _word(recompute) in dict(self.modes)
+
     def of(self, recompute: Recompute) -> TracedMode:
         """The mode of a layer that is recomputed so. One that was not traced counts as not recomputed: as the most it can be."""
         known = dict(self.modes)
-        return known.get(str(Recompute(mode=recompute.mode, policy=recompute.policy)), known[NO_RECOMPUTE])
+        return known.get(_word(recompute), known[NO_RECOMPUTE])
+
+
+def _word(recompute: Recompute) -> str:
+    return str(Recompute(mode=recompute.mode, policy=recompute.policy))

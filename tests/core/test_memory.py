@@ -15,6 +15,7 @@ from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import MemoryPrediction, Stage, playbook_activation_bytes, playbook_parameters, predict_memory
 from orchestrator.core.model_shape import PRESETS, ModelShape
+from orchestrator.core.traced_memory import TracedBytes, TracedMemory, TracedMode
 from orchestrator.core.trainer import TRAINERS, Trainer
 
 LLAMA_8B = PRESETS["llama-3.1-8b"]
@@ -231,12 +232,17 @@ def test_buckets_are_held_only_where_gradients_are_reduced_whole() -> None:
     assert (alone, together, sharded) == (2, 4, 2)
 
 
-@given(cells_layouts(), st.sampled_from(sorted(TRAINERS)), st.booleans(), st.booleans())
+PLAIN = TracedMode(kept=TracedBytes(per_token=1e5), backward=TracedBytes(per_token=2e5), head=TracedBytes(per_token=1e6))
+ONE_MODE = TracedMemory(modes=(("none", PLAIN),))
+TWO_MODES = TracedMemory(modes=(("none", PLAIN), ("full", dataclasses.replace(PLAIN, kept=TracedBytes(per_token=8e3)))))
+
+
+@given(cells_layouts(), st.sampled_from(sorted(TRAINERS)), st.booleans(), st.booleans(), st.sampled_from([None, ONE_MODE, TWO_MODES]))
 @settings(max_examples=300, deadline=None)
 def test_memory_of_any_trainer_never_falls_when_the_micro_batch_grows_or_recomputation_lessens(
-    layouts: list[Layout], name: str, eager: bool, sequence_parallel: bool
+    layouts: list[Layout], name: str, eager: bool, sequence_parallel: bool, traced: TracedMemory | None
 ) -> None:
-    trainer = dataclasses.replace(TRAINERS[name], eager_attention=eager, sequence_parallel=sequence_parallel)
+    trainer = dataclasses.replace(TRAINERS[name], eager_attention=eager, sequence_parallel=sequence_parallel, traced=traced)
     table = LayoutTable.of(layouts)
     cell = Cell(model=LLAMA_8B, num_gpus=layouts[0].world_size, sequence_length=4096, global_batch_size=layouts[0].global_batch_size)
     total = predict_memory(table, cell, trainer).total

@@ -51,7 +51,10 @@ def test_of_layers_that_are_partly_recomputed_each_keeps_its_own() -> None:
 
 
 def test_a_mode_that_was_not_traced_counts_as_not_recomputed() -> None:
-    assert predict(Layout(recompute=Recompute.parse("selective_ops"))).total == predict(Layout()).total
+    for size in (1, 8):
+        for mode in ("selective_attention", "selective_ops", "selective_ops:16"):
+            layout = Layout(tensor_parallel_size=size, recompute=Recompute.parse(mode))
+            assert predict(layout).total == predict(Layout(tensor_parallel_size=size)).total
     with pytest.raises(ValueError, match="none is missing"):
         TracedMemory(modes=(("full", FULL),))
 
