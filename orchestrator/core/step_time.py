@@ -7,7 +7,7 @@ hardware. `StepTimeConstants` are what no data sheet says: absolute errors of 20
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -150,6 +150,7 @@ class StepTimeModel:
     tensor_bytes: Floats  # per micro-batch
     tensor_group: _Group
     context_bytes: Floats
+    context_group: _Group
     pipeline_bytes: Floats  # of one boundary and micro-batch
     pipeline_crosses: NDArray[np.bool_]
     data_bytes: Floats  # of one ring pass
@@ -187,6 +188,7 @@ class StepTimeModel:
             tensor_bytes=8.0 * layers * hidden_bytes * (tp - 1) / tp,
             tensor_group=_Group.of(tp, np.ones_like(tp), gpus_per_node),
             context_bytes=4.0 * layers * tokens * 2 * model.kv_size / tp * element * (cp - 1),
+            context_group=_Group.of(cp, tp, gpus_per_node),
             pipeline_bytes=np.where(pp > 1, 2.0 * hidden_bytes / tp, 0.0),
             pipeline_crosses=np.asarray(tp * cp * dp * pp > gpus_per_node),
             data_bytes=(ranks - 1) / ranks * weights * element,
@@ -202,11 +204,12 @@ class StepTimeModel:
         columns = {
             f.name: np.concatenate([getattr(model, f.name) for model in models])
             for f in fields(cls)
-            if f.name not in ("hardware", "tensor_group", "data_group")
+            if f.name not in ("hardware", "tensor_group", "context_group", "data_group")
         }
         return cls(
             hardware=models[0].hardware,
             tensor_group=_Group.joined([model.tensor_group for model in models]),
+            context_group=_Group.joined([model.context_group for model in models]),
             data_group=_Group.joined([model.data_group for model in models]),
             **columns,
         )
@@ -222,7 +225,8 @@ class StepTimeModel:
         across = self.hardware.inter_node_bandwidth * c.inter_node_share
         tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
         tensor += 8.0 * self.layers * self.tensor_group.latency(c)
-        tensor += self.context_bytes / inside
+        tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
+        tensor += 4.0 * self.layers * self.context_group.latency(c)
         ring = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion) + self.data_group.latency(c)
         traffic = ring * np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
@@ -265,6 +269,11 @@ class _Group:
         slowed = across / (1.0 + congestion * np.log2(np.maximum(self.size / self.members_per_node, 1.0)))
         found: Floats = np.where(self.crosses, np.minimum(self.members_per_node * slowed, inside), inside)
         return found
+
+    def link(self, inside: float, across: float, congestion: float) -> Floats:
+        """Bytes per second from neighbour to neighbour of a ring: the slowest link it spans holds all of them up, with one card."""
+        alone = replace(self, members_per_node=np.ones_like(self.size), size=self.size / self.members_per_node)
+        return alone.bandwidth(inside, across, congestion)
 
     def latency(self, c: StepTimeConstants) -> Floats:
         """Seconds of one pass beyond its bytes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.cell import Cell
@@ -53,6 +55,19 @@ def test_a_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
     inside = predict(Layout(tensor_parallel_size=8, data_parallel_size=2, micro_batch_size=2, grad_accum_steps=8))
     across = predict(Layout(tensor_parallel_size=16, data_parallel_size=1, micro_batch_size=4, grad_accum_steps=8))
     assert across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]  # each of the 8 members in a node brings a network card
+
+
+def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
+    inside = Layout(context_parallel_size=8, data_parallel_size=8, micro_batch_size=1, grad_accum_steps=1)
+    across = Layout(context_parallel_size=64, micro_batch_size=1, grad_accum_steps=8)
+    beside_tensor = Layout(context_parallel_size=8, tensor_parallel_size=8, micro_batch_size=1, grad_accum_steps=8)
+    slower = replace(H100, inter_node_bandwidth=H100.inter_node_bandwidth / 1000)
+    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=64, sequence_length=131_072, global_batch_size=8)
+    table = LayoutTable.of([inside, across, beside_tensor])
+    fast, slow = (predict_step_time(table, cell, hardware, gpus_per_node=8).tensor_parallel for hardware in (H100, slower))
+    assert slow[0] == fast[0]
+    assert slow[1] > 100 * fast[1]
+    assert slow[2] > 100 * fast[2]  # of eight, but each in a node of its own
 
 
 def test_zero_3_gathers_weights_for_each_micro_batch() -> None:
