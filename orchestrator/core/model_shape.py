@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 
 from orchestrator.core.layout import Recompute, RecomputeMode, SelectivePolicy
@@ -18,7 +18,7 @@ MFU_FORMULA = "6*N_matmul+12*L*d_attn*s"  # PaLM appendix B over the weights tha
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    name: str
+    name: str = field(compare=False)  # a label
     num_layers: int
     hidden_size: int
     num_attention_heads: int

@@ -22,5 +22,12 @@ def test_two_definitions_under_one_name_are_two_cells() -> None:
     assert other.key.startswith("llama-3.1-8b-")
 
 
+def test_the_same_sizes_under_another_label_are_the_same_cell() -> None:
+    other = cell(model=replace(LLAMA_8B, name="mine"))
+    assert other == cell()
+    assert {cell(): 1}[other] == 1
+    assert other.key == f"mine-{LLAMA_8B.digest[:8]}_8gpu_s4096_gb256"
+
+
 def test_tokens_per_step_are_sequences_times_their_length() -> None:
     assert cell().tokens_per_step == 256 * 4096
