@@ -16,7 +16,8 @@ SAME_FAILURES = 5  # word for word, before anything was measured: a wrong option
 class Blame:
     """Counts over one call of `run_sweep`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sweep: str) -> None:
+        self._sweep = sweep
         self._machine_faults_in_a_row, self._last_machine_fault = 0, ""
         self._nothing_measured = True
         self._same_failures, self._first_failure = 0, ""
@@ -50,7 +51,8 @@ class Blame:
         if self._same_failures >= SAME_FAILURES:
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
-                " Mend it, then have them measured: sweep invalidate --where \"state = 'failed'\""
+                f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\";"
+                " where the file itself changes, give the sweep a new name"
             )
         if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
             raise ClusterUnavailable(

@@ -51,7 +51,7 @@ class Books:
         self.fingerprints: set[str] = set()
         self.gpu_seconds = sum(status.gpu_seconds for status in store.status(sweep_id))  # of earlier calls, what was reaped included
         self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
-        self.blame = Blame()
+        self.blame = Blame(spec.name)
 
     def take_up(self, trials: Sequence[TrialRow]) -> None:
         """Count what earlier calls left."""

@@ -97,6 +97,8 @@ class RankWatch:
                 self.bad_result = str(exc)
         with suppress(OSError, BadResult):
             self.note = decode_failure(_read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1))
+        if self.code == 0 and self.result is None and self.note is not None:  # it ended well, and says why it has no result
+            self.bad_result, self.note = self.note.message, None
         if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 

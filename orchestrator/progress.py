@@ -26,7 +26,7 @@ class StopReason(StrEnum):
     GPU_HOURS = "max_gpu_hours reached"
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
-    BOUND = "bound reached: nothing more to gain"
+    BOUND = "bound reached: no layout is expected to gain that much"
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
     BEFORE = "nothing was left to do"  # an earlier call had finished it

@@ -77,6 +77,10 @@ class Rank:
         self.finished = True
         self.heartbeat(Phase.TEARDOWN, self.step)
 
+    def refuse(self, exc: Exception) -> None:
+        """Leave a note of why there is no result, where the process itself ended well."""
+        _write_renamed(self.run_dir / failure_file(self.rank), encode(failure_note(exc, self)))
+
 
 def context() -> Rank:
     """Read this rank's place from the environment and its request from the run directory."""

@@ -125,18 +125,21 @@ def _standing(leading: Sequence[TrialRow], repeats: Mapping[int, Repeats]) -> _S
         return _Standing(tied=(), text="")
     best = repeats.get(verdict.best)
     num_runs = 1 if best is None else len(best.runs)
+    varies = f"runs of one layout vary by {verdict.run_sd:.1%}"
     if not verdict.is_settled:
         shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
-        return _Standing(
-            tied=verdict.tied, text=f"No single winner: trials {shown} are tied, the 95 % intervals of their step times overlap"
-        )
-    if num_runs == 1:
-        return _Standing(tied=verdict.tied, text=f"Trial {verdict.best} is ahead after one run; not confirmed by another (search.confirm)")
-    return _Standing(tied=verdict.tied, text=f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; its 95 % interval stands apart")
+        text = f"No single winner: trials {shown} are tied; {varies}, and with that the 95 % intervals of their step times overlap"
+    elif len(leading) == 1:
+        text = f"Trial {verdict.best} is the only layout that was measured"
+    elif num_runs == 1:
+        text = f"Trial {verdict.best} is ahead after one run; not confirmed by another (search.confirm)"
+    else:
+        text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}, and its 95 % interval still stands apart"
+    return _Standing(tied=verdict.tied, text=text)
 
 
 _BEST_FIELDS = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
-_MARKDOWN_TITLES = ("cell", "trial", "state", "tokens/s/GPU", "±95%", "MFU", "step", "peak memory", "layout")
+_MARKDOWN_TITLES = ("cell", "trial", "state", "tokens/s/GPU", "±95%", "runs", "MFU", "step", "peak memory", "layout")
 
 
 def _markdown_row(trial: TrialRow, cell: CellRow) -> list[str]:
@@ -170,6 +173,7 @@ _SPEED_COLUMNS = (
     Column(title="trial", right=True),
     Column(title="tokens/s/GPU", right=True),
     Column(title="±95%", right=True),
+    Column(title="runs", right=True),
     Column(title="MFU", right=True),
     Column(title="step", right=True),
     Column(title="peak memory", right=True),
@@ -220,6 +224,7 @@ def _speed_cells(trial: TrialRow) -> list[str | Cell]:
     return [
         Cell(text=show.tokens_rate(trial.tokens_per_second_per_gpu), style="green"),
         sure if trial.confident in (None, True) else Cell(text=f"{sure}?", style="yellow"),
+        str(trial.num_measurements or "-"),
         show.percent(trial.mfu),
         show.step_time(trial.step_seconds_median),
         show.memory_of(trial.peak_memory_allocated_bytes, trial.device_memory_bytes),
@@ -236,6 +241,7 @@ def _other_cells(other: Mapping[str, Any]) -> list[str]:
         str(other["trial_id"]),
         show.tokens_rate(other["tokens_per_second_per_gpu"]),
         show.confidence(other["relative_confidence"]),
+        "",
         show.percent(other["mfu"]),
         show.step_time(other["step_seconds_median"]),
         show.memory_of(other["peak_memory_allocated_bytes"], other["device_memory_bytes"]),
@@ -263,7 +269,7 @@ def why_no_best(status: CellStatus) -> str:
         return "nothing measured yet"
     if failed:
         return f"nothing could be measured: {oom} out of memory, {pruned} pruned with them, {failed} failed"
-    return f"nothing fits: {oom} out of memory, {pruned} pruned with them"
+    return f"nothing has fitted: {oom} out of memory, {pruned} pruned with them"
 
 
 def trials(

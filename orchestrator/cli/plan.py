@@ -40,7 +40,7 @@ def plan(
     spec = load(file, overrides)
     with store_if_any(db) as store:
         known = planning(spec, store)
-    trial = trial_cost.TrialCost.of(spec.measurement, launch_seconds=known.learned.launch_seconds, timed_steps=known.learned.timed_steps)
+    trial = known.learned.trial_cost()
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)

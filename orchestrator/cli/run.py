@@ -94,6 +94,7 @@ def run_spec(
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
     table = replayed_table(spec)
     environment = _rank_environment(spec)
+    _check_some_layout_is_legal(spec, table)
     _check_home()
     if ray_address is None and table is None:
         _check_this_machine(spec)
@@ -117,6 +118,24 @@ def run_spec(
         _say_how_it_ended(spec, result, where)
         look.best(spec.name, db=db, top=3)
     raise typer.Exit(_exit_code(result, signals, strict=strict))
+
+
+def _check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
+    """Say why nothing can be measured before anything is started; a cell without a legal layout among others is told with the results."""
+    from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.space import enumerate_cell
+
+    told = []
+    for cell in spec.cells():
+        # Nodes as large as may be: what is not legal on those is on none.
+        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
+        space = enumerate_cell(spec, cell, gpus_per_node=per_node, among=table.layouts(cell) if table is not None else None)
+        if len(space.legal):
+            return
+        reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
+        told.append(f"{cell.key}: " + "; ".join(f"{count} x {reason}" for reason, count in reasons))
+    more = f" and {len(told) - 3} more cells" if len(told) > 3 else ""
+    raise UsageInvalid(f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons")
 
 
 def _measure(

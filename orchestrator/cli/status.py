@@ -222,9 +222,13 @@ def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
 
 
 def _state_text(row: SweepRow) -> str:
+    from db.lease import holder_is_gone  # needs SQLAlchemy
+
     if row.holder is None:
         # Its last owner died without giving it back: the same command goes on.
         return "nobody works on it now (its orchestrator is gone)" if row.state == "running" else str(row.state)
+    if holder_is_gone(row.holder):
+        return f"nobody works on it now: its orchestrator (pid {row.holder.pid}) is dead; the same `sweep run` goes on"
     asked = f", asked to {row.stop_requested}" if row.stop_requested else ""
     return f"running on host {row.holder.host}, pid {row.holder.pid}, since {show.at(row.holder.since)} UTC{asked}"
 

@@ -194,9 +194,12 @@ class _Row:
         if not text or text.lower() in ("nan", "none"):
             return None
         try:
-            return float(text)
+            found = float(text)
         except ValueError as exc:
             raise self.wrong(column, "expected a number, or nothing where it is unknown") from exc
+        if not 0 <= found < float("inf"):  # every number of a run is a size, a time or a speed
+            raise self.wrong(column, "expected a number that is not negative and not infinite, or nothing where it is unknown")
+        return found
 
     def count(self, column: str) -> int | None:
         number = self.number(column)

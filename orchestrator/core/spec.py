@@ -322,6 +322,14 @@ class SweepSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _bound_has_a_model(self) -> Self:
+        if self.search.bound is not None and self.search.strategy is not Strategy.AUTO:
+            raise ValueError(
+                f"search.bound: strategy {self.search.strategy} expects nothing of a layout; only auto can tell what is to gain"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _workload_can(self) -> Self:
         if mistake := workload_mistake(self.workload, precisions=self.precision, device=self.device):
             raise ValueError(mistake)

@@ -30,6 +30,7 @@ class Verdict:
     best: int  # smallest median of its runs
     tied: Sequence[int]  # with the best and among themselves, fastest first, the best included: alone it is the winner
     intervals: Mapping[int, tuple[float, float]]  # seconds of a step, of every one that was given
+    run_sd: float  # relative standard deviation of one layout's runs, as the intervals take it
     repeat: int | None  # to be measured once more next; None: it is settled, or the repeats are spent
 
     @property
@@ -56,6 +57,7 @@ def judge(runs: Mapping[int, Sequence[Run]], *, contenders: int, repeats: int) -
         best=best,
         tied=tuple(tied),
         intervals={key: (exp(centres[key] - half[key]), exp(centres[key] + half[key])) for key in order},
+        run_sd=sqrt(run_variance),
         repeat=_next(runs, tied, contenders=contenders, repeats=repeats),
     )
 

@@ -55,6 +55,8 @@ def test_what_the_source_does_not_say_is_none() -> None:
         ({"tp": "4"}, "line 3, column n_gpus: '8': dp x tp x pp x cp is 16"),
         ({"zero_stage": "4"}, "line 3, column zero_stage"),
         ({"table_id": ""}, "line 3, column table_id"),
+        ({"step_time_s": "-3"}, "line 3, column step_time_s: '-3': expected a number that is not negative"),
+        ({"step_time_s": "inf"}, "line 3, column step_time_s"),
     ],
 )
 def test_a_mistake_is_told_with_line_column_and_rule(change: dict[str, str], told: str) -> None:

@@ -26,44 +26,44 @@ def told(blame: Blame, kind: FailureKind, *messages: str) -> Blame:
 
 @pytest.mark.parametrize("kind", OF_THE_PROGRAM)
 def test_the_same_failure_from_the_first_trial_on_is_the_program_s(kind: FailureKind) -> None:
-    blame = told(Blame(), kind, *["no such option: --fast"] * SAME_FAILURES)
+    blame = told(Blame("t"), kind, *["no such option: --fast"] * SAME_FAILURES)
     with pytest.raises(UsageInvalid, match=rf"the first {SAME_FAILURES} trials failed in the same way.*: no such option: --fast"):
         blame.raise_if_it_is_not_the_layouts()
 
 
 def test_the_same_failure_of_other_ranks_is_the_same() -> None:
-    blame = told(Blame(), FailureKind.USER_ERROR, *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)))
+    blame = told(Blame("t"), FailureKind.USER_ERROR, *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)))
     with pytest.raises(UsageInvalid, match=r": exited with code 1\. Mend it"):
         blame.raise_if_it_is_not_the_layouts()
 
 
 def test_failures_with_other_words_are_the_layouts() -> None:
     told(
-        Blame(), FailureKind.USER_ERROR, *(f"{n} is not divisible by 3" for n in range(10 * SAME_FAILURES))
+        Blame("t"), FailureKind.USER_ERROR, *(f"{n} is not divisible by 3" for n in range(10 * SAME_FAILURES))
     ).raise_if_it_is_not_the_layouts()
 
 
 def test_words_that_come_back_after_others_are_counted_anew() -> None:
     same = ["exited with code 1"] * (SAME_FAILURES - 1)
-    told(Blame(), FailureKind.USER_ERROR, *same, "exited with code 2", *same).raise_if_it_is_not_the_layouts()
+    told(Blame("t"), FailureKind.USER_ERROR, *same, "exited with code 2", *same).raise_if_it_is_not_the_layouts()
 
 
 def test_once_something_was_measured_the_program_is_not_to_blame() -> None:
-    blame = told(Blame(), FailureKind.USER_ERROR, *["exited with code 1"] * (SAME_FAILURES - 1))
+    blame = told(Blame("t"), FailureKind.USER_ERROR, *["exited with code 1"] * (SAME_FAILURES - 1))
     blame.note_measured()
     told(blame, FailureKind.USER_ERROR, *["exited with code 1"] * (3 * SAME_FAILURES)).raise_if_it_is_not_the_layouts()
 
 
 @pytest.mark.parametrize("kind", sorted(OUT_OF_MEMORY_KINDS))
 def test_running_out_of_memory_is_a_result_however_often(kind: FailureKind) -> None:
-    blame = told(Blame(), kind, *["CUDA out of memory"] * (3 * SAME_FAILURES))
+    blame = told(Blame("t"), kind, *["CUDA out of memory"] * (3 * SAME_FAILURES))
     blame.raise_if_it_is_not_the_layouts()
     assert not blame.suspects_the_machine
 
 
 @pytest.mark.parametrize("kind", OF_THE_MACHINE)
 def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measurement(kind: FailureKind) -> None:
-    blame = Blame()
+    blame = Blame("t")
     blame.note_measured()
     told(blame, kind, *(f"node-a is gone, {n}" for n in range(MACHINE_FAULTS_IN_A_ROW)))
     last = re.escape(f"the last one: node-a is gone, {MACHINE_FAULTS_IN_A_ROW - 1}.")
@@ -73,7 +73,7 @@ def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measureme
 
 @pytest.mark.parametrize("kind", [None, *OF_THE_PROGRAM, *sorted(OUT_OF_MEMORY_KINDS)])
 def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(kind: FailureKind | None) -> None:
-    blame = Blame()
+    blame = Blame("t")
     for number in range(3):
         told(blame, FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1))
         assert blame.suspects_the_machine
@@ -86,11 +86,11 @@ def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(kind: Failu
 
 
 def test_what_was_cancelled_says_nothing_of_the_program() -> None:
-    told(Blame(), FailureKind.CANCELLED, *["cancelled"] * (2 * SAME_FAILURES)).raise_if_it_is_not_the_layouts()
+    told(Blame("t"), FailureKind.CANCELLED, *["cancelled"] * (2 * SAME_FAILURES)).raise_if_it_is_not_the_layouts()
 
 
 def test_what_was_cancelled_says_nothing_of_the_machine() -> None:
-    blame = told(Blame(), FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1))
+    blame = told(Blame("t"), FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1))
     told(blame, FailureKind.CANCELLED, "cancelled")
     assert blame.suspects_the_machine
     told(blame, FailureKind.NODE_LOST, "node-a is gone")

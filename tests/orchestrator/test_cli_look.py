@@ -79,7 +79,7 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
     assert "taking steps" in text
     assert "before its first step" in text
     assert "1,234 tokens/s/GPU" in text
-    assert "nothing fits: 1 out of memory, 0 pruned" in text
+    assert "nothing has fitted: 1 out of memory, 0 pruned" in text
     found = document(sweep("status", "tiny", "--json"))["sweeps"][0]
     assert found["num_trials"] == {
         "queued": 1,
@@ -112,9 +112,9 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     found = document(sweep("best", "--top", "5", "--json"))
     assert [(b["trial_id"], b["place"], b["is_current"]) for b in found["best"]] == [(ids.measured, 1, True), (ids.slower, 2, True)]
     assert [o["trial_id"] for o in found["other_fingerprints"]] == [ids.old_conditions]
-    assert [c["reason"] for c in found["cells_without"]] == ["nothing fits: 1 out of memory, 0 pruned with them"]
+    assert [c["reason"] for c in found["cells_without"]] == ["nothing has fitted: 1 out of memory, 0 pruned with them"]
     text = sweep("best", "--top", "5")
-    assert text.index("1,234") < text.index("900") < text.index("not comparable") < text.index("2,000") < text.index("nothing fits")
+    assert text.index("1,234") < text.index("900") < text.index("not comparable") < text.index("2,000") < text.index("nothing has fitted")
     assert "70.0 of 80.0 GiB" in text
     assert "±1.5%" in text
 

@@ -62,3 +62,19 @@ def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFi
 def test_a_price_is_a_positive_number(file: Path, price: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(file), f"price_per_gpu_hour={price}"]) == 2
     assert "price_per_gpu_hour" in capsys.readouterr().err
+
+
+def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/none.sqlite")
+    assert cli.main(["run", str(file), "device=cpu", "axes.zero_stage=3"]) == 2
+    said = capsys.readouterr().err
+    assert "no layout is legal in any cell" in said
+    assert "zero_stage is none that workload llama can do" in said
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_a_bound_is_refused_where_the_strategy_expects_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", str(file), "search.bound=0.01", "search.strategy=random"]) == 2
+    assert "search.bound: strategy random expects nothing of a layout" in capsys.readouterr().err

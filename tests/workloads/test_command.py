@@ -182,6 +182,24 @@ def test_it_is_judged_as_the_program_ended(launcher: NodeLauncher, program: str,
     assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
+        ("import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')", "2 lines were no steps, the first: fast"),
+        (
+            "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
+            "program-result.json: result is not valid",
+        ),
+    ],
+)
+def test_why_there_is_no_result_is_the_message_and_not_only_in_the_log(launcher: NodeLauncher, program: str, said: str) -> None:
+    report = run(launcher, program, world_size=1)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.BAD_RESULT
+    assert said in report.failure.message
+
+
 def test_each_line_is_progress_and_silence_after_it_a_hang(launcher: NodeLauncher) -> None:
     program = """
         import os, time

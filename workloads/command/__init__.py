@@ -124,6 +124,7 @@ class _Metrics:
         self._offset = 0
         self._rest = b""
         self.step_seconds: list[float] = []
+        self.num_unread, self.first_unread = 0, ""  # lines that are no metric
 
     def read(self) -> None:
         """Take the new lines. What is no metric is left out: the program's own affair."""
@@ -151,14 +152,16 @@ class _Metrics:
             try:
                 self.step_seconds.append(_Metric.model_validate_json(line).step_seconds)
             except ValidationError:
-                continue
+                if line.strip():
+                    self.num_unread += 1
+                    self.first_unread = self.first_unread or line[:200].decode(errors="replace")
         if len(self.step_seconds) > before:
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
 
 
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
-    """Make rank 0's result out of what the program left, its file first. If that is none, the log says why, and the launcher that."""
+    """Make rank 0's result out of what the program left, its file first. If that is none, say why."""
     metrics.read_to_the_end()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
@@ -167,13 +170,20 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
     except FileNotFoundError:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
-            sys.stderr.write(f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}\n")
+            unread = f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}" if metrics.num_unread else ""
+            _refuse(rank, f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}")
             return
         result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:])
     except (BadResult, OSError) as exc:
-        sys.stderr.write(f"{result_path.name}: {exc}\n")
+        _refuse(rank, f"{result_path.name}: {exc}")
         return
     rank.finish(result)
+
+
+def _refuse(rank: Rank, reason: str) -> None:
+    """Say why what the program left is no result, in its log and to the launcher."""
+    sys.stderr.write(f"{reason}\n")
+    rank.refuse(BadResult(reason))
 
 
 def _die_of(number: int) -> None:
