@@ -6,18 +6,18 @@ Knows no layouts and no Optuna. Nothing is ruled out by a prediction: what is un
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.lattice import Belief, Floats, Lattice
+from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.surrogate import Bound, Smoothness, Surrogate, Value
 
 Mask = NDArray[np.bool_]
 
-LAUNCH_SECONDS = 60.0  # of a trial beside its steps, for what it costs
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
 USABLE_SHARE, USABLE_SD = (
     0.955,
@@ -72,7 +72,7 @@ class Proposer:
         belief = lattice.seconds or Belief.nothing(len(lattice))
         self._scores = Surrogate(lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd))
         self._limit = lattice.memory_limit_bytes
-        memory = lattice.memory if lattice.memory is not None and self._limit is not None else Belief.nothing(len(lattice))
+        memory = lattice.memory if lattice.memory is not None and self._limit is not None else _memory_of_nothing(lattice)
         self._memory = Surrogate(lattice, memory, guess=Smoothness.guess(lattice, residual_sd=memory.residual_sd))
         self._failing = Surrogate(lattice, _failing(lattice), guess=_smoothness_of_failing(lattice), learns=False, robust=False)
         self._told: dict[int, Told] = {}
@@ -80,6 +80,7 @@ class Proposer:
         self._num_scored = self._num_out_of_memory = 0
         self._held: dict[int, None] = {}
         self._spread: Floats | None = None
+        self._lifted = 0.0  # the level of the scores, where nothing was known of it
         # The row that is predicted to need least: whatever is learned, it is the one that shows whether anything fits.
         self._least = None if lattice.memory is None or self._limit is None else int(np.argmin(lattice.memory.mean))
 
@@ -205,6 +206,8 @@ class Proposer:
     def _learn(self, told: Told) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit))
         if told.score is not None:
+            if not self._num_scored:
+                self._find_level(told.row, told.score)
             self._scores.add(Value(row=told.row, value=told.score))
             self._num_scored += 1
             if self._best is None or told.score < self._best[1]:
@@ -219,6 +222,14 @@ class Proposer:
         elif told.score is not None:
             self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
         self._failing.add(Value(row=told.row, value=float(told.score is None)))
+
+    def _find_level(self, row: int, score: float) -> None:
+        """Believe the level of the first score, where nothing is known of it: the search must not hang on the unit of the objective."""
+        if self._lattice.seconds is not None and self._lattice.in_seconds:
+            return
+        expected = 0.0 if self._lattice.seconds is None else float(self._lattice.seconds.mean[row])
+        self._scores.lift(score - expected - self._lifted)
+        self._lifted = score - expected
 
     def _corrected(self, before: Told | None, told: Told) -> bool:
         """Take in that a measured row was measured again, without starting again; False where that is not all that changed."""
@@ -280,6 +291,12 @@ class Proposer:
             fails=float(fails[row]),
             memory_bytes=float(np.exp(self._memory.mean[row])) if knows_memory else None,
         )
+
+
+def _memory_of_nothing(lattice: Lattice) -> Belief:
+    """Where nothing predicts memory: about the limit, since what people search is what just fits."""
+    nothing = Belief.nothing(len(lattice))
+    return nothing if lattice.memory_limit_bytes is None else replace(nothing, mean=nothing.mean + np.log(lattice.memory_limit_bytes))
 
 
 def _failing(lattice: Lattice) -> Belief:

@@ -94,6 +94,11 @@ class Surrogate:
     def values(self) -> Sequence[Value]:
         return self._values
 
+    def lift(self, level: float) -> None:
+        """Believe all rows higher by so much: what lies where, and how sure it is, stays."""
+        self._belief = replace(self._belief, mean=self._belief.mean + level)
+        self._mean = None
+
     def replace(self, values: Sequence[Value]) -> None:
         """Rest on these values from now on, and on nothing else."""
         self._values = list(values)

@@ -119,6 +119,28 @@ def test_without_physics_the_first_rows_are_spread() -> None:
     assert min(abs(a - b) for i, a in enumerate(rows) for b in rows[:i]) >= 10
 
 
+@pytest.mark.parametrize("of_work", [False, True])
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_work: bool) -> None:
+    places = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
+    truth = 0.3 * np.abs(places - (3, 1)).sum(axis=1)
+    work = Belief(mean=0.1 * places[:, 0], basis=np.ones((25, 1)), covariance=np.array([[9.0]]), residual_sd=0.3)
+    axes = (Axis.of("a", places[:, 0].tolist()), Axis.of("b", places[:, 1].tolist()))
+
+    def asked(unit: float) -> list[int]:
+        space = Lattice(axes=axes, seconds=work if of_work else None, memory_limit_bytes=LIMIT * unit, in_seconds=False)
+        proposer, open_rows, rows = Proposer(space, seed=3), np.ones(25, dtype=np.bool_), []
+        for _ in range(12):
+            rows.append(row := proposer.choose(open_rows).row)
+            open_rows[row] = False
+            proposer.hold(row)
+            peak = LIMIT * unit * (0.4 + 0.1 * places[row, 1])
+            proposer.tell(Told(row=row, score=float(truth[row] + np.log(unit)), peak_memory_bytes=peak))
+        return rows
+
+    assert asked(unit) == asked(1.0)
+
+
 def test_of_two_gains_that_are_alike_the_one_that_is_shown_sooner_is_taken() -> None:
     # The best so far takes 1.05 s. One row should take 1.0 s, surely: a gain of 0.05 in the logarithm. Another may take anything around
     # 10 s: a gain of 0.06, but its 15 steps take as long as two other trials. In no unit of time, that does not count.
