@@ -9,13 +9,14 @@
     study.tell(trial, tokens_per_second)
 
 Of an out-of-memory: `trial.set_constraint("memory", excess)` with how far over the limit it was, relative (0.05 where unknown), and tell
-`state=TrialState.FAIL`. A failure without a constraint is one by the fault of the layout or the code.
+`state=TrialState.FAIL`. A failure without a constraint, or an infinite value, is one by the fault of the layout or the code. Of a pruned
+trial nothing is learned, and its layout is not asked for again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import isfinite, log
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ class LayoutSampler(BaseSampler):
         self._look_at(study, but=trial.number)
         asked = self._rows.ask()
         if asked is None:
+            study.tell(trial.number, state=TrialState.FAIL)  # else it would run for ever
             raise LayoutsExhausted(f"all {len(self._params)} layouts of the sampler were asked for")
         self._unfinished[trial.number] = asked.row
         return dict(self._params[asked.row])
@@ -132,14 +134,33 @@ class LayoutSampler(BaseSampler):
                 self._unfinished[number] = row
                 continue
             self._unfinished.pop(number, None)
-            if row is not None:
-                self._rows.tell(self._told(study, trial, row))
+            ran = self._ran(trial, row)
+            if row is not None and row != ran and self._rows.status(row) is RowStatus.IN_FLIGHT and row not in self._unfinished.values():
+                self._rows.forget(row)
+            if ran is not None:
+                self._take_in(study, trial, ran)
         self._next = len(trials)
         if but is not None and but < len(trials):
             self._unfinished.setdefault(but, None)
 
+    def _ran(self, trial: FrozenTrial, asked: int | None) -> int | None:
+        """The row of a finished trial: of its parameters, some of which may have been enqueued, and not what it was asked to be."""
+        if all(name in trial.params for name in self._names):
+            return self._rows_of.get(self._key(trial.params))
+        # It ended before it took up all parameters: it is what was asked for as far as it took them up.
+        if asked is not None and all(self._params[asked].get(name) == value for name, value in trial.params.items() if name in self._names):
+            return asked
+        return None
+
+    def _take_in(self, study: Study, trial: FrozenTrial, row: int) -> None:
+        if trial.state is TrialState.PRUNED and not _is_infeasible(trial):
+            if self._rows.status(row) is not RowStatus.TOLD:
+                self._rows.set_aside(row)
+            return
+        self._rows.tell(self._told(study, trial, row))
+
     def _told(self, study: Study, trial: FrozenTrial, row: int) -> Told:
-        if trial.state is TrialState.COMPLETE and not _is_infeasible(trial):
+        if trial.state is TrialState.COMPLETE and not _is_infeasible(trial) and isfinite(trial.value or 0.0):
             assert trial.value is not None
             peak = trial.user_attrs.get(PEAK_MEMORY)
             return Told(row=row, score=self._score(study, trial.value, row), peak_memory_bytes=None if peak is None else float(peak))

@@ -112,6 +112,63 @@ def test_what_others_measured_in_the_study_is_known_to_a_new_sampler() -> None:
     assert measure(study, second) not in done
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_of_a_trial_that_was_enqueued_in_part_what_ran_is_told(one_by_one: bool) -> None:
+    sampler = LayoutSampler(LAYOUTS, seed=0)
+    study = new(sampler)
+    for _ in range(3):
+        study.enqueue_trial({"tp": 8})
+        trial = study.ask() if one_by_one else study.ask(sampler.distributions)
+        for name, distribution in sampler.distributions.items() if one_by_one else ():
+            trial.suggest_categorical(name, distribution.choices)  # type: ignore[attr-defined]
+        study.tell(trial, speed(trial.params))
+    ran = {tuple(trial.params[name] for name in ("tp", "mbs", "recompute")) for trial in study.trials}
+    assert sampler.num_left(study) == len(LAYOUTS) - len(ran)
+    rest = [tuple(measure(study, sampler).values()) for _ in range(len(LAYOUTS) - len(ran))]
+    assert ran.isdisjoint(rest)
+    assert len(set(rest)) == len(rest)
+
+
+def test_an_infinite_value_is_a_failure_and_no_number() -> None:
+    def asked(*, infinite: bool) -> list[dict[str, Any]]:
+        sampler = LayoutSampler(LAYOUTS, seed=0)
+        study = new(sampler, minimise=True)
+        for _ in range(12):
+            trial = study.ask(sampler.distributions)
+            if trial.params["mbs"] < 16:
+                study.tell(trial, 1e4 / speed(trial.params))
+            elif infinite:
+                study.tell(trial, float("inf"))
+            else:
+                study.tell(trial, state=TrialState.FAIL)
+        return [trial.params for trial in study.trials]
+
+    assert asked(infinite=True) == asked(infinite=False)
+
+
+def test_of_a_pruned_trial_nothing_is_learned_and_it_is_not_asked_again() -> None:
+    pruned = LayoutSampler(LAYOUTS[:6], seed=0)
+    study = new(pruned)
+    asked = []
+    for _ in range(6):
+        trial = study.ask(pruned.distributions)
+        asked.append(trial.params)
+        study.tell(trial, state=TrialState.PRUNED)
+    assert len({tuple(params.items()) for params in asked}) == 6
+    assert pruned.num_left(study) == 0
+    assert pruned._rows.told == {}
+
+
+def test_a_study_without_layouts_left_has_no_trial_that_runs_for_ever() -> None:
+    sampler = LayoutSampler(LAYOUTS[:2], seed=1)
+    study = new(sampler)
+    for _ in range(2):
+        measure(study, sampler)
+    with pytest.raises(LayoutsExhausted):
+        study.ask(sampler.distributions)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
+
+
 def test_a_trial_of_no_layout_is_left_alone() -> None:
     sampler = LayoutSampler(LAYOUTS, seed=0)
     study = new(sampler)
