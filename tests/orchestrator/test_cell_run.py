@@ -6,13 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from db.store import Store
-from orchestrator.cell_run import known_of
+from orchestrator.cell_run import CellRun, known_of
+from orchestrator.core.cell import Cell
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent
-from orchestrator.core.spec import Objective
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.spec import Objective, Strategy
+from orchestrator.core.winner import Run
+from orchestrator.gang import Shape
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory
 from tests.db.builders import Bench, failure
 from tests.orchestrator.cli_store import fill
+from tests.orchestrator.test_searcher import TOKENS, drive, planted, searcher
 
 
 def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
@@ -58,3 +63,29 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
         trial = store.trial(fill(store, tmp_path).measured).trial
     silent = replace(trial, peak_memory_reserved_bytes=0, peak_memory_allocated_bytes=0)
     assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == Measured(value=1234.5)
+
+
+def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_is_doubted() -> None:
+    cell = planted(zero_stages=(1,))
+    table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
+    smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
+    search = searcher(smooth, Strategy.AUTO)
+    asked, _ = drive(search, smooth, 25)
+    run = CellRun(
+        id=1,
+        cell=Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256),
+        shape=Shape(num_nodes=2, slots_per_node=8),
+        objective=TOKENS,
+        searcher=search,
+        num_candidates=len(table),
+    )
+    measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
+    worse, lone = measured[-1], measured[-2]
+    for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
+        search.tell(layout, Measured(value=smooth.value[layout] / factor))
+        run.note_measured(trial_id, layout, Run(step_seconds=1.0))
+    run.contest.begin(1)
+    found = run.doubted()
+    assert found is not None
+    assert found[:2] == (2, lone)
+    assert run.doubted() is None
