@@ -53,6 +53,7 @@ from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.lattice import Axis, Lattice
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.planner import Candidates, rank_candidates
 from orchestrator.core.proposer import Told
@@ -65,7 +66,6 @@ from orchestrator.search_axes import all_axes, free_axes
 from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
 
 FEWEST_ROWS = 8
-LAUNCH_SECONDS = 60.0
 METHODS = ("auto", "tpe", "gp", "random", "heuristic")
 SHOWN_LAUNCHES = 100  # of the curve
 

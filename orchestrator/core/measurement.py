@@ -21,6 +21,8 @@ CONFIDENCE = 0.95
 STOPPING_CONFIDENCE = 0.99
 _LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
 
+LAUNCH_SECONDS = 60.0  # of a trial on GPUs beside its steps, where nobody measured it: start, rendezvous, first step, clean-up
+
 
 class ImplausibleMeasurement(ValueError):
     """The numbers break physics: a bug in a formula, a peak or a clock, never a result."""

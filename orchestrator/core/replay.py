@@ -21,13 +21,12 @@ from orchestrator.core.failures import Evidence, Failure, classify
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES, GIB, Hardware, from_label
 from orchestrator.core.layout import Layout
-from orchestrator.core.measurement import hardware_flops_per_token
+from orchestrator.core.measurement import LAUNCH_SECONDS, hardware_flops_per_token
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.protocol import MeasurementPlan, RankResult
 from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run
 from orchestrator.core.spec import Axes, SweepSpec
 
-LAUNCH_SECONDS = 60.0  # charged for each launch of each GPU beside its steps: start, rendezvous, first step, clean-up
 LAYOUT_OPTION = "layout"  # under which a rank is told the key of the layout to replay: one process stands for the whole gang
 DEFAULT_PROFILE = "llama"  # what is believed of a sweep file without a section `trainer`
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "ffn", "vocab")

@@ -13,10 +13,10 @@ import numpy as np
 
 from orchestrator.core.calibration import CELL_OFFSET_SD
 from orchestrator.core.cell import Cell
+from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.planner import Candidates
 from orchestrator.core.spec import Measuring
 
-LAUNCH_SECONDS = 20.0  # start, rendezvous, first step and teardown of a trial on GPUs, where nobody measured them
 TIMED_STEPS = 22.0  # of a typical measurement
 # Standard deviations of logarithms. Launches differ threefold between clusters; on one of them, as stored ones do.
 LAUNCH_SD, MEASURED_LAUNCH_SD = 0.6, 0.2

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from orchestrator.core.hardware import DEVICES
+from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.planner import CellPlan, plan_cell
 from orchestrator.core.spec import Measuring, SweepSpec
-from orchestrator.core.trial_cost import LAUNCH_SECONDS, TIMED_STEPS, Z90, PlannedCost, TrialCost, cost_of, total
+from orchestrator.core.trial_cost import TIMED_STEPS, Z90, PlannedCost, TrialCost, cost_of, total
 
 TRIAL = TrialCost(launch_seconds=30.0, launch_sd=0.0, num_steps=20.0, num_steps_sd=0.0)
 
