@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from db.observations import ObservationRow
@@ -62,13 +62,13 @@ class Learned:
 
     @cached_property
     def launch_seconds(self) -> float | None:
-        """Seconds that a trial holds its GPUs for beyond the steps after its first: the median; None where nobody measured it."""
+        """Seconds that a trial holds its GPUs for beyond the steps after its first, in the mean, since sums are asked for; None where nobody measured it."""
         found = [
             taught.row.held_seconds - taught.row.steady_seconds
             for taught in self.rows
             if taught.row.held_seconds is not None and taught.row.steady_seconds is not None
         ]
-        return max(median(found), 0.0) if found else None
+        return max(fmean(found), 0.0) if found else None
 
     @cached_property
     def timed_steps(self) -> float | None:

@@ -165,7 +165,16 @@ class _Loop:
             among=self._among(cell),
         ).candidates
         search, objective = self._spec.search, self._spec.objective
-        searcher = Searcher(candidates, search=search, objective=objective, num_layers=cell.model.num_layers, sequence=cell_id)
+        cost = self._learned.trial_cost()
+        searcher = Searcher(
+            candidates,
+            search=search,
+            objective=objective,
+            num_layers=cell.model.num_layers,
+            sequence=cell_id,
+            launch_seconds=cost.launch_seconds,
+            steps_per_trial=cost.num_steps,
+        )
         return searcher, len(candidates)
 
     def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
