@@ -272,6 +272,8 @@ class Searcher:
         """As `auto` sees it: predicted 9,800 tokens/s/GPU (6 % better than the best so far), 71.0 of 79.0 GiB, 93 % likely to fit."""
         if choice.score is None:
             return "far from all that is known; nothing is predicted yet"
+        if choice.improvement is None and isnan(self._candidates.step_seconds[row]):
+            return "the least work per token; nothing is predicted of this device yet"
         facts = [f"predicted {self._in_words(choice.score)}, give or take a factor of {exp(choice.score_sd):.2f}"]
         if choice.improvement is not None:
             gain = exp(choice.improvement) - 1 if self._objective is not Objective.STEP_SECONDS else 1 - exp(-choice.improvement)
