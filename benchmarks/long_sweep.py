@@ -182,7 +182,7 @@ def main() -> None:
 
 def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str, Any]:
     """Run the sweep, then open it once more, as the same command does after a stop."""
-    spec = SweepSpec.model_validate({**SWEEP, "search": {"strategy": strategy, "max_trials": num_trials}})
+    spec = SweepSpec.model_validate({**SWEEP, "search": {"strategy": strategy, "max_trials": num_trials, "confirm": {"repeats": 0}}})
     recorder = Recorder()
 
     with tempfile.TemporaryDirectory() as folder:

@@ -169,7 +169,7 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     from orchestrator.scheduler import RayScheduler
     from orchestrator.sweep import run_sweep
 
-    search = {"strategy": "exhaustive" if kind == "torch" else kind, "max_trials": num_trials}
+    search = {"strategy": "exhaustive" if kind == "torch" else kind, "max_trials": num_trials, "confirm": {"repeats": 0}}
     spec = SweepSpec.model_validate({**(TORCH_SWEEP if kind == "torch" else NOOP_SWEEP), "search": search})
     ends: list[float] = []
 
