@@ -72,12 +72,17 @@ def compare(truth: Mapping[str, Sequence[Mapping[str, Any]]], found: Mapping[str
     for cell, rows in found.items():
         of_layout = {row["layout"]: row for row in truth[cell]}
         chosen, best = of_layout[rows[0]["layout"]], truth[cell][0]
+        # What the search itself says: one layout, where the others' intervals stand apart, or several that are tied.
+        said = [row["layout"] for row in rows if row["is_tied"]] or [rows[0]["layout"]]
         result[cell] = {
             "launched": len(rows),
             "share_launched": len(rows) / len(truth[cell]),
             "chosen": chosen["layout"],
             "is_true_best": chosen["layout"] == best["layout"],
             "is_tied_with_true_best": bool(chosen["is_tied"]),
+            "true_best_was_launched": best["layout"] in {row["layout"] for row in rows},
+            "num_said_to_be_best": len(said),
+            "true_best_is_among_them": best["layout"] in said,
             "tokens_per_second_of_true_best": chosen["tokens_per_second_per_gpu"] / best["tokens_per_second_per_gpu"],
         }
     return result
