@@ -20,9 +20,10 @@ from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_
 from db.store import Store
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Shape, Slots
+from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Slots
 from orchestrator.progress import Snapshot
 from orchestrator.provenance import code_fingerprint
 from orchestrator.scheduler import RayScheduler
@@ -56,15 +57,12 @@ class ScriptedScheduler:
 
     @property
     def slots(self) -> Slots:
-        return Slots(device=Device.CPU, device_name=None, slots_by_node=[2])
+        return Slots(device=Device.CPU, device_name=None, nodes={"here": 2}, usual_at_once=1)
 
-    def can_start(self, shape: Shape) -> bool:
-        return self._running is None
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
 
-    def standing(self, shape: Shape) -> Sequence[str]:
-        return ["here"]
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         self._running = request
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
@@ -111,15 +109,12 @@ class TimedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def can_start(self, shape: Shape) -> bool:
-        return self._inner.can_start(shape)
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return self._inner.standing()
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        return self._inner.standing(shape)
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
-        self._inner.start(request, shape)
+        self._inner.start(request, shape, nodes)
         self.seconds += time.perf_counter() - began
         self.cpu_seconds += time.thread_time() - cpu
 

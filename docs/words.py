@@ -89,6 +89,10 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "max_steps": _key("number", "Timed steps at most"),
         "precision": _key("fraction", "Stop once the 95 % interval of the median step time is this narrow: half its width over the median"),
         "limits": _key("section", "Time limits: [limits](#limits)"),
+        "exclusive": _key(
+            "`none`, `node`",
+            "`node`: nobody else on a gang's nodes, for cleaner numbers. `none`: gangs of less than a node share one (column `shared_nodes` of an attempt says whether they did)",
+        ),
     },
     "limits": {
         "start": _key("duration", "Process start to the workload's `main`"),

@@ -33,9 +33,8 @@ class Flight:
     trial_id: int
     layout: Layout
     attempt: int
+    ticket: int  # of what it holds on the cluster (turns.py)
     since: float
-    nodes: Sequence[str] | None  # None: its gang has still to be placed
-    alone: bool  # nothing else is started while it runs
     is_repeat: bool  # of what is measured: its trial's state stays as it is
     phase: Phase | None = None
     step: int = 0
@@ -63,12 +62,6 @@ class Books:
         if not is_new:
             self.counts[TrialState.QUEUED] -= 1
         self.counts[TrialState.LAUNCHING] += 1
-
-    def placed(self, flight: Flight, nodes: Sequence[str]) -> None:
-        """Note where an attempt runs, if that was not known when it was begun."""
-        if flight.nodes is None or list(flight.nodes) != list(nodes):
-            flight.nodes = nodes
-            self._store.note_nodes(flight.trial_id, flight.attempt, nodes, epoch=self._epoch)
 
     def progressed(self, flight: Flight) -> None:
         """Note the first step of an attempt, once."""
@@ -175,7 +168,8 @@ class Books:
                 return f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}"
             case TrialEvent.REQUEUED:
                 self._move(before, TrialState.QUEUED)
-                flight.run.wait(self._store.trial(flight.trial_id).trial, alone=flight.alone or failure.kind is FailureKind.OOM_HOST)
+                flight.run.wait(self._store.trial(flight.trial_id).trial)
+                flight.run.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:

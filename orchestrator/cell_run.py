@@ -11,10 +11,10 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.failures import POLICIES, Fault
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
+from orchestrator.core.packing import Shape
 from orchestrator.core.spec import Objective, Plateau, Search
 from orchestrator.core.winner import Run
 from orchestrator.evidence import relative_excess
-from orchestrator.gang import Shape
 from orchestrator.progress import StopReason
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher
 
@@ -32,8 +32,13 @@ class CellRun:
     objective: Objective
     searcher: Searcher
     num_candidates: int
+    predicted_seconds: float  # of one trial, before any of them has shown it
     waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched again
-    alone: set[int] = field(default_factory=set)  # of these, those that ran the node out of memory: beside others they might again
+    needs_own_nodes: bool = False  # one of its trials ran a node out of memory: beside others the next might again
+    num_new: int = 0  # attempts under way that are no repeats
+    num_repeats: int = 0  # and that are
+    rests: bool = False  # it wants nothing until something of it that is under way has ended
+    is_settled: bool = False  # its search has ended, and what it found is confirmed as far as it can be
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
@@ -43,6 +48,7 @@ class CellRun:
     ask_seconds: float = 0.0  # the last ask's
     trial_seconds: float = 0.0  # the last trial's, from launch to end
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
+    doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats]) -> dict[Layout, tuple[Layout, int]]:
@@ -51,7 +57,8 @@ class CellRun:
         Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
         """
         rows = list(trials)
-        self.launched, self.waiting, self.ended, self.ahead = 0, [], [], None
+        self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
+        self.rests = self.is_settled = False
         # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
@@ -70,18 +77,31 @@ class CellRun:
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
 
-    def next_waiting(self, *, beside_others: bool) -> TrialRow | None:
-        """Take the first trial that waits and may start; one that has to be alone may not while others run."""
-        found = next((trial for trial in self.waiting if not beside_others or trial.id not in self.alone), None)
-        if found is not None:
-            self.waiting.remove(found)
-        return found
-
-    def wait(self, trial: TrialRow, *, alone: bool) -> None:
+    def wait(self, trial: TrialRow) -> None:
         """Have a trial launched again."""
         self.waiting.append(trial)
-        if alone:
-            self.alone.add(trial.id)
+        self.rests = False
+
+    def took_off(self, *, is_repeat: bool) -> None:
+        """An attempt was started."""
+        self.num_repeats += is_repeat
+        self.num_new += not is_repeat
+
+    def landed(self, *, is_repeat: bool, seconds: float) -> None:
+        """An attempt is over, after so many seconds: what it told may be something to go on with."""
+        self.num_repeats -= is_repeat
+        self.num_new -= not is_repeat
+        self.trial_seconds = seconds
+        self.rests = False
+
+    def has_something(self, *, within_trials: bool) -> bool:
+        """Whether there is anything left to launch while the cell is searched."""
+        return bool(self.waiting) or (within_trials and self.searcher.untried > 0) or self.ahead is not None or self._doubted() is not None
+
+    @property
+    def expected_seconds(self) -> float:
+        """That the next trial will hold its slots: as long as the last one, or as predicted."""
+        return self.trial_seconds or self.predicted_seconds
 
     def ask(self, clock: Callable[[], float]) -> Proposal | None:
         """The next layout: the one asked for ahead, if any."""
@@ -104,14 +124,18 @@ class CellRun:
             self.searcher.forget(self.ahead.layout)
             self.ahead = None
 
-    def doubted(self) -> tuple[int, Layout, str] | None:
+    def take_doubt(self) -> tuple[int, Layout, str] | None:
         """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
+        found, self.doubt = self._doubted(), None
+        return found
+
+    def _doubted(self) -> tuple[int, Layout, str] | None:
         # One that was repeated already, before a restart or to confirm it, does not stand in the way of the next.
-        while (again := self.searcher.again()) is not None:
+        while self.doubt is None and (again := self.searcher.again()) is not None:
             trial_id = self.contest.trial_of(again.layout)
             if trial_id is not None and not self.contest.was_repeated(trial_id):
-                return trial_id, again.layout, again.why
-        return None
+                self.doubt = trial_id, again.layout, again.why
+        return self.doubt
 
     @property
     def best(self) -> tuple[Layout, float] | None:

@@ -1,66 +1,52 @@
 """What a scheduler is asked to run and what it says back: plain values, shared by the Ray scheduler and its scripted twin in tests.
 
-And what follows from such values alone: whether gangs fit beside each other, how far one is, and what it died of.
+And what follows from such values alone: the gang of each cell, how far one is, and what it died of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
+from orchestrator.core.packing import Floor, Shape
 from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Whole slots on whole nodes: a slot is a GPU, or a core on a machine without GPUs."""
-
-    num_nodes: int
-    slots_per_node: int
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_nodes * self.slots_per_node
-
-    @classmethod
-    def of(cls, world_size: int, *, gpus_per_node: int) -> Shape:
-        """The shape of a gang: one node while it fits there, else full nodes. Raises ValueError when it fills no whole number of them."""
-        if world_size <= gpus_per_node:
-            return cls(num_nodes=1, slots_per_node=world_size)
-        if world_size % gpus_per_node:
-            raise ValueError(f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}")
-        return cls(num_nodes=world_size // gpus_per_node, slots_per_node=gpus_per_node)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """What a cluster has, as seen at start."""
+    """What a cluster has, as seen last."""
 
     device: Device
     device_name: str | None  # as the driver calls it; None on CPU or where nobody asked
-    slots_by_node: Sequence[int]  # largest first
+    nodes: Mapping[str, int]  # slots by the node's name, which no two share
+    usual_at_once: int | None = None  # trials beside each other where the sweep file says nothing; None: as many as fit
 
     @property
     def total(self) -> int:
-        return sum(self.slots_by_node)
+        return sum(self.nodes.values())
 
     @property
     def per_node(self) -> int:
-        return max(self.slots_by_node, default=0)
+        return max(self.nodes.values(), default=0)
+
+    @property
+    def by_size(self) -> list[int]:
+        """The slots of each node, the largest first."""
+        return sorted(self.nodes.values(), reverse=True)
 
     def hold(self, shape: Shape) -> bool:
         """Whether the empty cluster can hold such a gang. Ray never says "impossible", so we ask ourselves."""
-        return sum(slots >= shape.slots_per_node for slots in self.slots_by_node) >= shape.num_nodes
+        return Floor(self.nodes).holds(shape)
 
 
 def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
     """The gang of each cell. Raises ResourcesInsufficient when the empty cluster cannot hold one: it never will."""
     unit = "GPUs" if slots.device is Device.CUDA else "cores (without GPUs a slot is a core)"
-    if not slots.slots_by_node:
+    if not slots.nodes:
         raise ResourcesInsufficient(
             "the sweep asks for GPUs, and there are none. Use device: cpu, or --ray-address of a cluster that has them"
         )
@@ -73,22 +59,10 @@ def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dic
         if not slots.hold(shape):
             raise ResourcesInsufficient(
                 f"gpus: {cell.num_gpus} needs {shape.num_nodes} node(s) with {shape.slots_per_node} {unit} each; here are"
-                f" {list(slots.slots_by_node)}. Lower gpus, or give --ray-address of a cluster that has them"
+                f" {slots.by_size}. Lower gpus, or give --ray-address of a cluster that has them"
             )
         shapes[cell] = shape
     return shapes
-
-
-def fits_beside(shape: Shape, held: Sequence[Shape], slots_by_node: Sequence[int]) -> bool:
-    """Whether a gang fits while others are held, each node of theirs taken where it leaves the least over."""
-    free = sorted(slots_by_node, reverse=True)
-    for other in [*sorted(held, key=lambda s: (-s.slots_per_node, -s.num_nodes)), shape]:
-        roomy = sorted((i for i, count in enumerate(free) if count >= other.slots_per_node), key=lambda i: free[i])[: other.num_nodes]
-        if len(roomy) < other.num_nodes:
-            return False
-        for i in roomy:
-            free[i] -= other.slots_per_node
-    return True
 
 
 def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
@@ -145,18 +119,16 @@ class Scheduler(Protocol):
     """Starts gangs and reports what became of them. One attempt of a trial at a time."""
 
     @property
-    def slots(self) -> Slots: ...
-
-    def can_start(self, shape: Shape) -> bool:
-        """Whether slots for such a gang are free now."""
+    def slots(self) -> Slots:
+        """May change from poll to poll: nodes come and go."""
         ...
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        """The nodes of the gang that stands idle and that `start` would use now, in rank order; None: it would form a new one."""
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        """The nodes of each gang that stands idle, by its shape: an attempt begins there at once, where elsewhere a gang has to form."""
         ...
 
-    def start(self, request: TrialRequest, shape: Shape) -> None:
-        """Begin an attempt; its events come from `poll`."""
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        """Begin an attempt on these nodes, whose slots are free; its events come from `poll`."""
         ...
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:

@@ -26,6 +26,7 @@ class StopReason(StrEnum):
     GPU_HOURS = "max_gpu_hours reached"
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
+    NODES = "the nodes that are left cannot hold its gangs"
     BOUND = "bound reached: no layout is expected to gain that much"
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
@@ -76,4 +77,4 @@ class SweepResult:
     @property
     def finished(self) -> bool:
         """Nothing is left to do without a wider axis or budget."""
-        return not self.interrupted and StopReason.WALL_TIME not in self.stopped.values()
+        return not self.interrupted and not {StopReason.WALL_TIME, StopReason.NODES} & set(self.stopped.values())

@@ -6,7 +6,9 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from orchestrator.gang import Slots
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leased-gangs.md)
 
 
 def connect(address: str | None) -> None:
@@ -44,17 +47,73 @@ def connect(address: str | None) -> None:
     _protect_token()
 
 
-def discover(device: Device | None, gpus_per_node: int | None) -> tuple[Slots, dict[str, int]]:
-    """What the cluster has, and the slots of each node by Ray's id of it."""
+@dataclass(eq=False)
+class ClusterNodes:
+    """The nodes of the cluster as Ray knows them, each under a name that no two share and that stays its own."""
+
+    device: Device
+    device_name: str | None
+    gpus_per_node: int | None  # slots that are used of a node at most
+    _names: dict[str, str] = field(default_factory=dict)  # Ray's id -> name
+    _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
+    _doubted: dict[str, float] = field(default_factory=dict)  # name -> monotonic time until which nothing is put there
+    _slots: Slots = field(init=False)
+
+    @classmethod
+    def of(cls, device: Device | None, gpus_per_node: int | None) -> ClusterNodes:
+        """What is there now. Without a device: GPUs where any node has some, else cores."""
+        nodes = _alive_nodes()
+        chosen = device or (Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU)
+        kinds = (key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:"))
+        found = cls(device=chosen, device_name=next(kinds, None), gpus_per_node=gpus_per_node)
+        found.refresh()
+        return found
+
+    @property
+    def slots(self) -> Slots:
+        """As of the last `refresh` or `doubt`."""
+        return self._slots
+
+    def refresh(self) -> None:
+        """Ask Ray again: nodes come and go."""
+        resource = "GPU" if self.device is Device.CUDA else "CPU"
+        self._alive = {}
+        for node in _alive_nodes():
+            count = int(node["Resources"].get(resource, 0))
+            count = min(count, self.gpus_per_node) if self.gpus_per_node is not None else count
+            if count > 0:
+                self._alive[self._name_of(node["NodeID"], node["NodeManagerHostname"])] = count
+        self._count()
+
+    def doubt(self, name: str) -> None:
+        """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
+        self._doubted[name] = time.monotonic() + DOUBT_SECONDS
+        self._count()
+
+    def id_of(self, name: str) -> str:
+        return next(node_id for node_id, given in self._names.items() if given == name)
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        self._doubted = {name: until for name, until in self._doubted.items() if until > now}
+        self._slots = Slots(
+            device=self.device,
+            device_name=self.device_name,
+            nodes={name: count for name, count in self._alive.items() if name not in self._doubted},
+            # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
+            usual_at_once=1 if self.device is Device.CPU else None,
+        )
+
+    def _name_of(self, node_id: str, host: str) -> str:
+        if node_id not in self._names:
+            taken = set(self._names.values())
+            self._names[node_id] = host if host not in taken else f"{host}-{node_id[:8]}"
+        return self._names[node_id]
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    chosen = device or (Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU)
-    resource = "GPU" if chosen is Device.CUDA else "CPU"
-    counts = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes}
-    if gpus_per_node is not None:
-        counts = {node_id: min(count, gpus_per_node) for node_id, count in counts.items()}
-    slots_of = {node_id: count for node_id, count in counts.items() if count > 0}
-    name = next((key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:")), None)
-    return Slots(device=chosen, device_name=name, slots_by_node=sorted(slots_of.values(), reverse=True)), slots_of
+    return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:

@@ -5,6 +5,7 @@ GPU-seconds are those that the launch would have held, not those of this machine
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.layout import Layout
+from orchestrator.core.packing import Floor, Shape, WaitingGang
 from orchestrator.core.protocol import Device, NodeReport, RankOutcome, TrialRequest
 from orchestrator.core.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
 from orchestrator.core.run_table import MeasuredRun, RunStatus
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.workload_options import ReplayOptions
-from orchestrator.gang import Finished, Scheduler, SchedulerEvent, Shape, Slots
+from orchestrator.gang import Finished, Scheduler, SchedulerEvent, Slots
 
 ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
 
@@ -52,7 +54,7 @@ def table_text(path: str | Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class _Flight:
     request: TrialRequest
-    shape: Shape
+    nodes: Sequence[str]
     run: MeasuredRun
     ends_at: float  # virtual seconds
 
@@ -62,7 +64,6 @@ class ReplayScheduler:
 
     def __init__(self, spec: SweepSpec, table: ReplayTable) -> None:
         self._table = table
-        self._parallel = _parallel(spec)
         self._slots = _slots(spec, table)
         self._flights: dict[int, _Flight] = {}
         self._cancelled: set[int] = set()
@@ -72,16 +73,13 @@ class ReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def can_start(self, shape: Shape) -> bool:
-        return len(self._flights) < self._parallel
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
 
-    def standing(self, shape: Shape) -> Sequence[str]:
-        return [f"replay-{number}" for number in range(shape.num_nodes)]
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         run = self._table.run(cell_of(request), request.layout)
         seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
-        self._flights[request.trial_id] = _Flight(request=request, shape=shape, run=run, ends_at=self._now + seconds)
+        self._flights[request.trial_id] = _Flight(request=request, nodes=nodes, run=run, ends_at=self._now + seconds)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if not self._flights:
@@ -90,7 +88,7 @@ class ReplayScheduler:
         del self._flights[trial_id]
         if trial_id in self._cancelled:
             self._cancelled.discard(trial_id)
-            return [_cancelled(trial_id, self.standing(flight.shape))]
+            return [_cancelled(trial_id, flight.nodes)]
         self._now = flight.ends_at
         return [self._finished(trial_id, flight)]
 
@@ -102,8 +100,7 @@ class ReplayScheduler:
         self._flights.clear()
 
     def _finished(self, trial_id: int, flight: _Flight) -> Finished:
-        nodes = self.standing(flight.shape)
-        run = flight.run
+        nodes, run = flight.nodes, flight.run
         held = held_gpu_seconds(run, flight.request.measurement)
         if run.status is RunStatus.OK:
             result, failure = replayed_result(run, self._table.device), None
@@ -116,41 +113,62 @@ class ReplayScheduler:
 
 
 class RayReplayScheduler:
-    """The same through another scheduler, Ray's: each launch is a process that reads the table; one stands for the whole gang."""
+    """The same through another scheduler, Ray's: each launch is a process that reads the table; one stands for the whole gang.
+
+    Such processes take the slots of the real cluster; those that find none free wait here.
+    """
 
     def __init__(self, spec: SweepSpec, table: ReplayTable, inner: Scheduler) -> None:
         self._table, self._inner = table, inner
-        self._parallel = _parallel(spec)
         self._slots = _slots(spec, table)
+        self._floor = Floor(inner.slots.nodes)
+        self._waiting: deque[TrialRequest] = deque()
         self._flights: dict[int, TrialRequest] = {}
+        self._ended: list[SchedulerEvent] = []
 
     @property
     def slots(self) -> Slots:
         return self._slots
 
-    def can_start(self, shape: Shape) -> bool:
-        return len(self._flights) < self._parallel and self._inner.can_start(ONE_PROCESS)
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        return self._inner.standing(ONE_PROCESS)
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
-        self._flights[request.trial_id] = request
-        self._inner.start(for_one_process(request), ONE_PROCESS)
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        self._waiting.append(request)
+        self._start_what_fits()
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-        return [self._told(event) for event in self._inner.poll(timeout_seconds)]
+        if not self._ended:
+            self._ended = [self._told(event) for event in self._inner.poll(timeout_seconds)]
+        self._floor.resize(self._inner.slots.nodes)
+        self._start_what_fits()
+        ended, self._ended = self._ended, []
+        return ended
 
     def cancel(self, trial_id: int) -> None:
-        self._inner.cancel(trial_id)
+        waiting = next((request for request in self._waiting if request.trial_id == trial_id), None)
+        if waiting is None:
+            self._inner.cancel(trial_id)
+        else:
+            self._waiting.remove(waiting)
+            self._ended.append(_cancelled(trial_id, ["nowhere yet"]))
 
     def close(self) -> None:
         self._inner.close()
+
+    def _start_what_fits(self) -> None:
+        gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
+        while self._waiting and (found := self._floor.next_start([gang], now=0.0, standing=self._inner.standing())) is not None:
+            request = self._waiting.popleft()
+            self._floor.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
+            self._flights[request.trial_id] = request
+            self._inner.start(for_one_process(request), ONE_PROCESS, found.nodes)
 
     def _told(self, event: SchedulerEvent) -> SchedulerEvent:
         if not isinstance(event, Finished):
             return event
         request = self._flights.pop(event.trial_id)
+        self._floor.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
         return replace(event, gpu_seconds=held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement))
@@ -184,8 +202,13 @@ def _parallel(spec: SweepSpec) -> int:
 def _slots(spec: SweepSpec, table: ReplayTable) -> Slots:
     """As large a cluster as the trials at once need: the table's nodes."""
     per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else table.gpus_per_node
-    nodes = -(-max(spec.gpus) // per_node)
-    return Slots(device=Device.CUDA, device_name=table.hardware, slots_by_node=[per_node] * nodes * _parallel(spec))
+    nodes = _parallel(spec) * -(-max(spec.gpus) // per_node)
+    return Slots(
+        device=Device.CUDA,
+        device_name=table.hardware,
+        nodes={f"replay-{number}": per_node for number in range(nodes)},
+        usual_at_once=1,
+    )
 
 
 def _cancelled(trial_id: int, nodes: Sequence[str]) -> Finished:

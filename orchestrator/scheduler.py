@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.exceptions import OutOfMemoryError as RayOutOfMemory
-from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
-from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots, first_failure, fits_beside, least_advanced
+from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
-from orchestrator.ray_cluster import connect, discover, first_line, within
+from orchestrator.ray_cluster import ClusterNodes, connect, first_line, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 
 logger = logging.getLogger(__name__)
@@ -40,21 +40,22 @@ CANCEL_SECONDS = 40.0  # after which an agent that was told to end its ranks is 
 PROGRESS_SECONDS = 1.0
 REMOVE_SECONDS = 10.0  # for the head to remove a placement group, milliseconds where it is well
 CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
+NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
+NODES_SECONDS = 5.0  # how often the head is asked which nodes there are
 LEASE_SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
 
 
 class NodeAgent:
     """Runs inside a Ray actor on each node of a gang and owns that node's launcher."""
 
-    def __init__(self, root: str, program: str, node_environment: Mapping[str, str]) -> None:
+    def __init__(self, root: str, program: str, node: str, node_environment: Mapping[str, str]) -> None:
         os.environ.update(node_environment)
-        self._node = socket.gethostname()
-        self._launcher = NodeLauncher(Path(root), node=self._node)
+        self._launcher = NodeLauncher(Path(root), node=node)
         self._launcher.prepare(program)  # imports torch while the rest of the gang still forms
 
-    def describe(self) -> tuple[str, str, str]:
-        """Ray's node id (to number ranks by node), the node's name, and the address other nodes reach it at."""
-        return ray.get_runtime_context().get_node_id(), self._node, str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    def address(self) -> str:
+        """Where other nodes reach this one."""
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def rendezvous(self) -> int:
         return self._launcher.rendezvous()
@@ -83,14 +84,11 @@ class _Stage(StrEnum):
 @dataclass(eq=False)
 class _Gang:
     shape: Shape
+    nodes: tuple[str, ...]  # by name, in rank order
     group: PlacementGroup
     agents: list[Any]
-    nodes: list[tuple[str, str, str]] = field(default_factory=list)  # described, in rank order; empty until formed
+    addresses: dict[int, str] = field(default_factory=dict)  # of each agent's node; empty until formed
     used_at: float = 0.0
-
-    @property
-    def names(self) -> list[str]:
-        return [name for _, name, _ in self.nodes]
 
 
 @dataclass(eq=False)
@@ -101,7 +99,6 @@ class _Flight:
     refs: dict[Any, int]  # outstanding object refs -> index of the agent
     since: float  # monotonic; when the stage began
     placed_at: float | None = None  # monotonic; from then on its slots are held
-    described: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     reports: dict[int, NodeReport] = field(default_factory=dict)
     shares_nodes: bool = False  # another attempt ran on one of its nodes meanwhile
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
@@ -130,11 +127,12 @@ class RayScheduler:
         self._local = address is None
         connect(address)
         self._guard = RayGuard.over(ray_processes()) if self._local else None
-        self._slots, self._slots_of = discover(device, gpus_per_node)
+        self._nodes = ClusterNodes.of(device, gpus_per_node)
+        self._nodes_at = time.monotonic()
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
-        threads = os.environ.get("OMP_NUM_THREADS", "1" if self._slots.device is Device.CPU else "")
+        threads = os.environ.get("OMP_NUM_THREADS", "1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
-        self._resource = "GPU" if self._slots.device is Device.CUDA else "CPU"
+        self._resource = "GPU" if self._nodes.device is Device.CUDA else "CPU"
         self._agent_class = ray.remote(NodeAgent)
         self._gangs: list[_Gang] = []  # every gang that holds slots
         self._flights: dict[int, _Flight] = {}
@@ -142,34 +140,25 @@ class RayScheduler:
 
     @property
     def slots(self) -> Slots:
-        return self._slots
+        return self._nodes.slots
 
-    def can_start(self, shape: Shape) -> bool:
-        busy = {id(f.gang) for f in self._flights.values()}
-        if any(gang.shape == shape and id(gang) not in busy for gang in self._gangs):
-            return True
-        return self._fits(shape, [gang for gang in self._gangs if id(gang) in busy])
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        found: dict[Shape, list[tuple[str, ...]]] = {}
+        for gang in self._idle():
+            found.setdefault(gang.shape, []).append(gang.nodes)
+        return found
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        gang = self._idle(shape)
-        return None if gang is None else gang.names
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
-        if not self._slots.hold(shape):
-            raise ResourcesInsufficient(
-                f"a trial needs {shape.num_nodes} node(s) with {shape.slots_per_node} {self._unit} each;"
-                f" the cluster has {list(self._slots.slots_by_node)} per node"
-            )
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         now = time.monotonic()
-        gang = self._idle(shape)
+        gang = next((gang for gang in self._idle() if gang.shape == shape and set(gang.nodes) == set(nodes)), None)
         if gang is not None:
             flight = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs={}, since=now)
             self._flights[request.trial_id] = flight
             self._begin(flight)
             return
-        self._make_room(shape)
-        gang = self._form(shape, _program(request))
-        refs = {agent.describe.remote(): i for i, agent in enumerate(gang.agents)}
+        self._make_room(shape, nodes)
+        gang = self._form(shape, sorted(nodes), _program(request))
+        refs = {agent.address.remote(): i for i, agent in enumerate(gang.agents)}
         self._flights[request.trial_id] = _Flight(request=request, gang=gang, stage=_Stage.FORMING, refs=refs, since=now)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
@@ -193,6 +182,9 @@ class RayScheduler:
                 self._overdue(flight)
         elif not self._events:
             time.sleep(timeout_seconds)
+        if time.monotonic() - self._nodes_at > NODES_SECONDS:
+            self._nodes.refresh()
+            self._nodes_at = time.monotonic()
         events, self._events = self._events, []
         return events
 
@@ -226,28 +218,33 @@ class RayScheduler:
     def _unit(self) -> str:
         return "GPUs" if self._resource == "GPU" else "cores"
 
-    def _idle(self, shape: Shape) -> _Gang | None:
-        busy = {id(f.gang) for f in self._flights.values()}
-        return next((g for g in self._gangs if g.shape == shape and id(g) not in busy), None)
+    def _idle(self) -> list[_Gang]:
+        """Gangs without an attempt, least recently used first."""
+        busy = {id(flight.gang) for flight in self._flights.values()}
+        return sorted((gang for gang in self._gangs if id(gang) not in busy), key=lambda gang: gang.used_at)
 
-    def _make_room(self, shape: Shape) -> None:
-        """Give back idle gangs, least recently used first, until such a gang fits beside the others."""
-        busy = {id(f.gang) for f in self._flights.values()}
-        idle = sorted((g for g in self._gangs if id(g) not in busy), key=lambda g: g.used_at)
-        while idle and not self._fits(shape, self._gangs):
-            self._release(idle.pop(0))
+    def _make_room(self, shape: Shape, nodes: Sequence[str]) -> None:
+        """Give back idle gangs until these nodes have the slots free. Raises ResourcesInsufficient where attempts hold them."""
+        for node in nodes:
+            for gang in [None, *self._idle()]:
+                if gang is not None and node in gang.nodes:
+                    self._release(gang)
+                held = sum(gang.shape.slots_per_node for gang in self._gangs if node in gang.nodes)
+                if held + shape.slots_per_node <= self._nodes.slots.nodes.get(node, 0):
+                    break
+            else:
+                raise ResourcesInsufficient(
+                    f"a trial needs {shape.slots_per_node} {self._unit} on {node}, which has {self._nodes.slots.nodes.get(node, 0)},"
+                    f" {held} of them taken; the cluster's nodes have {self._nodes.slots.by_size}"
+                )
 
-    def _fits(self, shape: Shape, held: Sequence[_Gang]) -> bool:
-        """Whether a gang fits beside others: on the nodes they are known to be on, or as well as they can be placed."""
-        free = dict(self._slots_of)
-        for gang in held:
-            for node_id, _, _ in gang.nodes:
-                free[node_id] = free.get(node_id, 0) - gang.shape.slots_per_node
-        return fits_beside(shape, [gang.shape for gang in held if not gang.nodes], list(free.values()))
-
-    def _form(self, shape: Shape, program: str) -> _Gang:
+    def _form(self, shape: Shape, nodes: Sequence[str], program: str) -> _Gang:
         bundle = {self._resource: float(shape.slots_per_node)} | ({"CPU": 1.0} if self._resource == "GPU" else {})
-        group = placement_group([bundle] * shape.num_nodes, strategy="STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK")
+        group = placement_group(
+            [bundle] * shape.num_nodes,
+            strategy="STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK",
+            bundle_label_selector=[{NODE_ID: self._nodes.id_of(node)} for node in nodes],
+        )
         cpus = 1.0 if self._resource == "GPU" else float(shape.slots_per_node)
         agents = [
             self._agent_class.options(
@@ -257,10 +254,10 @@ class RayScheduler:
                 max_task_retries=0,
                 max_concurrency=4,  # run, beside kill and progress
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i),
-            ).remote(self._root, program, _node_environment())
-            for i in range(shape.num_nodes)
+            ).remote(self._root, program, node, _node_environment())
+            for i, node in enumerate(nodes)
         ]
-        gang = _Gang(shape=shape, group=group, agents=agents)
+        gang = _Gang(shape=shape, nodes=tuple(nodes), group=group, agents=agents)
         self._gangs.append(gang)
         return gang
 
@@ -293,7 +290,7 @@ class RayScheduler:
         deadline = time.monotonic() + LEASE_SETTLE_SECONDS
         while time.monotonic() < deadline:
             available = ray.available_resources()  # type: ignore[no-untyped-call]
-            if available.get(self._resource, 0.0) >= min(shape.num_slots, self._slots.total - held):
+            if available.get(self._resource, 0.0) >= min(shape.num_slots, self._nodes.slots.total - held):
                 return
             time.sleep(0.01)
 
@@ -311,12 +308,14 @@ class RayScheduler:
                 self._lose(flight, FailureKind.OOM_HOST, "the node ran out of memory, and Ray ended the agent", detail=str(exc))
                 return
             except RayError as exc:  # the actor died, or its answer is lost with its node
-                node = flight.gang.nodes[index][1] if flight.gang.nodes else None
-                self._lose(flight, FailureKind.NODE_LOST, f"lost the agent on node {node or 'not yet known'}: {first_line(exc)}", node=node)
+                node = flight.gang.nodes[index]
+                if isinstance(exc, ActorUnavailableError):
+                    self._nodes.doubt(node)
+                self._lose(flight, FailureKind.NODE_LOST, f"lost the agent on node {node}: {first_line(exc)}", node=node)
                 return
             match flight.stage:
                 case _Stage.FORMING:
-                    flight.described[index] = value
+                    flight.gang.addresses[index] = value
                 case _Stage.RENDEZVOUS:
                     self._run(flight, master_port=value)
                     return
@@ -326,17 +325,13 @@ class RayScheduler:
                         self._kill_others(flight, index)
         if not flight.refs:
             if flight.stage is _Stage.FORMING:
-                gang = flight.gang
-                order = sorted(range(len(gang.agents)), key=lambda i: flight.described[i])
-                gang.agents = [gang.agents[i] for i in order]
-                gang.nodes = [flight.described[i] for i in order]
                 self._begin(flight)
             elif flight.stage is _Stage.RUNNING:
                 self._finish(flight)
 
     def _begin(self, flight: _Flight) -> None:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
-        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.gang.names))
+        self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.gang.nodes))
         flight.since = flight.placed_at = time.monotonic()
         self._note_shared_nodes(flight)
         if flight.gang.shape.num_nodes == 1:
@@ -346,9 +341,9 @@ class RayScheduler:
             flight.refs = {flight.gang.agents[0].rendezvous.remote(): 0}
 
     def _note_shared_nodes(self, flight: _Flight) -> None:
-        own = {node_id for node_id, _, _ in flight.gang.nodes}
+        own = set(flight.gang.nodes)
         for other in self._flights.values():
-            if other is not flight and other.placed_at is not None and not own.isdisjoint(node_id for node_id, _, _ in other.gang.nodes):
+            if other is not flight and other.placed_at is not None and not own.isdisjoint(other.gang.nodes):
                 flight.shares_nodes = other.shares_nodes = True
 
     def _run(self, flight: _Flight, *, master_port: int | None) -> None:
@@ -362,8 +357,8 @@ class RayScheduler:
                     first_rank=i * gang.shape.slots_per_node,
                     local_world_size=gang.shape.slots_per_node,
                     node_rank=i,
-                    node_slots=self._slots_of.get(gang.nodes[i][0]),
-                    master_addr=gang.nodes[0][2] if master_port is not None else "127.0.0.1",
+                    node_slots=self._nodes.slots.nodes.get(gang.nodes[i]),
+                    master_addr=gang.addresses[0] if master_port is not None else "127.0.0.1",
                     master_port=master_port,
                     environment=self._rank_environment,
                 )

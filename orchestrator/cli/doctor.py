@@ -252,9 +252,7 @@ def _cluster(address: str | None) -> Check:
             name="cluster", status=Status.FAIL, found=str(exc), advice="is it up (ray status), and do both sides run the same Ray?"
         )
     unit = "GPUs" if slots.device == "cuda" else "cores"
-    return Check(
-        name="cluster", status=Status.OK, found=f"{address}: {len(slots.slots_by_node)} node(s), {unit} {list(slots.slots_by_node)}"
-    )
+    return Check(name="cluster", status=Status.OK, found=f"{address}: {len(slots.nodes)} node(s), {unit} {slots.by_size}")
 
 
 def _token() -> Check:

@@ -260,7 +260,7 @@ def _check_this_machine(spec: SweepSpec) -> None:
     cores = os.cpu_count() or 1
     if not has_gpu:
         wants_gpu = spec.device not in ("auto", "cpu")
-        slots = Slots(device=Device.CUDA if wants_gpu else Device.CPU, device_name=None, slots_by_node=[] if wants_gpu else [cores])
+        slots = Slots(device=Device.CUDA if wants_gpu else Device.CPU, device_name=None, nodes={} if wants_gpu else {"here": cores})
         shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
 
 
@@ -347,10 +347,14 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
 
 
 def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:
+    from orchestrator.core.errors import ClusterUnavailable
     from orchestrator.core.lifecycle import TrialState
+    from orchestrator.progress import StopReason
 
     if result.interrupted:
         return 128 + (signals.received or signal.SIGINT)
+    if StopReason.NODES in result.stopped.values():
+        return ClusterUnavailable.exit_code  # the same command goes on when there are enough again
     if result.nothing_feasible:
         return EXIT_NOTHING_FEASIBLE
     return EXIT_SOME_FAILED if strict and result.counts.get(TrialState.FAILED, 0) else 0

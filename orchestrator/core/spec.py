@@ -155,6 +155,11 @@ class Limits(Section):
         return PhaseLimits(**self.model_dump())
 
 
+class Exclusive(StrEnum):
+    NONE = "none"  # gangs of less than a node share one
+    NODE = "node"  # nobody else on its nodes: they would share the host's memory bandwidth, its cores and its network cards
+
+
 class Measuring(Section):
     """Warm-up is dropped; then steps are timed until the median is known to `precision`, within the bounds."""
 
@@ -165,6 +170,12 @@ class Measuring(Section):
     max_steps: Annotated[int, Field(strict=True, ge=2, le=10_000)] = 50
     precision: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.02  # relative half-width of the median's 95 % interval
     limits: Limits = Limits()
+    exclusive: Exclusive = Exclusive.NONE
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
+        return {name: value for name, value in write(self).items() if name != "exclusive" or value != Exclusive.NONE}
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.layout import Layout
+from orchestrator.core.packing import Floor, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
-from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Shape, Slots
+from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots
 
 Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
 
@@ -17,14 +18,16 @@ EVIDENCE = {FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory"}
 
 
 class FakeScheduler:
-    """`slots` free slots on one node; attempts end in the order they were started, one per poll."""
+    """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were started, one per poll."""
 
-    def __init__(self, script: Script, *, slots: int = 2, device: Device = Device.CPU, nodes: Sequence[int] | None = None) -> None:
+    def __init__(self, script: Script, *, slots: int = 2, device: Device = Device.CPU, nodes: Mapping[str, int] | None = None) -> None:
         self._script = script
-        self._slots = Slots(device=device, device_name=None, slots_by_node=nodes or [slots])
+        at_once = 1 if device is Device.CPU else None
+        self._slots = Slots(device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once)
+        self._floor = Floor(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
-        self._formed: set[Shape] = set()
+        self.nodes_of: dict[int, Sequence[str]] = {}  # of every trial, where it ran last
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0
         self.closed = False
@@ -37,16 +40,13 @@ class FakeScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def can_start(self, shape: Shape) -> bool:
-        return sum(s.num_slots for _, s in self._running.values()) + shape.num_slots <= self._slots.total
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        """As a leased gang: known from its second attempt on."""
-        return ["here"] if shape in self._formed else None
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
-        assert self.can_start(shape)
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         assert request.trial_id not in self._running
+        self._floor.take(request.trial_id, shape, nodes, ends_at=0.0)  # raises where a slot would be given twice
+        self.nodes_of[request.trial_id] = nodes
         self._running[request.trial_id] = (request, shape)
         self.started.append((request.layout, request.attempt))
         self.most_at_once = max(self.most_at_once, len(self._running))
@@ -56,13 +56,14 @@ class FakeScheduler:
             return []
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
-        self._formed.add(shape)
-        events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=["here"])]
+        self._floor.give_back(trial_id)
+        node = self.nodes_of[trial_id][0]
+        events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=self.nodes_of[trial_id])]
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
         if isinstance(ending, FailureKind):
             failure = Failure(kind=ending, message=f"scripted {ending}", evidence=EVIDENCE.get(ending, ""))
-            report = NodeReport(node="here", ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
+            report = NodeReport(node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
             return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=float(shape.num_slots))]
         ranks = [
             RankOutcome(
@@ -80,7 +81,7 @@ class FakeScheduler:
         return [
             *events,
             Progressed(trial_id=trial_id, phase=Phase.STEADY, step=3),
-            Finished(trial_id=trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=float(shape.num_slots)),
+            Finished(trial_id=trial_id, reports=[NodeReport(node=node, ranks=ranks)], failure=None, gpu_seconds=float(shape.num_slots)),
         ]
 
     def cancel(self, trial_id: int) -> None:

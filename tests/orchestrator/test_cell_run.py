@@ -11,9 +11,9 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.packing import Shape
 from orchestrator.core.spec import Objective, Strategy
 from orchestrator.core.winner import Run
-from orchestrator.gang import Shape
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory
 from tests.db.builders import Bench, failure
 from tests.orchestrator.cli_store import fill
@@ -78,6 +78,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
         objective=TOKENS,
         searcher=search,
         num_candidates=len(table),
+        predicted_seconds=60.0,
     )
     measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
     worse, lone = measured[-1], measured[-2]
@@ -85,7 +86,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
         run.note_measured(trial_id, layout, Run(step_seconds=1.0))
     run.contest.begin(1)
-    found = run.doubted()
+    found = run.take_doubt()
     assert found is not None
     assert found[:2] == (2, lone)
-    assert run.doubted() is None
+    assert run.take_doubt() is None

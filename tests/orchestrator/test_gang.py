@@ -6,27 +6,9 @@ import pytest
 
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.protocol import Heartbeat, NodeReport, Phase
-from orchestrator.gang import Shape, first_failure, fits_beside, least_advanced
+from orchestrator.gang import first_failure, least_advanced
 
 K = FailureKind
-
-
-def shape(num_nodes: int, slots_per_node: int) -> Shape:
-    return Shape(num_nodes=num_nodes, slots_per_node=slots_per_node)
-
-
-@pytest.mark.parametrize(
-    ("new", "held", "slots", "fits"),
-    [
-        (shape(1, 8), [], [8, 8], True),
-        (shape(2, 8), [shape(1, 1)], [8, 8], False),
-        (shape(1, 8), [shape(1, 1), shape(1, 1)], [8, 8], True),  # both taken from one node
-        (shape(1, 4), [shape(1, 4), shape(1, 8)], [8, 8], True),
-        (shape(1, 1), [shape(2, 4)], [4, 4], False),
-    ],
-)
-def test_a_gang_fits_beside_others_where_they_leave_it_whole_nodes(new: Shape, held: list[Shape], slots: list[int], fits: bool) -> None:
-    assert fits_beside(new, held, slots) is fits
 
 
 def test_a_gang_is_as_far_as_its_least_advanced_node() -> None:

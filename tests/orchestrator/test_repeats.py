@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, RankResult, TrialRequest
 from orchestrator.finished import finished_before
-from orchestrator.gang import Finished, SchedulerEvent, Shape
+from orchestrator.gang import Finished, SchedulerEvent
 from orchestrator.progress import StopReason
 from orchestrator.row_searcher import RowSearcher, RowStatus
 from orchestrator.searcher import Proposal, Searcher
@@ -163,7 +164,7 @@ def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(store
         asked.append(1)
         return 1, layout, "doubt"
 
-    monkeypatch.setattr(CellRun, "doubted", doubted)
+    monkeypatch.setattr(CellRun, "_doubted", doubted)
     scheduler = Mixed(
         lambda request: 0.1 if request.trial_id == 1 else 1.0,
         lambda request: "old" if request.trial_id == 1 else "new",
@@ -216,8 +217,8 @@ def test_what_ran_the_node_out_of_memory_is_repeated_alone_too(store: Store) -> 
     taken: Counter[int] = Counter()
 
     class Watching(FakeScheduler):
-        def start(self, request: TrialRequest, shape: Shape) -> None:
-            super().start(request, shape)
+        def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+            super().start(request, shape, nodes)
             if request.trial_id == 1:
                 beside.append((request.attempt, self.num_running))
 

@@ -14,10 +14,11 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest, decode_request, encode
 from orchestrator.core.replay import ReplayTable
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Shape
+from orchestrator.gang import Finished
 from orchestrator.progress import SweepResult
 from orchestrator.replay_scheduler import RayReplayScheduler, ReplayScheduler, for_one_process, table_of
 from orchestrator.sweep import run_sweep
@@ -112,10 +113,8 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
     spec = spec_of(csv_file, max_parallel_trials=2)
     table, scheduler = opened(spec)
     assert scheduler.slots.total == 16
-    scheduler.start(request_of(spec, table, 1, "mbs1_ga4_full_z1_bf16-attention_kernel=eager"), SHAPE)
-    assert scheduler.can_start(SHAPE)
-    scheduler.start(request_of(spec, table, 2, "mbs2_ga2_none_z1_bf16-attention_kernel=flash"), SHAPE)
-    assert not scheduler.can_start(SHAPE)
+    scheduler.start(request_of(spec, table, 1, "mbs1_ga4_full_z1_bf16-attention_kernel=eager"), SHAPE, ["replay-0"])
+    scheduler.start(request_of(spec, table, 2, "mbs2_ga2_none_z1_bf16-attention_kernel=flash"), SHAPE, ["replay-1"])
     (first,), (second,) = scheduler.poll(1.0), scheduler.poll(1.0)
     assert isinstance(first, Finished)
     assert isinstance(second, Finished)
@@ -126,7 +125,7 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
 def test_a_cancelled_launch_costs_nothing(csv_file: Path) -> None:
     spec = spec_of(csv_file)
     table, scheduler = opened(spec)
-    scheduler.start(request_of(spec, table, 1, "mbs2_ga2"), SHAPE)
+    scheduler.start(request_of(spec, table, 1, "mbs2_ga2"), SHAPE, ["replay-0"])
     scheduler.cancel(1)
     (event,) = scheduler.poll(1.0)
     assert isinstance(event, Finished)
@@ -144,7 +143,7 @@ def test_one_process_stands_for_the_gang_and_the_charge_is_the_tables(csv_file: 
 
     scheduler = RayReplayScheduler(spec, table, FakeScheduler(script, slots=1))
     assert scheduler.slots.total == 8
-    scheduler.start(request_of(spec, table, 1, BEST), SHAPE)
+    scheduler.start(request_of(spec, table, 1, BEST), SHAPE, ["replay-0"])
     finished = [event for event in scheduler.poll(1.0) if isinstance(event, Finished)]
     assert [event.gpu_seconds for event in finished] == [pytest.approx((60 + 8 * 4.4) * 8)]
     assert asked[0].layout.world_size == 1

@@ -15,8 +15,9 @@ from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.layout import Layout
 from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
-from orchestrator.gang import Finished, Placed, SchedulerEvent, Shape
+from orchestrator.gang import Finished, Placed, SchedulerEvent
 from orchestrator.processes import descendants, start_time
 from orchestrator.scheduler import RayScheduler
 
@@ -55,6 +56,12 @@ def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[s
     )
 
 
+def begin(scheduler: RayScheduler, asked: TrialRequest, shape: Shape) -> None:
+    """On the first nodes that have the slots at all: whether they are free is the scheduler's to say."""
+    roomy = [node for node, slots in scheduler.slots.nodes.items() if slots >= shape.slots_per_node]
+    scheduler.start(asked, shape, roomy[: shape.num_nodes])
+
+
 def until_finished(scheduler: RayScheduler, count: int = 1, *, seconds: float = 60.0) -> list[SchedulerEvent]:
     events: list[SchedulerEvent] = []
     deadline = time.monotonic() + seconds
@@ -70,7 +77,7 @@ def finished(events: Sequence[SchedulerEvent]) -> list[Finished]:
 
 def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) -> None:
     asked = request()
-    scheduler.start(asked, PAIR)
+    begin(scheduler, asked, PAIR)
     events = until_finished(scheduler)
     assert isinstance(events[0], Placed)
     (end,) = finished(events)
@@ -81,10 +88,10 @@ def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) ->
 
 
 def test_a_gang_is_kept_while_the_next_attempt_has_its_shape(scheduler: RayScheduler) -> None:
-    scheduler.start(request(), PAIR)
+    begin(scheduler, request(), PAIR)
     until_finished(scheduler)
     agents = {id(gang) for gang in scheduler._gangs}
-    scheduler.start(request(), PAIR)
+    begin(scheduler, request(), PAIR)
     until_finished(scheduler)
     assert {id(gang) for gang in scheduler._gangs} == agents
 
@@ -93,7 +100,7 @@ def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayS
     for hang_seconds in (0.5, 1.5):
         asked = request(faults=[{"fault": "hang", "at": "step_2"}], total=hang_seconds)
         began = time.monotonic()
-        scheduler.start(asked, PAIR)
+        begin(scheduler, asked, PAIR)
         (end,) = finished(until_finished(scheduler))
         (report,) = end.reports
         assert report.seconds >= hang_seconds
@@ -101,9 +108,9 @@ def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayS
 
 
 def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None:
-    scheduler.start(request(), PAIR)
+    begin(scheduler, request(), PAIR)
     until_finished(scheduler)
-    scheduler.start(request(1), SINGLE)
+    begin(scheduler, request(1), SINGLE)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None
 
@@ -111,32 +118,36 @@ def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None
 def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: RayScheduler) -> None:
     slots = scheduler.slots.total
     for _ in range(slots):
-        assert scheduler.can_start(SINGLE)
-        scheduler.start(request(1, sleep=True), SINGLE)
-    assert not scheduler.can_start(SINGLE)
+        begin(scheduler, request(1, sleep=True), SINGLE)
+    assert scheduler.standing() == {}
+    with pytest.raises(ResourcesInsufficient, match=f"{slots} of them taken"):
+        begin(scheduler, request(1), SINGLE)
     ends = finished(until_finished(scheduler, slots))
     assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
-    assert scheduler.can_start(PAIR)
+    (node,) = scheduler.slots.nodes
+    assert scheduler.standing() == {SINGLE: [(node,)] * slots}
+    begin(scheduler, request(), PAIR)  # in the place of two of these
+    until_finished(scheduler)
 
 
-def test_a_shape_that_no_cluster_holds_is_refused(scheduler: RayScheduler) -> None:
+def test_a_shape_that_no_node_holds_is_refused(scheduler: RayScheduler) -> None:
     with pytest.raises(ResourcesInsufficient, match="4096"):
-        scheduler.start(request(4096), Shape(num_nodes=1, slots_per_node=4096))
+        scheduler.start(request(4096), Shape(num_nodes=1, slots_per_node=4096), list(scheduler.slots.nodes))
 
 
 def test_the_first_bad_rank_is_named_and_the_gang_serves_the_next_attempt(scheduler: RayScheduler) -> None:
-    scheduler.start(request(faults=[{"fault": "segfault", "at": "step_2", "rank": 1}]), PAIR)
+    begin(scheduler, request(faults=[{"fault": "segfault", "at": "step_2", "rank": 1}]), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is not None
     assert (end.failure.kind, end.failure.rank) == (FailureKind.SEGFAULT, 1)
-    scheduler.start(request(), PAIR)
+    begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None
 
 
 def test_a_cancelled_attempt_ends_and_leaves_no_process(scheduler: RayScheduler) -> None:
     asked = request(sleep=True)
-    scheduler.start(asked, PAIR)
+    begin(scheduler, asked, PAIR)
     while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
         pass
     time.sleep(0.5)
@@ -148,7 +159,7 @@ def test_a_cancelled_attempt_ends_and_leaves_no_process(scheduler: RayScheduler)
 
 def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler: RayScheduler) -> None:
     asked = request(sleep=True)
-    scheduler.start(asked, PAIR)
+    begin(scheduler, asked, PAIR)
     while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
         pass
     time.sleep(0.7)
@@ -163,7 +174,7 @@ def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler
     while alive := [pid for pid, started in below.items() if start_time(pid) == started]:
         assert time.monotonic() < deadline, f"alive 5 s after the agent's death: {[_command(pid) for pid in alive]}"
         time.sleep(0.05)
-    scheduler.start(request(), PAIR)
+    begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None, "a new gang takes its place"
 

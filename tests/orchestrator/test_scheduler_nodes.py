@@ -35,16 +35,20 @@ def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:
     assert out["first"] is None
 
 
-def test_the_nodes_of_a_gang_are_known_before_an_attempt_where_it_stands(out: dict[str, Any]) -> None:
-    nodes = [socket.gethostname()] * 2
-    assert out["placed"] == nodes
-    assert out["standing"] == [None, None, nodes]
+def test_nodes_of_one_host_have_names_of_their_own(out: dict[str, Any]) -> None:
+    first, second = out["names"]
+    assert first == socket.gethostname()
+    assert second.startswith(f"{first}-")
 
 
-def test_ranks_are_numbered_by_node_wherever_ray_put_the_bundles(out: dict[str, Any]) -> None:
-    first, second = sorted(set(out["as_it_is"]))
-    assert out["as_it_is"] == [first, second]
-    assert out["flipped"] == [second, second, first, first]
+def test_a_gang_stands_where_it_was_placed_until_another_needs_its_nodes(out: dict[str, Any]) -> None:
+    assert out["placed"] == out["names"]
+    assert out["standing"] == [0, 0, out["names"]]
+
+
+def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_by_their_names(out: dict[str, Any]) -> None:
+    assert out["landed"] == [True, True]
+    assert out["numbered"]
 
 
 def test_a_hang_on_the_second_node_shows_in_the_progress(out: dict[str, Any]) -> None:
@@ -60,3 +64,4 @@ def test_a_rank_that_fails_on_one_node_ends_those_of_the_other_at_once(out: dict
 def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:
     assert out["lost"] == "node_lost"
     assert out["lost_seconds"] < 30
+    assert out["left"] == 1, "nothing more is put on a node that is gone"

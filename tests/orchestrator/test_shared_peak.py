@@ -10,9 +10,10 @@ from typing import Any
 from db.store import Store
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, SchedulerEvent, Shape
+from orchestrator.gang import Finished, SchedulerEvent
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler
 
@@ -31,8 +32,8 @@ class Measuring(FakeScheduler):
         self._peaks = iter(peaks)
         self.requests: dict[int, TrialRequest] = {}
 
-    def start(self, request: TrialRequest, shape: Shape) -> None:
-        super().start(request, shape)
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        super().start(request, shape, nodes)
         self.requests[request.trial_id] = request
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:

@@ -18,9 +18,9 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import RecomputeMode
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Placed, Shape
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Again, Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
@@ -414,18 +414,9 @@ def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(store: 
     assert all(later.micro_batch_size < first.micro_batch_size for first, later in pairwise(proofs))  # else it was ruled out
 
 
-@pytest.mark.parametrize("stands", [True, False])
-def test_an_attempt_that_is_lost_has_its_nodes(store: Store, stands: bool) -> None:
+def test_an_attempt_that_is_lost_has_its_nodes(store: Store) -> None:
     class Dying(FakeScheduler):
-        """The orchestrator dies as soon as the nodes are known: at once where the gang stands, when it is placed where not."""
-
-        def standing(self, shape: Shape) -> Sequence[str] | None:
-            return ["here"] if stands else None
-
         def poll(self, timeout_seconds: float) -> list[Any]:
-            if not stands and self.most_at_once == 1:
-                self.most_at_once = 2
-                return [Placed(trial_id=next(iter(self._running)), nodes=["here"])]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -435,22 +426,12 @@ def test_an_attempt_that_is_lost_has_its_nodes(store: Store, stands: bool) -> No
     assert [attempt.nodes for attempt in attempts if attempt.state is AttemptState.LOST] == [("here",)]
 
 
-def test_a_gang_that_stands_costs_no_write_beyond_the_launch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[int] = []
-    note_nodes = Store.note_nodes
-    monkeypatch.setattr(Store, "note_nodes", lambda self, trial_id, *a, **k: noted.append(trial_id) or note_nodes(self, trial_id, *a, **k))
-    run(store, fast, spec=spec(gpus=1))
-    trials = store.trials(store.sweep_named("t").id)
-    assert len(noted) == 1  # the first, which formed the gang
-    assert all(attempt.nodes == ("here",) for trial in trials for attempt in store.trial(trial.id).attempts)
-
-
 def test_what_ran_the_node_out_of_memory_is_tried_once_more_alone(store: Store) -> None:
     beside: dict[tuple[int, int], int] = {}
 
     class Watching(FakeScheduler):
-        def start(self, request: TrialRequest, shape: Shape) -> None:
-            super().start(request, shape)
+        def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+            super().start(request, shape, nodes)
             for trial_id, (other, _) in self._running.items():
                 beside[trial_id, other.attempt] = max(beside.get((trial_id, other.attempt), 0), len(self._running) - 1)
 
@@ -469,8 +450,8 @@ def test_what_has_to_be_alone_is_alone_in_the_next_call_too(store: Store) -> Non
     alone: list[bool] = []
 
     class Watching(FakeScheduler):
-        def start(self, request: TrialRequest, shape: Shape) -> None:
-            super().start(request, shape)
+        def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+            super().start(request, shape, nodes)
             if request.attempt > 1:
                 alone.append(len(self._running) == 1)
 

@@ -1,0 +1,179 @@
+"""Measure how well gangs of many sizes are packed onto a cluster, on a virtual clock; print JSON.
+
+python -m benchmarks.packing [--trials 4104] [--nodes 64] [--seeds 5] [--out FILE.json]
+
+The study of sweeps/playbook.yaml: each of its 28 cells (8 to 512 GPUs, four models) has as many trials as any other, those that are
+predicted fastest, and shows one at a time, as a search does. A trial is predicted to hold its GPUs for a launch and its steps; it holds
+them for that times a log-normal error (standard deviation 0.3 of the logarithm: what ranks are asked for is not what they take), or, where
+its memory is predicted not to fit, for a launch. The same trials with the same times, in the same run:
+
+- `packing`: core/packing.py: the largest waiting gang has a reservation, others fill in.
+- `first_come`: in the order in which cells asked, nobody before the first in line.
+
+`makespan_over_bound`: when the last trial ends, over the larger of all GPU-seconds divided by the GPUs and the longest trial; no order can
+be below 1. `used_share_until_tail`: GPU-seconds that trials held over those of the whole cluster, until the moment when no trial waits any
+more; `used_share`: until the end. `longest_wait_starts`: how many other gangs were started, at most, between a gang's wish and its start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import PROJECT, describe_machine, write_result
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.packing import Floor, Shape, Start, WaitingGang
+from orchestrator.core.planner import plan_cell
+from orchestrator.core.spec_yaml import load
+from orchestrator.core.trial_cost import TrialCost
+
+SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
+GPUS_PER_NODE = 8
+ERROR_SD = 0.3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One trial."""
+
+    shape: Shape
+    predicted_seconds: float
+    seconds: float
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.shape.num_slots * self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of all jobs on a cluster."""
+
+    makespan: float
+    tail_began: float  # when the last job started
+    used_until_tail: float  # GPU-seconds
+    longest_wait_starts: int
+
+
+Policy = Callable[[Floor, Sequence[WaitingGang], float], Start | None]
+
+
+def packing(floor: Floor, waiting: Sequence[WaitingGang], now: float) -> Start | None:
+    return floor.next_start(waiting, now=now)
+
+
+def first_come(floor: Floor, waiting: Sequence[WaitingGang], now: float) -> Start | None:
+    """The one that has waited longest, or nobody."""
+    first = max(range(len(waiting)), key=lambda index: (waiting[index].passed_over, -index))
+    found = floor.next_start([waiting[first]], now=now)
+    return None if found is None else Start(index=first, nodes=found.nodes)
+
+
+def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: Policy) -> Outcome:
+    """Run the jobs of each queue in its order, several of a queue at once, the next one of each being known to the policy."""
+    floor = Floor(slots_of)
+    left = [deque(queue) for queue in queues]
+    since = [0] * len(left)  # starts by the moment each queue began to wait
+    running: list[tuple[float, int, Job]] = []  # by their ends
+    began: list[tuple[float, Job]] = []
+    now, longest = 0.0, 0
+    while True:
+        shown = [place for place, queue in enumerate(left) if queue]
+        waiting = [
+            WaitingGang(shape=left[at][0].shape, seconds=left[at][0].predicted_seconds, passed_over=len(began) - since[at]) for at in shown
+        ]
+        start = policy(floor, waiting, now) if waiting else None
+        if start is not None:
+            at = shown[start.index]
+            job = left[at].popleft()
+            longest = max(longest, len(began) - since[at])
+            floor.take(len(began), job.shape, start.nodes, ends_at=now + job.predicted_seconds)
+            heapq.heappush(running, (now + job.seconds, len(began), job))
+            began.append((now, job))
+            since[at] = len(began)
+        elif running:
+            now, key, _ = heapq.heappop(running)
+            floor.give_back(key)
+        else:
+            break
+    tail = began[-1][0]
+    used = sum(job.shape.num_slots * (min(at + job.seconds, tail) - at) for at, job in began)
+    return Outcome(makespan=now, tail_began=tail, used_until_tail=used, longest_wait_starts=longest)
+
+
+def lower_bound(queues: Sequence[Sequence[Job]], num_slots: int) -> float:
+    jobs = [job for queue in queues for job in queue]
+    return max(sum(job.gpu_seconds for job in jobs) / num_slots, max(job.seconds for job in jobs))
+
+
+def playbook_jobs(num_trials: int, seed: int) -> list[list[Job]]:
+    """The trials of the study, by cell."""
+    spec = load(SWEEP_FILE.read_text(encoding="utf-8"), source=SWEEP_FILE.name)
+    rng = random.Random(seed)
+    cost = TrialCost.of(spec.measurement, launch_seconds=None, timed_steps=None)
+    cells = spec.cells()
+    queues = []
+    for number, cell in enumerate(cells):
+        shape = Shape.of(cell.num_gpus, gpus_per_node=GPUS_PER_NODE)
+        candidates = plan_cell(spec, cell, hardware=DEVICES[spec.device], gpus_per_node=GPUS_PER_NODE).candidates
+        wanted = num_trials * (number + 1) // len(cells) - num_trials * number // len(cells)
+        queue = []
+        for row in candidates.order[:wanted]:
+            steps = cost.num_steps * float(candidates.step_seconds[row]) if candidates.fits[row] else 0.0
+            predicted = cost.launch_seconds + steps
+            queue.append(Job(shape=shape, predicted_seconds=predicted, seconds=predicted * rng.lognormvariate(0.0, ERROR_SD)))
+        queues.append(queue)
+    return queues
+
+
+def score(queues: Sequence[Sequence[Job]], num_nodes: int, policy: Policy) -> dict[str, float]:
+    num_slots = num_nodes * GPUS_PER_NODE
+    began = time.process_time()
+    found = simulate(queues, {f"node-{number}": GPUS_PER_NODE for number in range(num_nodes)}, policy)
+    used = sum(job.gpu_seconds for queue in queues for job in queue)
+    return {
+        "makespan_seconds": round(found.makespan, 1),
+        "makespan_over_bound": round(found.makespan / lower_bound(queues, num_slots), 4),
+        "used_share_until_tail": round(found.used_until_tail / (num_slots * found.tail_began), 4),
+        "used_share": round(used / (num_slots * found.makespan), 4),
+        "longest_wait_starts": found.longest_wait_starts,
+        "cpu_seconds": round(time.process_time() - began, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=4104)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    by_policy: dict[str, list[dict[str, float]]] = {"packing": [], "first_come": []}
+    num_jobs = 0
+    for seed in range(arguments.seeds):
+        queues = playbook_jobs(arguments.trials, seed)
+        num_jobs = sum(map(len, queues))
+        by_policy["packing"].append(score(queues, arguments.nodes, packing))
+        by_policy["first_come"].append(score(queues, arguments.nodes, first_come))
+    result = {
+        "num_trials": num_jobs,
+        "num_gpus": arguments.nodes * GPUS_PER_NODE,
+        "median": {name: {key: statistics.median(s[key] for s in scores) for key in scores[0]} for name, scores in by_policy.items()},
+        "by_seed": by_policy,
+    }
+    print(json.dumps(result, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="packing", machine=machine, result=result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Which waiting gang starts next, and on which nodes: the largest has a reservation, others fill in where they do not delay it.
+
+Backfilling as batch schedulers do it (EASY: Lifka 1995; Mu'alem and Feitelson 2001), for gangs of whole slots on whole nodes. Knows
+nothing of clocks, Ray or trials: times are the caller's, in seconds, and durations are predictions that may be wrong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+PATIENCE = 8  # starts of others, times the gangs that wait: after so many, the one that was passed over goes before larger ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Whole slots on whole nodes: a slot is a GPU, or a core on a machine without GPUs."""
+
+    num_nodes: int
+    slots_per_node: int
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_nodes * self.slots_per_node
+
+    @classmethod
+    def of(cls, world_size: int, *, gpus_per_node: int) -> Shape:
+        """The shape of a gang: one node while it fits there, else full nodes. Raises ValueError when it fills no whole number of them."""
+        if world_size <= gpus_per_node:
+            return cls(num_nodes=1, slots_per_node=world_size)
+        if world_size % gpus_per_node:
+            raise ValueError(f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}")
+        return cls(num_nodes=world_size // gpus_per_node, slots_per_node=gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingGang:
+    """A gang that could start."""
+
+    shape: Shape
+    seconds: float  # that it is predicted to hold its slots
+    passed_over: int = 0  # gangs that were started since it began to wait
+    exclusive: bool = False  # wants its nodes for itself
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The decision: a waiting gang, by its place in what was asked about, and its nodes."""
+
+    index: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    shape: Shape
+    nodes: tuple[str, ...]
+    exclusive: bool
+    ends_at: float  # as predicted
+
+
+class Floor:
+    """The nodes of a cluster, what is free on them, and who holds the rest until when."""
+
+    def __init__(self, slots_of: Mapping[str, int]) -> None:
+        self._slots_of = dict(slots_of)
+        self._free = dict(slots_of)
+        self._by_free: dict[int, dict[str, None]] = {}  # free slots -> nodes that have so many, the longest so first
+        self._num_free = 0
+        self._num_nodes: dict[int, int] = {}  # slots -> nodes that have at least so many; filled as it is asked
+        self._held: dict[int, _Held] = {}
+        self._ends: list[tuple[float, int]] = []  # of all that is held, the first end first
+        self._count()
+
+    @property
+    def free_slots(self) -> int:
+        return self._num_free
+
+    @property
+    def held_slots(self) -> int:
+        """Slots that gangs hold, those that an exclusive one keeps empty included."""
+        return sum(self._slots_of.values()) - self._num_free
+
+    def resize(self, slots_of: Mapping[str, int]) -> None:
+        """Nodes came, or went: those that went are free of nothing, and whoever holds them keeps what is left until `give_back`."""
+        if slots_of == self._slots_of:
+            return
+        self._slots_of = dict(slots_of)
+        self._free = dict(slots_of)
+        for held in self._held.values():
+            for node in held.nodes:
+                if node in self._free:
+                    self._free[node] -= self._taken(held, node)
+        self._count()
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether these nodes, all of them free, hold such a gang."""
+        least = shape.slots_per_node
+        if least not in self._num_nodes:
+            self._num_nodes[least] = sum(slots >= least for slots in self._slots_of.values())
+        return self._num_nodes[least] >= shape.num_nodes
+
+    def take(self, key: int, shape: Shape, nodes: Sequence[str], *, ends_at: float, exclusive: bool = False) -> None:
+        """A gang starts on these nodes. Raises ValueError when they are not free for it: no slot is ever given twice."""
+        if key in self._held:
+            raise ValueError(f"gang {key} holds nodes already: {', '.join(self._held[key].nodes)}")
+        if len(set(nodes)) != shape.num_nodes:
+            raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}")
+        held = _Held(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
+        for node in nodes:
+            if not self._has_room(node, shape, exclusive=exclusive):
+                raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {node}, which has {self._free.get(node, 0)}")
+        for node in nodes:
+            self._set_free(node, self._free[node] - self._taken(held, node))
+        self._held[key] = held
+        insort(self._ends, (ends_at, key))
+
+    def give_back(self, key: int) -> None:
+        """A gang has ended."""
+        held = self._held.pop(key)
+        del self._ends[bisect_left(self._ends, (held.ends_at, key))]
+        for node in held.nodes:
+            if node in self._free:
+                self._set_free(node, self._free[node] + self._taken(held, node))
+
+    def next_start(
+        self, waiting: Sequence[WaitingGang], *, now: float, standing: Mapping[Shape, Sequence[tuple[str, ...]]] | None = None
+    ) -> Start | None:
+        """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
+
+        `standing`: nodes on which agents of a shape wait idle; a gang of that shape is placed there where it may be.
+        """
+        if self._num_free < min((gang.shape.num_slots for gang in waiting), default=0):
+            return None
+        order = sorted(range(len(waiting)), key=lambda index: _precedence(waiting[index], len(waiting)))
+        order = [index for index in order if self.holds(waiting[index].shape)]  # others wait for nodes, and hold up nobody
+        reserved: frozenset[str] = frozenset()
+        starts_at = inf
+        for index in order:
+            gang = waiting[index]
+            places = standing.get(gang.shape, ()) if standing is not None else ()
+            ends_before = now + gang.seconds <= starts_at
+            nodes = self._place(gang, places, without=frozenset() if ends_before else reserved)
+            if nodes is not None:
+                return Start(index=index, nodes=nodes)
+            if index == order[0]:
+                reserved, starts_at = self._reserve(gang, now)
+                if _is_overdue(gang, len(waiting)):
+                    starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
+        return None
+
+    def _place(self, gang: WaitingGang, places: Sequence[tuple[str, ...]], *, without: frozenset[str]) -> tuple[str, ...] | None:
+        """Nodes that have room now: where such a gang stands idle, else those that it leaves the fewest free slots on."""
+        for nodes in places:
+            if without.isdisjoint(nodes) and all(self._has_room(node, gang.shape, exclusive=gang.exclusive) for node in nodes):
+                return nodes
+        return _first(self._roomy(gang, without), gang.shape.num_nodes)
+
+    def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
+        for free in sorted(free for free in self._by_free if free >= gang.shape.slots_per_node):
+            for node in self._by_free[free]:
+                if node not in without and (not gang.exclusive or free == self._slots_of[node]):
+                    yield node
+
+    def _reserve(self, gang: WaitingGang, now: float) -> tuple[frozenset[str], float]:
+        """The nodes on which a gang that does not fit now will fit first, if all end when predicted, and when that is.
+
+        Of nodes that will do by then, those that are free last: what is free now stays open to others.
+        """
+        free = dict(self._free)
+        since = dict.fromkeys(self._roomy(gang, ()), now)
+        starts_at = inf
+        for ends_at, key in self._ends:
+            if ends_at > starts_at:
+                break
+            held = self._held[key]
+            for node in held.nodes:
+                if node not in free:
+                    continue
+                free[node] += self._taken(held, node)
+                enough = self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node
+                if free[node] >= enough:
+                    since.setdefault(node, max(ends_at, now))
+            if len(since) >= gang.shape.num_nodes:
+                starts_at = max(ends_at, now)
+        latest = sorted(since, key=lambda node: since[node], reverse=True)[: gang.shape.num_nodes]
+        return frozenset(latest), starts_at
+
+    def _has_room(self, node: str, shape: Shape, *, exclusive: bool) -> bool:
+        free = self._free.get(node, 0)
+        return free >= shape.slots_per_node and (not exclusive or free == self._slots_of[node])
+
+    def _taken(self, held: _Held, node: str) -> int:
+        return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
+
+    def _count(self) -> None:
+        self._by_free, self._num_nodes = {}, {}
+        self._num_free = sum(self._free.values())
+        for node, free in self._free.items():
+            self._by_free.setdefault(free, {})[node] = None
+
+    def _set_free(self, node: str, free: int) -> None:
+        self._num_free += free - self._free[node]
+        del self._by_free[self._free[node]][node]
+        self._free[node] = free
+        self._by_free.setdefault(free, {})[node] = None
+
+
+def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
+    """Who was passed over for too long, then the largest; of equals the one that takes longest, so that the end is not one long trial."""
+    if _is_overdue(gang, num_waiting):
+        return 0, -gang.passed_over
+    return 1, -gang.shape.num_slots, -gang.seconds
+
+
+def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:
+    return gang.passed_over >= PATIENCE * num_waiting
+
+
+def _first(nodes: Iterable[str], count: int) -> tuple[str, ...] | None:
+    found = []
+    for node in nodes:
+        found.append(node)
+        if len(found) == count:
+            return tuple(found)
+    return None

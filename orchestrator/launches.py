@@ -1,0 +1,232 @@
+"""What is launched next: cell by cell as their turns come, what waits, what is doubted, what the search wants, and what is to be confirmed.
+
+It holds what is under way. What becomes of that is in books.py; whose turn it is, in turns.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from db.rows import TrialRow
+from db.store import Store
+from orchestrator.books import Books, Flight
+from orchestrator.cell_run import CellRun
+from orchestrator.core.layout import Layout
+from orchestrator.core.protocol import TrialRequest
+from orchestrator.core.spec import Exclusive, SweepSpec
+from orchestrator.core.workload_options import options_of
+from orchestrator.gang import Scheduler
+from orchestrator.progress import StopReason
+from orchestrator.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+NODES_PATIENCE_SECONDS = 300.0  # that a cell waits for nodes that are gone to come back, or for others in their place
+DECIDED = frozenset(
+    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
+)  # a search that has ended by itself: what it found is confirmed
+
+
+class Launches:
+    """Of one call of `run_sweep`. `budget_spent` says which budget of the sweep is spent; `learn` begins a cell's search anew with what others taught."""
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        epoch: int,
+        *,
+        store: Store,
+        scheduler: Scheduler,
+        books: Books,
+        clock: Callable[[], float],
+        budget_spent: Callable[[], StopReason | None],
+        learn: Callable[[CellRun], None],
+    ) -> None:
+        self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
+        self._clock, self._budget_spent, self._learn = clock, budget_spent, learn
+        self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
+        self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
+        self.flights: dict[int, Flight] = {}
+
+    def what_fits(self, runs: Sequence[CellRun]) -> None:
+        """Start trials until none may start, or no cell wants one."""
+        self._turns.see(self._scheduler.slots.nodes)
+        for run in runs:
+            self._may_stop(run)
+        wanting = [run for run in runs if self._wants(run)]
+        while wanting and len(self.flights) < self._most_at_once:
+            turn = self._turns.next(wanting, self._clock(), self._scheduler.standing())
+            if turn is None:
+                return
+            run, nodes = turn
+            if not self._one(run, nodes) or not self._wants(run):
+                wanting.remove(run)
+
+    def think_ahead(self, runs: Iterable[CellRun]) -> None:
+        """Have searches ask for their next layout while trials run, where asking takes long."""
+        for run in runs:
+            if run.stopped is None and self.flights and not run.waiting and self._within_trials(run):
+                run.ask_ahead(self._clock)
+
+    def waits_for_nodes(self, runs: Iterable[CellRun]) -> bool:
+        """Whether a cell wants to go on and cannot, for nodes are gone that may come back."""
+        return any(run.id in self._without_nodes_since and self._wants(run) for run in runs)
+
+    def ended(self, flight: Flight) -> None:
+        """An attempt is over: its nodes are free."""
+        del self.flights[flight.trial_id]
+        self._turns.ended(flight.ticket)
+        flight.run.landed(is_repeat=flight.is_repeat, seconds=self._clock() - flight.since)
+
+    @property
+    def _most_at_once(self) -> int:
+        asked, slots = self._spec.search.max_parallel_trials, self._scheduler.slots
+        return asked if isinstance(asked, int) else slots.usual_at_once or slots.total
+
+    # -- who wants what ------------------------------------------------------------------------------------------------------
+
+    def _may_stop(self, run: CellRun) -> None:
+        if run.stopped is None:
+            run.stopped = self._budget_spent() or run.had_enough(self._spec.search) or self._without_nodes(run)
+        if run.stopped is None and not run.has_something(within_trials=self._within_trials(run)):
+            if run.num_new:
+                run.rests = True  # what runs may change that
+            else:
+                run.stopped = StopReason.EXHAUSTED
+
+    def _without_nodes(self, run: CellRun) -> StopReason | None:
+        if self._turns.is_possible(run.shape):
+            self._without_nodes_since.pop(run.id, None)
+            return None
+        if run.id not in self._without_nodes_since:
+            self._without_nodes_since[run.id] = self._clock()
+            logger.warning(
+                "%s: the nodes that are left cannot hold its gangs; it waits %.0f s for others", run.cell.key, NODES_PATIENCE_SECONDS
+            )
+        waited = self._clock() - self._without_nodes_since[run.id]
+        return StopReason.NODES if waited > NODES_PATIENCE_SECONDS else None
+
+    def _wants(self, run: CellRun) -> bool:
+        """Whether the cell has something to launch; asked again and again, and for nothing that costs."""
+        if run.stopped is None:
+            return not run.rests
+        if run.stopped not in DECIDED or run.is_settled:
+            return False
+        if run.waiting:
+            return True
+        if run.num_new:
+            return False
+        has_repeat = run.contest.next_repeat(self._spec.search.confirm) is not None
+        run.is_settled = not has_repeat and not run.num_repeats
+        return has_repeat
+
+    def _within_trials(self, run: CellRun) -> bool:
+        most = self._spec.search.max_trials
+        return most is None or run.launched < most
+
+    # -- one launch ----------------------------------------------------------------------------------------------------------
+
+    def _one(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+        """Start what the cell wants next; False: it wants nothing now."""
+        if run.stopped is None:
+            reason = self._search_on(run, nodes)
+            if reason is None:
+                return True
+            if run.num_new:
+                run.rests = True
+                return False
+            run.stopped = reason
+        return run.stopped in DECIDED and (self._waiting(run, nodes) or self._confirm(run, nodes))
+
+    def _search_on(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
+        """Start what the search of a cell wants next, or say why there is nothing."""
+        if not run.launched:
+            self._learn(run)
+        if run.reached(self._spec.search.bound) and not run.waiting:
+            return StopReason.BOUND
+        # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
+        if not self._books.blame.suspects_the_machine and self._waiting(run, nodes):
+            return None
+        doubt = run.take_doubt()
+        if doubt is not None:
+            self._repeat(run, nodes, *doubt)
+            return None
+        return None if self._new(run, nodes) or self._waiting(run, nodes) else StopReason.EXHAUSTED
+
+    def _new(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+        proposal = run.ask(self._clock) if self._within_trials(run) else None
+        if proposal is None:
+            return False
+        # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
+        trial_id, attempt = self._store.begin_trial(
+            run.id,
+            proposal.layout,
+            epoch=self._epoch,
+            why=proposal.why,
+            predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
+            predicted_memory_bytes=proposal.predicted_memory_bytes,
+            nodes=nodes,
+        )
+        run.launched += 1
+        self._books.launched(is_new=proposal.layout not in run.added)
+        self._start(run, trial_id, proposal.layout, attempt, nodes)
+        return True
+
+    def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+        """Start what was launched before, and waits."""
+        if not run.waiting:
+            return False
+        trial: TrialRow = run.waiting.pop(0)
+        run.launched += trial.num_attempts == 0
+        self._books.launched(is_new=False)
+        self._start(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch, nodes), nodes)
+        return True
+
+    def _confirm(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+        """The search of a cell has ended: repeat what stands at its top, until one layout is the winner or the repeats are spent."""
+        found = None if run.num_new else run.contest.next_repeat(self._spec.search.confirm)
+        if found is None:
+            return False
+        spent = self._budget_spent()
+        if spent is not None:
+            run.stopped = spent  # the next call may go on with it
+            return False
+        self._repeat(run, nodes, *found)
+        return True
+
+    def _repeat(self, run: CellRun, nodes: tuple[str, ...], trial_id: int, layout: Layout, why: str) -> None:
+        """Measure a measured trial once more, beside its other runs."""
+        attempt = self._store.start_repeat(trial_id, self._epoch, nodes, why=why)
+        run.contest.begin(trial_id)
+        logger.info("Trial %d again: %s", trial_id, why, extra={"action": "repeated", "trial_id": trial_id, "attempt": attempt})
+        self._start(run, trial_id, layout, attempt, nodes, is_repeat=True)
+
+    def _start(self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: tuple[str, ...], *, is_repeat: bool = False) -> None:
+        now = self._clock()
+        self.flights[trial_id] = Flight(
+            run=run,
+            trial_id=trial_id,
+            layout=layout,
+            attempt=attempt,
+            ticket=self._turns.began(run, nodes, now),
+            since=now,
+            is_repeat=is_repeat,
+        )
+        run.took_off(is_repeat=is_repeat)
+        request = TrialRequest(
+            sweep=self._spec.name,
+            trial_id=trial_id,
+            attempt=attempt,
+            workload=self._spec.workload.name,
+            options=options_of(self._spec.workload, layout),
+            model=run.cell.model,
+            sequence_length=run.cell.sequence_length,
+            layout=layout,
+            device=self._scheduler.slots.device,
+            measurement=self._spec.measurement.plan,
+            limits=self._spec.measurement.limits.plan,
+            seed=self._spec.search.seed,
+            peaks=self._books.peaks.of(layout.precision),
+        )
+        self._scheduler.start(request, run.shape, nodes)

@@ -1,0 +1,59 @@
+"""Whose turn it is: of the cells that want to start a gang, which one does, and on which nodes (core/packing.py decides).
+
+It knows who holds what and until when, as predicted; it starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.cell_run import CellRun
+from orchestrator.core.packing import Floor, Shape, WaitingGang
+
+
+class Turns:
+    """Of one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
+
+    def __init__(self, slots_of: Mapping[str, int], *, exclusive: bool) -> None:
+        self._floor = Floor(slots_of)
+        self._exclusive = exclusive
+        self._num_starts = 0
+        self._since: dict[int, int] = {}  # cell id -> starts by when it began to wait
+
+    def see(self, slots_of: Mapping[str, int]) -> None:
+        """Nodes may have come or gone."""
+        self._floor.resize(slots_of)
+
+    def is_possible(self, shape: Shape) -> bool:
+        """Whether the nodes that are left hold such a gang, once they are free."""
+        return self._floor.holds(shape)
+
+    def next(
+        self, runs: Sequence[CellRun], now: float, standing: Mapping[Shape, Sequence[tuple[str, ...]]]
+    ) -> tuple[CellRun, tuple[str, ...]] | None:
+        """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
+        waiting = [
+            WaitingGang(
+                shape=run.shape,
+                seconds=run.expected_seconds,
+                passed_over=self._num_starts - self._since.setdefault(run.id, self._num_starts),
+                exclusive=self.is_exclusive(run),
+            )
+            for run in runs
+        ]
+        start = self._floor.next_start(waiting, now=now, standing=standing)
+        return None if start is None else (runs[start.index], start.nodes)
+
+    def is_exclusive(self, run: CellRun) -> bool:
+        """Whether gangs of the cell get their nodes for themselves: as asked, or since one of its trials ran a node out of memory."""
+        return self._exclusive or run.needs_own_nodes
+
+    def began(self, run: CellRun, nodes: Sequence[str], now: float) -> int:
+        """A gang of the cell starts. Returns the ticket to give back when it has ended."""
+        self._num_starts += 1
+        self._since[run.id] = self._num_starts
+        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=self.is_exclusive(run))
+        return self._num_starts
+
+    def ended(self, ticket: int) -> None:
+        self._floor.give_back(ticket)

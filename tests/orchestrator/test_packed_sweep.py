@@ -1,0 +1,129 @@
+"""The loop on several nodes: gangs of all sizes get their turn, beside each other where they fit, and nodes that go are done without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.store import Store
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
+from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.gang import SchedulerEvent, Slots
+from orchestrator.launches import NODES_PATIENCE_SECONDS
+from orchestrator.progress import StopReason
+from tests.orchestrator.fake_scheduler import FakeScheduler, Script
+from tests.orchestrator.test_sweep import fast, run, spec, states
+
+TWO_NODES = {"a": 2, "b": 2}
+SIZES = {"gpus": [1, 2, 4], "gpus_per_node": 2, "axes": {"micro_batch_size": [1, 2], "recompute": ["none", "full"]}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
+        yield opened
+
+
+class Nodes(FakeScheduler):
+    """Notes who ran beside whom, and may lose nodes or find them again, by the number of attempts that have ended."""
+
+    def __init__(self, script: Script, changes: Mapping[int, Mapping[str, int]] | None = None, at_idle: Callable[[], None] = lambda: None):
+        super().__init__(script, device=Device.CUDA, nodes=TWO_NODES)
+        self._changes, self._at_idle, self._ended = dict(changes or {}), at_idle, 0
+        self.beside: list[tuple[int, set[int]]] = []  # of each start: its trial, and the others on its nodes then
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        others = {other for other in self._running if not set(self.nodes_of[other]).isdisjoint(nodes)}
+        super().start(request, shape, nodes)
+        self.beside.append((request.trial_id, others))
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        events = super().poll(timeout_seconds)
+        if not events:
+            self._at_idle()
+        self._ended += bool(events)
+        if self._ended in self._changes:
+            nodes = self._changes.pop(self._ended)
+            self._slots = Slots(device=Device.CUDA, device_name=None, nodes=nodes)
+            self._floor.resize(nodes)
+        return events
+
+
+def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same_slot(store: Store) -> None:
+    _, scheduler = run(store, fast, spec=spec(**SIZES), scheduler=Nodes(fast))  # the fake raises where a slot is given twice
+    assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
+    assert scheduler.most_at_once > 1
+    assert any(others for _, others in scheduler.beside)
+    assert scheduler.started[0][0].world_size == 4, "the largest goes first"
+    nodes = {trial.id: store.trial(trial.id).attempts[0].nodes for trial in store.trials(1)}
+    assert {len(on) for on in nodes.values() if on is not None} == {1, 2}
+    assert nodes == {trial_id: tuple(on) for trial_id, on in scheduler.nodes_of.items()}
+
+
+def test_who_wants_clean_numbers_has_its_nodes_for_itself(store: Store) -> None:
+    _, scheduler = run(store, fast, spec=spec(**SIZES, measurement={"exclusive": "node"}), scheduler=Nodes(fast))
+    assert states(store)[TrialState.MEASURED] == len(scheduler.started)
+    assert not any(others for _, others in scheduler.beside)
+    assert scheduler.most_at_once == 2, "one gang of less than a node on each of the two"
+
+
+def test_what_is_tried_again_after_the_host_ran_out_of_memory_has_its_node_for_itself_while_others_go_on(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        bad = request.layout.world_size == 1 and request.layout.micro_batch_size == 2 and request.attempt == 1
+        return FailureKind.OOM_HOST if bad else fast(request)
+
+    scheduler = Nodes(script)
+    run(store, script, spec=spec(**SIZES), scheduler=scheduler)
+    again = [t.id for t in store.trials(1) if t.num_attempts == 2]
+    assert again
+    of_second_attempts = [others for trial_id, others in scheduler.beside[-len(scheduler.beside) :] if trial_id in again][len(again) :]
+    assert of_second_attempts
+    assert not any(of_second_attempts)
+
+
+def test_without_enough_nodes_a_cell_waits_for_others_and_is_then_given_up(store: Store) -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += NODES_PATIENCE_SECONDS / 3
+
+    scheduler = Nodes(fast, {1: {"a": 2}}, at_idle=wait)
+    result, _ = run(store, fast, spec=spec(**SIZES), scheduler=scheduler, clock=lambda: now[0])
+    reasons = {cell.num_gpus: reason for cell, reason in result.stopped.items()}
+    assert reasons == {1: StopReason.EXHAUSTED, 2: StopReason.EXHAUSTED, 4: StopReason.NODES}
+    assert now[0] > NODES_PATIENCE_SECONDS
+    assert not result.finished
+
+
+def test_nodes_that_come_back_are_used_again(store: Store) -> None:
+    now = [0.0]
+    scheduler = Nodes(fast, {1: {"a": 2}})
+
+    def wait() -> None:
+        now[0] += NODES_PATIENCE_SECONDS / 3
+        scheduler._changes[scheduler._ended] = TWO_NODES
+
+    scheduler._at_idle = wait
+    result, _ = run(store, fast, spec=spec(**SIZES), scheduler=scheduler, clock=lambda: now[0])
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    assert 0 < now[0] < NODES_PATIENCE_SECONDS
+
+
+def test_a_search_that_waits_for_its_last_trial_holds_up_nobody(store: Store) -> None:
+    """The large cell has nothing left to launch while its last trial runs: no nodes are kept for it."""
+    order: list[Any] = []
+
+    class Watching(Nodes):
+        def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+            super().start(request, shape, nodes)
+            order.append((request.layout.world_size, len(self._running)))
+
+    sizes = {**SIZES, "gpus": [1, 2]}
+    run(store, fast, spec=spec(**sizes), scheduler=Watching(fast))
+    last_large = max(index for index, (size, _) in enumerate(order) if size == 2)
+    assert any(size == 1 and running > 1 for size, running in order[: last_large + 3])
