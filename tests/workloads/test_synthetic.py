@@ -17,11 +17,10 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout, Recompute
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import NodeReport
+from orchestrator.core.synthetic import memory, step_seconds, strikes
 from orchestrator.core.workload_options import FaultKind, SyntheticFault
 from orchestrator.launcher import NodeLauncher
 from tests.orchestrator.launching import faulty, order
-from workloads.synthetic.faults import strikes
-from workloads.synthetic.physics import memory, step_seconds
 
 MODEL = PRESETS["llama-3.1-8b"]
 GIB = 1 << 30

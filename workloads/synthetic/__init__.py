@@ -6,19 +6,18 @@ By default it does not even wait: it reports the seconds that its model gives, a
 from __future__ import annotations
 
 import platform
-import random
 import time
 
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES, Hardware
 from orchestrator.core.measurement import enough
 from orchestrator.core.protocol import Phase, RankResult
+from orchestrator.core.synthetic import MemoryByPhase, memory, noisy_steps, strikes
 from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
-from workloads.synthetic.faults import inject, out_of_memory, strikes
-from workloads.synthetic.physics import MemoryByPhase, memory, step_seconds
+from workloads.synthetic.faults import inject, out_of_memory
 
 
 def main() -> int:
@@ -65,16 +64,11 @@ def pretend_to_train(rank: Rank) -> RankResult:
 def _run_steps(
     rank: Rank, options: SyntheticOptions, hardware: Hardware, faults: list[SyntheticFault], needs: MemoryByPhase, capacity: int
 ) -> tuple[list[float], list[float]]:
-    """Warm-up and timed seconds. All ranks draw the same noise, as ranks that wait for each other do."""
+    """Warm-up and timed seconds."""
     request = rank.request
-    model_seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
-    noise = random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}")
     warmup: list[float] = []
     timed: list[float] = []
-    step = 0
-    while not enough(timed, request.measurement):
-        step += 1
-        seconds = model_seconds * noise.lognormvariate(0.0, options.noise)
+    for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
             rank.heartbeat(Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps)
             _strike(faults, f"step_{step}", rank)
@@ -82,6 +76,8 @@ def _run_steps(
         if options.sleep:
             time.sleep(seconds)
         (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
+        if enough(timed, request.measurement):
+            break
     return warmup, timed
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 
-from orchestrator.core.protocol import Phase, TrialRequest, result_file
+from orchestrator.core.protocol import Phase, result_file
+from orchestrator.core.synthetic import out_of_memory_text
 from orchestrator.core.workload_options import FaultKind, SyntheticFault
 from workloads.rank import ConfigRejected, Rank
 
@@ -21,28 +21,14 @@ class OutOfMemoryError(RuntimeError):
     """What torch raises, by name and text."""
 
 
-def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:
-    """Whether it is this rank's, in this attempt at this layout."""
-    if fault.rank is not None and fault.rank != rank:
-        return False
-    if fault.first_attempt_only and request.attempt > 1:
-        return False
-    if any(str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()):
-        return False
-    return random.Random(f"{request.seed}/{request.layout.key}/{request.attempt}/{fault.fault}").random() < fault.probability
-
-
 def inject(fault: SyntheticFault, rank: Rank) -> None:
     """Let it happen."""
     _ACTIONS[fault.fault](rank)
 
 
 def out_of_memory(rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int) -> OutOfMemoryError:
-    gib = 1 << 30
-    return OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {wanted_bytes / gib:.2f} GiB. GPU {rank.local_rank} has a total capacity of"
-        f" {capacity_bytes / gib:.2f} GiB of which {max(0, capacity_bytes - used_bytes) / gib:.2f} GiB is free."
-    )
+    said = out_of_memory_text(rank.local_rank, wanted_bytes=wanted_bytes, used_bytes=used_bytes, capacity_bytes=capacity_bytes)
+    return OutOfMemoryError(said)
 
 
 def _oom(rank: Rank) -> None:

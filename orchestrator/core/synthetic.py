@@ -1,15 +1,23 @@
-"""A training run that never happens: how much memory it would take, and how long a step, in closed form.
+"""A training run that never happens: how much memory it would take, how long its steps, and what goes wrong, in closed form.
 
-Deliberately another model than the one that plans: a planner that was tested against its own formulas would always be right.
+Deliberately another model than the one that plans: a planner that was tested against its own formulas would always be right. Chance is
+drawn from what a thing is called, so that the same attempt always goes the same way, in a rank or in a simulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
+from math import exp
+from statistics import NormalDist
 
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout, Precision, RecomputeMode
 from orchestrator.core.model_shape import ModelShape
+from orchestrator.core.protocol import TrialRequest
+from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
 
 _PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, for endlessly large matrices
 _HALF_EFFICIENCY_TOKENS = 1024.0  # tokens a micro-batch at which half of that is reached
@@ -40,6 +48,46 @@ def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByP
         forward=int(_RUNTIME_BYTES + weights + gradients + activations),
         step_2=int(_RUNTIME_BYTES + weights + gradients + states + activations),
     )
+
+
+def noisy_steps(request: TrialRequest, options: SyntheticOptions, hardware: Hardware) -> Iterator[float]:
+    """Seconds of one step after the other, for ever. All ranks draw the same noise, as ranks that wait for each other do."""
+    seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
+    for step in count(1):
+        yield seconds * log_normal(options.noise, request.seed, request.layout.key, request.attempt, step)
+
+
+def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:
+    """Whether it is this rank's, in this attempt at this layout."""
+    if fault.rank is not None and fault.rank != rank:
+        return False
+    if fault.first_attempt_only and request.attempt > 1:
+        return False
+    if any(str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()):
+        return False
+    return chance(request.seed, request.layout.key, request.attempt, fault.fault) < fault.probability
+
+
+def out_of_memory_text(device: int, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int) -> str:
+    """What torch's allocator says."""
+    gib = 1 << 30
+    return (
+        f"CUDA out of memory. Tried to allocate {wanted_bytes / gib:.2f} GiB. GPU {device} has a total capacity of"
+        f" {capacity_bytes / gib:.2f} GiB of which {max(0, capacity_bytes - used_bytes) / gib:.2f} GiB is free."
+    )
+
+
+def chance(*name: object) -> float:
+    """A number between 0 and 1, uniform over names."""
+    return (int.from_bytes(sha256("/".join(map(str, name)).encode()).digest()[:7]) + 0.5) / (1 << 56)
+
+
+def log_normal(sd: float, *name: object) -> float:
+    """A factor about 1 whose logarithm has this standard deviation."""
+    return exp(_NORMAL.inv_cdf(chance(*name)) * sd) if sd else 1.0
+
+
+_NORMAL = NormalDist()
 
 
 def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> float:
