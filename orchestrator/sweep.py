@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Collection
 
 from db.schema import StopRequest, SweepState
@@ -132,7 +133,7 @@ class _Loop:
         )
         self._runs: list[CellRun] = []
         self._finished_now = 0
-        self._began = self._renewed = clock()
+        self._began, self._renewed = clock(), time.monotonic()
         self._last = ""
         self._cancelling = False
         self._requested = Stop.GO_ON
@@ -233,10 +234,11 @@ class _Loop:
         self._show()
 
     def _keep_lease(self) -> None:
-        if self._clock() - self._renewed <= RENEW_SECONDS:
+        # Leases end by the database's clock, whatever clock the sweep goes by.
+        if time.monotonic() - self._renewed <= RENEW_SECONDS:
             return
         request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS)
-        self._renewed = self._clock()
+        self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
             self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
 

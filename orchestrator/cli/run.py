@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.spec import SweepSpec
     from orchestrator.gang import Scheduler, Slots
     from orchestrator.progress import Stop, SweepResult
+    from orchestrator.simulation import SimulatedScheduler
 
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
@@ -77,6 +78,15 @@ def run(
         ),
     ] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it.")] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="On a cluster that is not there and a clock that is not real; as sweep NAME-simulated.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Of the simulated cluster. Default: for one gang of the largest.")
+    ] = None,
+    node_loss_hours: Annotated[
+        float | None, typer.Option("--node-loss-hours", min=0.01, help="How long a simulated node runs, in the mean, until it is lost.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with exit code 3 when trials failed.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
@@ -85,18 +95,46 @@ def run(
 
     Until the budget is spent or all are known. The same command goes on where it was stopped.
     """
-    run_spec(load(file, overrides), db=db, ray_address=ray_address, takeover=takeover, strict=strict, quiet=quiet, as_json=as_json)
+    spec = load(file, overrides)
+    simulator = None
+    if simulate:
+        from orchestrator.simulation import SimulatedScheduler, simulated
+
+        spec = simulated(spec)
+        simulator = SimulatedScheduler(spec, num_nodes=nodes, node_loss_hours=node_loss_hours)
+    elif nodes is not None or node_loss_hours is not None:
+        from orchestrator.core.errors import UsageInvalid
+
+        raise UsageInvalid("--nodes and --node-loss-hours are of a simulated cluster: add --simulate")
+    run_spec(
+        spec,
+        db=db,
+        ray_address=ray_address,
+        takeover=takeover,
+        strict=strict,
+        quiet=quiet,
+        as_json=as_json,
+        simulator=simulator,
+    )
 
 
 def run_spec(
-    spec: SweepSpec, *, db: str | None, ray_address: str | None, takeover: bool, strict: bool, quiet: bool, as_json: bool
+    spec: SweepSpec,
+    *,
+    db: str | None,
+    ray_address: str | None,
+    takeover: bool,
+    strict: bool,
+    quiet: bool,
+    as_json: bool,
+    simulator: SimulatedScheduler | None = None,
 ) -> NoReturn:
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
     table = replayed_table(spec)
     environment = _rank_environment(spec)
     _check_some_layout_is_legal(spec, table)
     _check_home()
-    if ray_address is None and table is None:
+    if ray_address is None and table is None and simulator is None:
         _check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import look
@@ -109,8 +147,13 @@ def run_spec(
         code = partial(_code_of, spec, table)
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
         if result is None:
-            open_scheduler = partial(_open_scheduler, spec, store, progress, signals, ray_address, environment, table)
-            result = _measure(spec, store, progress, signals, open_scheduler, table, takeover=takeover, as_json=as_json)
+            open_scheduler: Callable[[], Scheduler] = partial(
+                _open_scheduler, spec, store, progress, signals, ray_address, environment, table
+            )
+            if simulator is not None:
+                open_scheduler = lambda: simulator  # noqa: E731
+            clock = simulator.clock if simulator is not None else time.monotonic
+            result = _measure(spec, store, progress, signals, open_scheduler, table, clock=clock, takeover=takeover, as_json=as_json)
         where = store.url
     if as_json:
         look.best(spec.name, db=db, as_json=True)
@@ -146,6 +189,7 @@ def _measure(
     open_scheduler: Callable[[], Scheduler],
     table: ReplayTable | None,
     *,
+    clock: Callable[[], float],
     takeover: bool,
     as_json: bool,
 ) -> SweepResult:
@@ -159,7 +203,7 @@ def _measure(
             open_scheduler=open_scheduler,
             code=_code_of(spec, table),
             hardware=lambda slots: _hardware(spec, slots),
-            clock=time.monotonic,
+            clock=clock,
             stop=signals.asked,
             observe=progress.show,
             takeover=takeover,

@@ -1,0 +1,311 @@
+"""A cluster that is not there, on a clock that is not real: gangs hold its slots for as long as workload synthetic says that they would.
+
+The loop, the search, the packing and the store are the real ones; only Ray, launchers and ranks are left out. One rank speaks for a gang.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Stack
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.measurement import enough
+from orchestrator.core.packing import Shape
+from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.synthetic import chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
+from orchestrator.core.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
+from orchestrator.gang import Finished, SchedulerEvent, Slots
+
+NODE_SLOTS = 8  # where neither the file nor the caller says
+TICK_SECONDS = 0.5  # what ends so close together is told together, as by a loop that looks so often
+# Of a trial beside its steps, 60 s together (core/measurement.py: LAUNCH_SECONDS), each with a log-normal error.
+PHASE_SECONDS: Mapping[Phase, float] = {Phase.START: 10.0, Phase.RENDEZVOUS: 30.0, Phase.FIRST_STEP: 10.0, Phase.TEARDOWN: 5.0}
+CLEAN_UP_SECONDS = 5.0
+LAUNCH_SD = 0.2
+NODE_AWAY_SECONDS = 1800.0  # that a lost node takes to come back
+FOUND_SECONDS = 15.0  # that the loss of a node takes to be noticed
+
+# What each fault on purpose comes to; those that are not here do no harm.
+_KINDS: Mapping[FaultKind, FailureKind] = {
+    FaultKind.OOM: FailureKind.OOM_GPU,
+    FaultKind.HOST_OOM: FailureKind.OOM_HOST,
+    FaultKind.CONFIG_REJECTED: FailureKind.CONFIG_REJECTED,
+    FaultKind.CRASH: FailureKind.USER_ERROR,
+    FaultKind.EXIT: FailureKind.USER_ERROR,
+    FaultKind.SEGFAULT: FailureKind.SEGFAULT,
+    FaultKind.ABORT: FailureKind.SEGFAULT,
+    FaultKind.LOST_RANK: FailureKind.KILLED,
+    FaultKind.HANG: FailureKind.HUNG,
+    FaultKind.HANG_IN_C: FailureKind.HUNG,
+    FaultKind.HANG_IGNORING_SIGNALS: FailureKind.HUNG,
+    FaultKind.STOP: FailureKind.HUNG,
+    FaultKind.NCCL_ERROR: FailureKind.NCCL,
+    FaultKind.PORT_CLASH: FailureKind.PORT_CLASH,
+    FaultKind.RUBBISH_RESULT: FailureKind.BAD_RESULT,
+    FaultKind.NO_RESULT: FailureKind.BAD_RESULT,
+}
+
+
+def simulated(spec: SweepSpec) -> SweepSpec:
+    """The sweep as it is simulated: of workload synthetic, under a name of its own, so that nobody takes its numbers for measured ones.
+
+    Raises UsageInvalid where options of another workload are axes.
+    """
+    workload = spec.workload
+    if not isinstance(workload, SyntheticWorkload):
+        if spec.axes.options:
+            raise UsageInvalid(
+                f"axes.options: {', '.join(spec.axes.options)} are options of workload {workload.name}, and a simulation has none of them;"
+                " leave them out with axes.options={}"
+            )
+        device = spec.device if spec.device in DEVICES else SyntheticOptions().device_name
+        workload = SyntheticWorkload(name="synthetic", options=SyntheticOptions(device_name=device))
+    acted = {"name": f"{spec.name}-simulated", "device": workload.options.device_name, "workload": workload.model_dump()}
+    return SweepSpec.model_validate(spec.model_dump() | acted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outcome:
+    """What will have become of an attempt, and after how long."""
+
+    seconds: float
+    rank: RankOutcome
+    failure: Failure | None
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Flight:
+    request: TrialRequest
+    shape: Shape
+    nodes: tuple[str, ...]
+    began: float
+    ends_at: float
+    outcome: _Outcome
+    shares_nodes: bool
+
+
+class SimulatedScheduler:
+    """See `orchestrator.gang.Scheduler`. `clock` is its time, in seconds: it stands still but for `poll`.
+
+    `node_loss_hours`: how long a node runs, in the mean, until it is lost with all that it runs; None: for ever.
+    """
+
+    def __init__(self, spec: SweepSpec, *, num_nodes: int | None = None, node_loss_hours: float | None = None) -> None:
+        assert isinstance(spec.workload.options, SyntheticOptions)
+        self._seed, self._loss_hours = spec.search.seed, node_loss_hours
+        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else NODE_SLOTS
+        count = num_nodes or -(-max(spec.gpus) // per_node)
+        self._nodes = {f"node-{number:0{len(str(count))}d}": per_node for number in range(count)}
+        self._slots = self._seen(self._nodes)
+        self._now = 0.0
+        self._flights: dict[int, _Flight] = {}
+        self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node
+        self._ends: list[
+            tuple[float, int, int]
+        ] = []  # of flights: when, trial, attempt; those of lost or cancelled ones mean nothing any more
+        self._losses = [(self._runs_for(node, 0), node, 1) for node in self._nodes] if node_loss_hours is not None else []
+        self._returns: list[tuple[float, str]] = []
+        heapq.heapify(self._losses)
+
+    def clock(self) -> float:
+        return self._now
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        outcome = _outcome(request, SyntheticOptions.model_validate(request.options), nodes[0])
+        beside = {other for node in nodes for other in self._tenants[node]}
+        for other in beside:
+            self._flights[other].shares_nodes = True
+        flight = _Flight(
+            request=request,
+            shape=shape,
+            nodes=tuple(nodes),
+            began=self._now,
+            ends_at=self._now + outcome.seconds,
+            outcome=outcome,
+            shares_nodes=bool(beside),
+        )
+        self._flights[request.trial_id] = flight
+        for node in nodes:
+            self._tenants[node].add(request.trial_id)
+        heapq.heappush(self._ends, (flight.ends_at, request.trial_id, request.attempt))
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        self._forget_what_is_over()
+        if not self._flights:
+            self._now += timeout_seconds  # nobody runs: nodes may come back
+            self._nodes_return()
+            return []
+        if self._losses and self._losses[0][0] + FOUND_SECONDS < self._ends[0][0]:
+            return self._lose_a_node()
+        self._now = max(self._now, self._ends[0][0])
+        self._nodes_return()
+        events: list[SchedulerEvent] = []
+        while self._ends and self._ends[0][0] <= self._now + TICK_SECONDS:
+            ends_at, trial_id, _ = heapq.heappop(self._ends)
+            self._now = max(self._now, ends_at)
+            flight = self._flights[trial_id]
+            events.append(self._finish(flight, flight.outcome.rank, flight.outcome.failure, ends_at))
+            self._forget_what_is_over()
+        return events
+
+    def cancel(self, trial_id: int) -> None:
+        flight = self._flights.get(trial_id)
+        if flight is not None:
+            failure = Failure(kind=FailureKind.CANCELLED, message="cancelled", node=flight.nodes[0])
+            flight.outcome = _Outcome(seconds=0.0, rank=RankOutcome(rank=0), failure=failure)
+            flight.ends_at = self._now
+            heapq.heappush(self._ends, (self._now, trial_id, flight.request.attempt))
+
+    def close(self) -> None:
+        self._flights.clear()
+
+    def _forget_what_is_over(self) -> None:
+        while self._ends:
+            ends_at, trial_id, attempt = self._ends[0]
+            flight = self._flights.get(trial_id)
+            if flight is not None and flight.request.attempt == attempt and flight.ends_at == ends_at:
+                return
+            heapq.heappop(self._ends)
+
+    def _finish(self, flight: _Flight, rank: RankOutcome, failure: Failure | None, at: float) -> Finished:
+        trial_id = flight.request.trial_id
+        del self._flights[trial_id]
+        for node in flight.nodes:
+            self._tenants[node].discard(trial_id)
+        return Finished(
+            trial_id=trial_id,
+            reports=[NodeReport(node=flight.nodes[0], ranks=[rank], failure=failure, seconds=at - flight.began)],
+            failure=failure,
+            gpu_seconds=(at - flight.began) * flight.shape.num_slots,
+            shared_nodes=flight.shares_nodes,
+        )
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------------
+
+    def _lose_a_node(self) -> list[SchedulerEvent]:
+        at, node, times = heapq.heappop(self._losses)
+        self._now = max(self._now, at + FOUND_SECONDS)
+        back = self._now + NODE_AWAY_SECONDS
+        heapq.heappush(self._returns, (back, node))
+        heapq.heappush(self._losses, (back + self._runs_for(node, times), node, times + 1))
+        self._slots = self._seen({name: slots for name, slots in self._slots.nodes.items() if name != node})
+        failure = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: simulated", node=node)
+        return [self._finish(self._flights[trial_id], RankOutcome(rank=0), failure, self._now) for trial_id in sorted(self._tenants[node])]
+
+    def _nodes_return(self) -> None:
+        while self._returns and self._returns[0][0] <= self._now:
+            _, node = heapq.heappop(self._returns)
+            self._slots = self._seen({**self._slots.nodes, node: self._nodes[node]})
+
+    def _seen(self, nodes: Mapping[str, int]) -> Slots:
+        return Slots(device=Device.CUDA, device_name=None, nodes=nodes)
+
+    def _runs_for(self, node: str, times: int) -> float:
+        """Seconds that a node runs until it is lost: exponential."""
+        assert self._loss_hours is not None
+        return -log(chance(self._seed, node, times)) * self._loss_hours * 3600
+
+
+def _outcome(request: TrialRequest, options: SyntheticOptions, node: str) -> _Outcome:
+    """What a rank of workload synthetic would have come to, phase by phase, with the time that each takes."""
+    hardware = DEVICES[options.device_name]
+    capacity = options.device_memory_bytes or hardware.memory_bytes
+    needs = memory(request.model, request.layout, request.sequence_length)
+    faults = [fault for fault in options.faults if fault.fault in _KINDS and strikes(fault, request, fault.rank or 0)]
+    name = (request.seed, request.layout.key, request.attempt)
+    phases = {phase: seconds * log_normal(LAUNCH_SD, *name, phase) for phase, seconds in PHASE_SECONDS.items()}
+    held = phases[Phase.START] + phases[Phase.RENDEZVOUS]
+
+    if failure := _struck(faults, "init", Phase.RENDEZVOUS, 0, request, node) or _too_large(needs.init, capacity, Phase.RENDEZVOUS, node):
+        return _failed(failure, held, request)
+    held += phases[Phase.FIRST_STEP]
+    for at, needed in (("forward", needs.forward), ("step_1", 0)):
+        if failure := _struck(faults, at, Phase.FIRST_STEP, 0, request, node) or _too_large(needed, capacity, Phase.FIRST_STEP, node):
+            return _failed(failure, held, request)
+    warmup: list[float] = []
+    timed: list[float] = []
+    for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
+        if step > 1 and (
+            failure := _struck(faults, f"step_{step}", Phase.STEADY, step, request, node)
+            or _too_large(needs.step_2, capacity, Phase.STEADY, node)
+        ):
+            return _failed(failure, held + sum(warmup) + sum(timed), request)
+        (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
+        if enough(timed, request.measurement):
+            break
+    held += sum(warmup) + sum(timed) + phases[Phase.TEARDOWN]
+    if failure := _struck(faults, "teardown", Phase.TEARDOWN, step, request, node):
+        return _failed(failure, held, request)
+    phases[Phase.FIRST_STEP] += warmup[0]
+    phases[Phase.STEADY] = sum(warmup[1:]) + sum(timed)
+    result = RankResult(
+        step_seconds=timed,
+        warmup_seconds=warmup,
+        phase_seconds=phases,
+        peak_memory_allocated_bytes=needs.step_2,
+        peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
+        device_memory_bytes=capacity,
+        allocator_retries=0,
+        peak_flops=hardware.peak_flops[request.layout.precision],
+        peak_flops_source=f"table: {hardware.name}",
+        stack=Stack(device_name=f"synthetic {hardware.name}"),
+    )
+    return _Outcome(
+        seconds=held + CLEAN_UP_SECONDS, rank=RankOutcome(rank=0, exit_code=0, result=result, phase=Phase.TEARDOWN), failure=None
+    )
+
+
+def _struck(faults: Sequence[SyntheticFault], at: str, phase: Phase, step: int, request: TrialRequest, node: str) -> Failure | None:
+    fault = next((fault for fault in faults if fault.at == at), None)
+    if fault is None:
+        return None
+    kind = _KINDS[fault.fault]
+    if kind is FailureKind.HUNG and phase is Phase.RENDEZVOUS:
+        kind = FailureKind.START_TIMEOUT
+    evidence = "torch.OutOfMemoryError: CUDA out of memory" if kind is FailureKind.OOM_GPU else ""
+    message = f"rank {fault.rank or 0}: {fault.fault} in {phase}, on purpose"
+    return Failure(kind=kind, message=message, rank=fault.rank or 0, node=node, phase=phase, step=step, evidence=evidence)
+
+
+def _too_large(needed_bytes: int, capacity_bytes: int, phase: Phase, node: str) -> Failure | None:
+    if needed_bytes <= capacity_bytes:
+        return None
+    said = out_of_memory_text(0, wanted_bytes=needed_bytes - capacity_bytes, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
+    text = f"OutOfMemoryError: {said}"
+    return Failure(
+        kind=FailureKind.OOM_GPU,
+        message=f"rank 0 ran out of device memory in {phase}: {text}",
+        rank=0,
+        node=node,
+        phase=phase,
+        evidence=text,
+    )
+
+
+def _failed(failure: Failure, held_seconds: float, request: TrialRequest) -> _Outcome:
+    """A hang holds its gang until its limit has passed."""
+    limit = {FailureKind.HUNG: request.limits.steady, FailureKind.START_TIMEOUT: request.limits.rendezvous}.get(failure.kind, 0.0)
+    note = None
+    if failure.kind is FailureKind.OOM_GPU:
+        note = RankFailure(
+            exception="OutOfMemoryError",
+            message=failure.message,
+            phase=Phase(failure.phase or Phase.START),
+            at_unix_seconds=0.0,
+            out_of_memory=True,
+        )
+    rank = RankOutcome(rank=failure.rank or 0, exit_code=1, failure=note, phase=Phase(failure.phase or Phase.START))
+    return _Outcome(seconds=held_seconds + limit + CLEAN_UP_SECONDS, rank=rank, failure=failure)

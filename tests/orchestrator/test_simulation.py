@@ -1,0 +1,176 @@
+"""A sweep on a cluster that is not there: the real loop and store, and the numbers that real ranks of workload synthetic would have given."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.schema import AttemptState
+from db.store import Store
+from orchestrator import cli
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.packing import Shape
+from orchestrator.core.spec import SweepSpec
+from orchestrator.gang import Finished
+from orchestrator.launcher import NodeLauncher
+from orchestrator.progress import StopReason, SweepResult
+from orchestrator.simulation import NODE_AWAY_SECONDS, SimulatedScheduler, simulated
+from orchestrator.sweep import run_sweep
+from tests.orchestrator.launching import faulty, order
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
+        yield opened
+
+
+def spec(**changes: Any) -> SweepSpec:
+    content = {
+        "name": "s",
+        "model": "llama-3.1-8b",
+        "gpus": [8, 16],
+        "gpus_per_node": 8,
+        "device": "h100-sxm",
+        "sequence_length": 4096,
+        "global_batch_size": 64,
+        "axes": {"micro_batch_size": [1, 2], "zero_stage": [0, 3], "recompute": ["none", "full"]},
+        "workload": "synthetic",
+        "search": {"confirm": {"repeats": 0}},
+    }
+    return SweepSpec.model_validate(content | changes)
+
+
+def run(store: Store, wanted: SweepSpec, **options: Any) -> tuple[SweepResult, SimulatedScheduler]:
+    scheduler = SimulatedScheduler(simulated(wanted), **options)
+    result = run_sweep(
+        simulated(wanted),
+        store=store,
+        open_scheduler=lambda: scheduler,
+        code=Fingerprint(orchestrator_version="test"),
+        hardware=lambda _: DEVICES["h100-sxm"],
+        clock=scheduler.clock,
+    )
+    return result, scheduler
+
+
+def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(tmp_path: Path) -> None:
+    asked = order(options={"noise": 0.05})
+    launcher = NodeLauncher(tmp_path, node="here")
+    try:
+        real = launcher.run(asked)
+    finally:
+        launcher.close()
+    scheduler = SimulatedScheduler(simulated(spec(gpus=8)))
+    scheduler.start(asked.request, Shape(num_nodes=1, slots_per_node=2), ["node-0"])
+    (event,) = scheduler.poll(1.0)
+    assert isinstance(event, Finished)
+    mine, theirs = event.reports[0].ranks[0].result, real.ranks[0].result
+    assert mine is not None
+    assert theirs is not None
+    same = (
+        "step_seconds",
+        "warmup_seconds",
+        "peak_memory_allocated_bytes",
+        "peak_memory_reserved_bytes",
+        "device_memory_bytes",
+        "peak_flops",
+    )
+    assert {name: getattr(mine, name) for name in same} == {name: getattr(theirs, name) for name in same}
+    assert event.gpu_seconds == pytest.approx(2 * scheduler.clock(), rel=0.1), "two slots, from its start to now, its cleaning up included"
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"),
+    [
+        ("oom", "forward"),
+        ("config_rejected", "init"),
+        ("crash", "step_2"),
+        ("segfault", "step_2"),
+        ("nccl_error", "init"),
+        ("lost_rank", "step_1"),
+    ],
+)
+def test_a_fault_comes_to_the_same_kind_as_in_a_rank(tmp_path: Path, fault: str, at: str) -> None:
+    asked = order(options=faulty(fault, at=at, rank=0))
+    launcher = NodeLauncher(tmp_path, node="here")
+    try:
+        real = launcher.run(asked)
+    finally:
+        launcher.close()
+    scheduler = SimulatedScheduler(
+        simulated(spec(workload={"name": "synthetic", "options": {"faults": [{"fault": fault, "at": at, "rank": 0}]}}))
+    )
+    scheduler.start(asked.request, Shape(num_nodes=1, slots_per_node=2), ["node-0"])
+    (event,) = scheduler.poll(1.0)
+    assert isinstance(event, Finished)
+    assert event.failure is not None
+    assert real.failure is not None
+    assert (event.failure.kind, event.failure.phase) == (real.failure.kind, real.failure.phase)
+
+
+def test_a_sweep_is_simulated_to_its_end_and_always_alike(store: Store, tmp_path: Path) -> None:
+    result, scheduler = run(store, spec())
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    states = Counter(t.state for t in store.trials(result.sweep_id))
+    assert states[TrialState.MEASURED] > 0
+    assert states[TrialState.OUT_OF_MEMORY] > 0, "8B parameters without sharding take 128 GB of 80"
+    assert scheduler.clock() > 60 * result.counts[TrialState.MEASURED] / 2, "virtual: a launch alone takes a minute, on two nodes"
+    with Store.open(f"sqlite:///{tmp_path / 'again.sqlite'}") as other:
+        run(other, spec())
+        assert [(t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in other.trials(1)] == [
+            (t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in store.trials(1)
+        ]
+
+
+def test_a_budget_of_time_is_of_the_simulated_clock(store: Store) -> None:
+    result, scheduler = run(store, spec(search={"max_wall_time": "10m", "max_parallel_trials": 1}))
+    assert StopReason.WALL_TIME in result.stopped.values()
+    assert 600 <= scheduler.clock() < 1200
+    assert not result.finished
+
+
+def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
+    # On eight nodes of which one is lost every six minutes in the mean; a trial of a minute or two is tried three times.
+    wide = spec(
+        axes={"micro_batch_size": [1, 2, 4], "zero_stage": [1, 2, 3], "recompute": ["none", "full"], "tensor_parallel_size": [1, 2, 4]}
+    )
+    result, scheduler = run(store, wide, num_nodes=8, node_loss_hours=0.8)
+    attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
+    lost = [a for a in attempts if a.failure is not None and a.failure.kind is FailureKind.NODE_LOST]
+    assert lost
+    assert {a.state for a in lost} == {AttemptState.REQUEUED}
+    assert not {t.state for t in store.trials(result.sweep_id)} & {TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING}
+    assert len(scheduler.slots.nodes) < 8 or scheduler.clock() > NODE_AWAY_SECONDS
+
+
+def test_another_workload_is_simulated_by_the_synthetic_one_under_a_name_of_its_own() -> None:
+    real = spec(workload="llama", axes={"micro_batch_size": [1, 2]}, device="h200")
+    acted = simulated(real)
+    assert (acted.name, acted.workload.name, acted.device) == ("s-simulated", "synthetic", "h200")
+    assert acted.cells() == real.cells()
+    varied = spec(workload="llama", axes={"options": {"attention": ["sdpa", "eager"]}})
+    with pytest.raises(UsageInvalid, match="attention are options of workload llama"):
+        simulated(varied)
+
+
+def test_the_command_simulates_and_shows_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
+    file = tmp_path / "s.yaml"
+    file.write_text(json.dumps(spec().model_dump(mode="json", exclude_none=True)))
+    assert cli.main(["run", str(file), "--simulate", "--quiet", "--json"]) == 0
+    assert {row["sweep"] for row in json.loads(capsys.readouterr().out)["best"]} == {"s-simulated"}
+    assert cli.main(["run", str(file), "--nodes", "4"]) == 2
+    assert "add --simulate" in capsys.readouterr().err
