@@ -95,14 +95,14 @@ def _print(check: Check) -> None:
 def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
     # Both take seconds to import: they do so beside each other.
     torch, ray = _begin(_TORCH_QUESTION), _begin("import ray; print(ray.__version__)")
-    checks: tuple[Callable[[], Check], ...] = (
+    checks: tuple[Callable[[], Check | list[Check]], ...] = (
         _python,
         _packages,
         lambda: _torch(torch),
         _gpus,
         lambda: _ray(ray),
         *((lambda: _cluster(ray_address),) if ray_address is not None else ()),
-        _token,
+        lambda: _access(ray_address),
         lambda: _database(db),
         _home,
         _ports,
@@ -111,7 +111,8 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
         _open_files,
     )
     for check in checks:
-        yield check()
+        found = check()
+        yield from found if isinstance(found, list) else [found]
 
 
 def _python() -> Check:
@@ -255,18 +256,22 @@ def _cluster(address: str | None) -> Check:
     return Check(name="cluster", status=Status.OK, found=f"{address}: {len(slots.nodes)} node(s), {unit} {slots.by_size}")
 
 
-def _token() -> Check:
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    try:
-        mode = path.stat().st_mode & 0o777
-    except OSError:
-        return Check(
-            name="ray token", status=Status.OK, found="none; a cluster that others can reach should have one (RAY_AUTH_MODE=token)"
+def _access(ray_address: str | None) -> list[Check]:
+    """Who can reach or read what Ray must keep to itself."""
+    from orchestrator.core.exposure import exposures
+    from orchestrator.exposure_look import look
+
+    facts = look(os.environ, cluster_address=ray_address)
+    found = exposures(facts)
+    if not found:
+        token = (
+            f"token in {facts.token_file}, mode {facts.token_file_mode:o}" if facts.token_file_mode is not None else "no token, none needed"
         )
-    if mode & 0o077:
-        advice = f"others on this machine can read it: chmod 600 {path}"
-        return Check(name="ray token", status=Status.WARN, found=f"{path} has mode {mode:o}", advice=advice)
-    return Check(name="ray token", status=Status.OK, found=f"{path}, mode {mode:o}")
+        listening = (
+            f"{len(facts.listeners)} of Ray's sockets on this machine, none open to others without one" if facts.listeners else token
+        )
+        return [Check(name="ray access", status=Status.OK, found=listening)]
+    return [Check(name="ray access", status=Status(one.severity), found=one.found, advice=one.advice) for one in found]
 
 
 def _database(db: str | None) -> Check:

@@ -129,7 +129,7 @@ def test_doctor_says_of_every_check_what_it_found(quick_imports: None, store: St
     assert (checks["ray"]["status"], checks["torch"]["status"]) == ("fail", "fail")
     assert "No module named x" in checks["ray"]["found"]
     assert all(checks[name]["status"] == "ok" for name in ("python", "packages", "database", "ports", "/proc", "clock"))
-    assert {"gpus", "ray token", "SWEEP_HOME", "open files"} <= checks.keys()
+    assert {"gpus", "ray access", "SWEEP_HOME", "open files"} <= checks.keys()
     assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
 
 
@@ -145,6 +145,22 @@ def test_doctor_advises_where_the_database_or_the_home_cannot_be_used(
     assert "fail  database" in out
     assert "fail  SWEEP_HOME" in out
     assert "choose another place" in out
+
+
+def test_doctor_fails_where_others_can_read_the_cluster_s_token(
+    quick_imports: None, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("c4nary" * 8)
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "c4nary" * 8)
+    checks = [check for check in json.loads(sweep("doctor", "--json", code=1)[0])["checks"] if check["name"] == "ray access"]
+    assert [check["status"] for check in checks] == ["fail", "warn"]
+    assert f"chmod 600 {token}" in checks[0]["advice"]
+    assert "every program started here inherits it" in checks[1]["found"]
+    assert "c4nary" not in json.dumps(checks)
 
 
 def test_doctor_makes_no_database(quick_imports: None, sweep: Sweep, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What there is to see of Ray on this machine: its programs' sockets, its token, the versions. See core/exposure.py for what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from orchestrator.core.exposure import Listener, RayFacts
+
+_PROGRAMS = ("gcs_server", "raylet", "dashboard")  # as the kernel names them, or as their command lines do
+_LISTENING = "0A"  # the state of a socket in /proc/net/tcp
+
+
+def look(environment: Mapping[str, str], *, cluster_address: str | None = None) -> RayFacts:
+    """`environment`: of this program. Raises PackageNotFoundError where Ray is not installed."""
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        mode, characters = path.stat().st_mode & 0o777, len(path.read_text(errors="replace").strip())
+    except OSError:
+        mode, characters = None, None
+    host = cluster_address.rpartition(":")[0].strip("[]") if cluster_address not in (None, "auto") else None
+    return RayFacts(
+        version=metadata.version("ray"),
+        auth_mode=environment.get("RAY_AUTH_MODE"),
+        token_in_environment=bool(environment.get("RAY_AUTH_TOKEN")),
+        token_file=str(path),
+        token_file_mode=mode,
+        token_characters=characters,
+        listeners=sorted(_listeners(), key=lambda one: (one.program, one.port)),
+        cluster_host=host,
+    )
+
+
+def _listeners() -> Iterator[Listener]:
+    """Of Ray's programs, whoever started them, as far as this user may look into them."""
+    sockets = dict(_listening_sockets())
+    for folder in Path("/proc").iterdir():
+        program = _program(folder) if folder.name.isdigit() else None
+        if program is None:
+            continue
+        mode = _auth_mode(folder)
+        for inode in _sockets_of(folder) & sockets.keys():
+            address, port = sockets[inode]
+            yield Listener(program=program, address=address, port=port, auth_mode=mode)
+
+
+def _program(folder: Path) -> str | None:
+    try:
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    # Ray's own are named by their path; the dashboard is a script that Python runs.
+    names = [Path(os.fsdecode(word)).name for word in words[:3]]
+    if "dashboard.py" in names:
+        return "dashboard"
+    return names[0] if names and names[0] in _PROGRAMS else None
+
+
+def _auth_mode(folder: Path) -> str | None:
+    """Unset is Ray's default, none; None: its environment is not ours to read."""
+    try:
+        pairs = (folder / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"RAY_AUTH_MODE=")), b"disabled")
+    return os.fsdecode(found)
+
+
+def _sockets_of(folder: Path) -> set[str]:
+    found = set()
+    try:
+        for link in (folder / "fd").iterdir():
+            target = os.readlink(link)  # noqa: PTH115  a socket's target is no path
+            if target.startswith("socket:["):
+                found.add(target[len("socket:[") : -1])
+    except OSError:
+        return found  # it has ended, or is another user's
+    return found
+
+
+def _listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _LISTENING:
+                address, _, port = words[1].partition(":")
+                yield words[9], (_address(address, family), int(port, 16))
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    """The kernel writes addresses as hexadecimal words of this machine's byte order."""
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
