@@ -28,6 +28,7 @@ class Contest:
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
     _repeating: set[int] = field(default_factory=set)  # trials with a repeat in flight
     _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
+    _leader: int | None = None  # the trial of the fastest layout, where that is known
     _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
@@ -35,6 +36,10 @@ class Contest:
         self._repeating.discard(trial_id)
         self._layouts[trial_id] = layout
         self._runs.setdefault(trial_id, []).append(run)
+        if trial_id == self._leader:
+            self._leader = None  # it may have fallen behind
+        elif self._leader is not None:
+            self._leader = min(self._leader, trial_id, key=self._place)
 
     def begin(self, trial_id: int) -> None:
         """A repeat was started."""
@@ -65,8 +70,12 @@ class Contest:
         """The fastest layout, and the seconds of a step that stand for it."""
         if not self._runs:
             return None
-        trial_id = min(self._runs, key=lambda key: (median_run(self._runs[key]).step_seconds, key))
-        return self._layouts[trial_id], median_run(self._runs[trial_id]).step_seconds
+        if self._leader is None:
+            self._leader = min(self._runs, key=self._place)
+        return self._layouts[self._leader], self.seconds_of(self._leader)
+
+    def _place(self, trial_id: int) -> tuple[float, int]:
+        return self.seconds_of(trial_id), trial_id
 
     def seconds_of(self, trial_id: int) -> float:
         """The seconds of a step that stand for a trial's runs."""
