@@ -142,12 +142,12 @@ class Recorder:
 
     def note(self, snapshot: Snapshot) -> None:
         assert self.scheduler is not None
-        if snapshot.launched_now == len(self.trials):
-            return
         now = time.perf_counter()
-        self.trials.append((now, now - self.scheduler.seconds, time.thread_time() - self.scheduler.cpu_seconds))
-        if len(self.trials) % WINDOW_TRIALS == 0:
-            self.resident.append((len(self.trials), resident_bytes()))
+        taken = (now, now - self.scheduler.seconds, time.thread_time() - self.scheduler.cpu_seconds)
+        while len(self.trials) < snapshot.launched_now:  # several may have ended by one poll
+            self.trials.append(taken)
+            if len(self.trials) % WINDOW_TRIALS == 0:
+                self.resident.append((len(self.trials), resident_bytes()))
 
     def ms_per_trial(self, at: int) -> tuple[float, float, float]:
         """Mean over the trials before `at`: of a trial as a whole; of ask, tell and store; and the CPU time of these."""

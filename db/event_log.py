@@ -5,7 +5,7 @@ It also remembers which write an entry is of, so that one whose commit went unan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from db import records, schema
 from db.engine import Change
+from db.portions import portions
 from db.schema import now
 from orchestrator.core.lifecycle import TrialState
 
@@ -51,10 +52,14 @@ def append(connection: Connection, change: Change, entries: Sequence[records.Col
         connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
 
 
-def done_before(connection: Connection, change: Change, trial_id: int, event: str) -> int | None:
-    """The attempt's number (0: of none) with which this same change has logged an event, when an earlier try of it was committed after all; else None."""
+def done_before(connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]) -> dict[int, int]:
+    """The trials for which this same change has logged one of these events, when an earlier try of it was committed after all.
+
+    Each with the number of its attempt; 0: of none.
+    """
     if not change.is_retry:
-        return None
-    mine = (_table.c.trial_id == trial_id, _table.c.change_id == change.id, _table.c.event == event)
-    number = connection.execute(sa.select(sa.func.coalesce(_table.c.attempt, 0)).where(*mine)).scalars().first()
-    return None if number is None else int(number)
+        return {}
+    statement = sa.select(_table.c.trial_id, sa.func.coalesce(_table.c.attempt, 0).label("number"))
+    mine = statement.where(_table.c.change_id == change.id, _table.c.event.in_(sorted(events)))
+    rows = [row for some in portions(trial_ids) for row in connection.execute(mine.where(_table.c.trial_id.in_(some))).fetchall()]
+    return {row.trial_id: row.number for row in rows}

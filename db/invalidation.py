@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import event_log, lease, records, schema
-from db.changes import chunks
 from db.engine import Change
+from db.portions import portions
 from db.rows import Holder
 from db.schema import SweepState, now
 from orchestrator.core.lifecycle import TrialEvent, TrialState, advance
@@ -42,7 +42,7 @@ def invalidate(
             holder_is_dead=holder_is_dead,
         )
         freed = _condemned_by(connection, trial_ids)
-        for some in chunks(sorted({*trial_ids, *freed})):
+        for some in portions(sorted({*trial_ids, *freed})):
             num_changed += _invalidate_some(connection, change, sweep_id, some, where, epoch)
         lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
     return num_changed
@@ -52,7 +52,7 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
     """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
     pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
     return [
-        int(row.id) for some in chunks(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
+        int(row.id) for some in portions(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
     ]
 
 

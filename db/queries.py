@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
+from db.portions import portions
 from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
@@ -24,8 +25,6 @@ from orchestrator.core.winner import Run
 
 sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
 measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
-
-CHUNK = 500
 
 
 def sweeps(connection: Connection) -> list[SweepRow]:
@@ -57,8 +56,7 @@ def trials(connection: Connection, sweep_id: int, cell_id: int | None) -> list[T
 def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
     """The trials in the order of their ids as given."""
     found: dict[int, TrialRow] = {}
-    for start in range(0, len(trial_ids), CHUNK):
-        some = trial_ids[start : start + CHUNK]
+    for some in portions(trial_ids):
         found |= {row["id"]: _trial_row(row) for row in connection.execute(_TRIALS.where(trial.c.id.in_(some))).mappings()}
     return [found[trial_id] for trial_id in trial_ids if trial_id in found]
 
@@ -165,13 +163,18 @@ def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> 
     return set(connection.execute(met.where(trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, counted).distinct()).scalars())
 
 
-def failure_counts(connection: Connection, trial_id: int) -> dict[FailureKind, int]:
+def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
+    """By trial how many of its attempts failed in which way."""
     statement = (
-        sa.select(attempt.c.failure_kind, sa.func.count().label("n"))
-        .where(attempt.c.trial_id == trial_id, attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
-        .group_by(attempt.c.failure_kind)
+        sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
+        .where(attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
+        .group_by(attempt.c.trial_id, attempt.c.failure_kind)
     )
-    return {FailureKind(row.failure_kind): row.n for row in connection.execute(statement)}
+    found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
+    for some in portions(trial_ids):
+        for row in connection.execute(statement.where(attempt.c.trial_id.in_(some))):
+            found[row.trial_id][FailureKind(row.failure_kind)] = row.n
+    return found
 
 
 def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:

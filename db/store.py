@@ -6,6 +6,8 @@ Each write is one transaction that carries its owner's epoch; a stale owner gets
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,22 +15,25 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, invalidation, lease, migrate, observations, queries, readonly, schema, sql_text, url
-from db.changes import AttemptFacts
+from db import changes, endings, invalidation, lease, migrate, observations, queries, readonly, schema, sql_text, url
 from db.engine import Change, Database
+from db.news import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
 from db.observations import ObservationRow
 from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import SweepChanged
+from orchestrator.core.errors import SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage
 
+logger = logging.getLogger(__name__)
+
 LEASE_SECONDS = 30.0  # renewed every few seconds; a dead orchestrator on another host is replaced after this long
-_NO_USAGE = GpuUsage()
+# An end of no attempt, or with a value that no column takes: drivers wrap some of what they refuse, and let the rest through as it is.
+_REFUSED = (UsageInvalid, ValueError, OverflowError, sa.exc.StatementError)
 
 
 class Store:
@@ -177,14 +182,26 @@ class Store:
         predicted_memory_bytes: float | None = None,
     ) -> TrialRow:
         """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
+        new = NewTrial(
+            cell_id=cell_id,
+            layout=layout,
+            why=why,
+            predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
+            predicted_memory_bytes=predicted_memory_bytes,
+        )
 
         def work(connection: sa.Connection, change: Change) -> TrialRow:
-            trial_id = changes.add_trial(
-                connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes
-            )
-            return queries.trials_by_id(connection, [trial_id])[0]
+            return queries.trials_by_id(connection, changes.add_trials(connection, change, [new], epoch))[0]
 
         return self._database.write(work)
+
+    def begin_trials(self, begun: Sequence[NewTrial | NewAttempt], *, epoch: int) -> list[tuple[int, int]]:
+        """Begin an attempt of each, of any cells of one sweep, in one commit: the trials' ids and the attempts' numbers, in order.
+
+        A layout whose trial is there and QUEUED is begun as that. Raises IllegalTransition, changing nothing, when one of them cannot
+        begin, or is named twice: nothing was launched yet, so nothing is lost with the others.
+        """
+        return self._database.write(lambda connection, change: changes.begin(connection, change, begun, epoch)) if begun else []
 
     def begin_trial(
         self,
@@ -197,23 +214,20 @@ class Store:
         predicted_memory_bytes: float | None = None,
         nodes: Sequence[str] | None = None,
     ) -> tuple[int, int]:
-        """`add_trial` and `start_attempt` in one commit: the id of the layout's trial, and the number of its new attempt.
-
-        Raises IllegalTransition, changing nothing, when the layout has a trial that is past QUEUED.
-        """
-        return self._database.write(
-            lambda connection, change: changes.begin_trial(
-                connection, change, cell_id, layout, epoch, why, predicted_tokens_per_second_per_gpu, predicted_memory_bytes, nodes
-            )
+        """`begin_trials` of one."""
+        new = NewTrial(
+            cell_id=cell_id,
+            layout=layout,
+            why=why,
+            predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
+            predicted_memory_bytes=predicted_memory_bytes,
+            nodes=nodes,
         )
+        return self.begin_trials([new], epoch=epoch)[0]
 
-    def add_pruned(self, cell_id: int, layouts: Sequence[tuple[Layout, str]], *, condemned_by: int | None, epoch: int) -> int:
-        """Record layouts, each with why, as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
-        if not layouts:
-            return 0
-        return self._database.write(
-            lambda connection, change: changes.add_pruned(connection, change, cell_id, layouts, condemned_by, epoch)
-        )
+    def add_pruned(self, condemned: Sequence[Pruned], *, epoch: int) -> int:
+        """Record layouts as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
+        return self._database.write(lambda connection, change: changes.add_pruned(connection, change, condemned, epoch)) if condemned else 0
 
     def transition(
         self, trial_id: int, event: TrialEvent, *, epoch: int, attempt: int | None = None, detail: Mapping[str, Any] | None = None
@@ -227,8 +241,14 @@ class Store:
                 f"{event} is written together with what belongs to it: by start_attempt, start_repeat, record_measurement, invalidate"
             )
         return self._database.write(
-            lambda connection, change: changes.transition(connection, change, trial_id, event, epoch, attempt, detail)
-        )
+            lambda connection, change: changes.transition(connection, change, [(trial_id, attempt)], event, epoch, detail)
+        )[0]
+
+    def note_first_steps(self, attempts: Sequence[tuple[int, int]], *, epoch: int) -> None:
+        """Note that attempts, each given as trial id and number, have made their first step: `transition` of many, in one commit."""
+        if attempts:
+            event = TrialEvent.FIRST_STEP
+            self._database.write(lambda connection, change: changes.transition(connection, change, attempts, event, epoch, None))
 
     def invalidate(
         self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone
@@ -263,20 +283,42 @@ class Store:
     # Attempts and how they end.
 
     def start_attempt(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, shared_nodes: bool | None = None) -> int:
-        """Note that a gang is placed for a QUEUED trial, on nodes that may be told later, and return the number of its new attempt."""
-        return self._database.write(
-            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, shared_nodes)
-        )
-
-    def note_nodes(self, trial_id: int, attempt: int, nodes: Sequence[str], *, epoch: int) -> None:
-        """Note where a running attempt has its nodes, as soon as that is known: one that is lost cannot tell any more."""
-        self._database.write(lambda connection, change: changes.note_nodes(connection, trial_id, attempt, epoch, nodes))
+        """`begin_trials` of one that is QUEUED: the number of its new attempt."""
+        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch)[0][1]
 
     def start_repeat(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, why: str | None = None) -> int:
-        """Note one more attempt of a MEASURED trial, and return its number. What it measures counts beside the others, the median standing for all."""
-        return self._database.write(
-            lambda connection, change: changes.start_attempt(connection, change, trial_id, epoch, nodes, None, TrialEvent.REPEATED, why)
-        )
+        """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
+        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why)], epoch=epoch)[0][1]
+
+    def record_ends(self, ends: Sequence[Ended], *, epoch: int) -> list[Recorded]:
+        """Record how attempts of one sweep ended, with their trials' new states, in one commit; what each came to, in order.
+
+        Once this returns the results survive a power cut. An attempt that has ended already, or is not its trial's latest, changes no
+        state: what it measured is kept beside what counts. One that cannot be recorded at all (there is no such attempt; a value that
+        the database refuses) takes no other with it: all others are recorded, and then its error is raised.
+        """
+        if not ends:
+            return []
+        try:
+            return self._database.write(lambda connection, change: endings.record(connection, change, ends, epoch), durable=True)
+        except _REFUSED:
+            if len(ends) > 1:
+                self._record_each(ends, epoch)
+            raise
+
+    def _record_each(self, ends: Sequence[Ended], epoch: int) -> None:
+        """Record those that can be, each in a commit of its own."""
+        for end in ends:
+            try:
+                self.record_ends([end], epoch=epoch)
+            except _REFUSED as exc:
+                logger.error(
+                    "The end of attempt %d of trial %d cannot be recorded: %s",
+                    end.attempt,
+                    end.trial_id,
+                    exc,
+                    extra={"action": "end_refused"},
+                )
 
     def record_measurement(
         self,
@@ -285,20 +327,13 @@ class Store:
         *,
         epoch: int,
         measurement: Measurement,
-        gpu: GpuUsage = _NO_USAGE,
+        gpu: GpuUsage = NO_USAGE,
         memory_by_part: Mapping[str, int] | None = None,
         **facts: Unpack[AttemptFacts],
     ) -> bool:
-        """Record what an attempt measured, with its trial's new state. True: it counts; False: another came first, and it is kept beside it.
-
-        Once this returns the result survives a power cut.
-        """
-        return self._database.write(
-            lambda connection, change: changes.record_measurement(
-                connection, change, trial_id, attempt, epoch, measurement, gpu, memory_by_part, facts
-            ),
-            durable=True,
-        )
+        """`record_ends` of one that was measured. True: it counts; False: another came first, and it is kept beside it."""
+        outcome = MeasuredEnd(measurement=measurement, gpu=gpu, memory_by_part=memory_by_part)
+        return self.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].counts
 
     def record_failure(
         self,
@@ -312,15 +347,9 @@ class Store:
         device_memory_bytes: int | None = None,
         **facts: Unpack[AttemptFacts],
     ) -> TrialState:
-        """Record how an attempt failed, with its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED.
-
-        A failure of an attempt that is not the latest changes no state.
-        """
-        memory = {"failure_peak_memory_bytes": peak_memory_bytes, "failure_device_memory_bytes": device_memory_bytes}
-        return self._database.write(
-            lambda connection, change: changes.record_failure(connection, change, trial_id, attempt, epoch, failure, event, memory, facts),
-            durable=True,
-        )
+        """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
+        outcome = FailedEnd(failure=failure, event=event, peak_memory_bytes=peak_memory_bytes, device_memory_bytes=device_memory_bytes)
+        return self.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].state
 
     # Reading.
 
@@ -374,9 +403,13 @@ class Store:
             )
         )
 
-    def failure_counts(self, trial_id: int) -> dict[FailureKind, int]:
-        """How many attempts of a trial failed, by kind, since it was last invalidated: what `may_retry` asks."""
-        return self._database.read(lambda connection: queries.failure_counts(connection, trial_id))
+    def trials_by_id(self, trial_ids: Sequence[int]) -> list[TrialRow]:
+        """The trials of these ids, in their order."""
+        return self._database.read(lambda connection: queries.trials_by_id(connection, trial_ids)) if trial_ids else []
+
+    def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
+        """By trial how many of its attempts failed, by kind, since it was last invalidated: what `may_retry` asks."""
+        return self._database.read(lambda connection: queries.failure_counts(connection, trial_ids)) if trial_ids else {}
 
     def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
         """The peaks that MFUs of a sweep rest on where no data sheet tells, each once however many attempts have it."""

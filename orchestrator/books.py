@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from db.news import Ended, FailedEnd, MeasuredEnd, Pruned, Recorded
 from db.rows import TrialRow
 from db.store import Store
 from orchestrator.blame import Blame
@@ -40,6 +41,27 @@ class Flight:
     step: int = 0
     stepped: bool = False  # FIRST_STEP is in the store
 
+    @property
+    def made_first_step(self) -> bool:
+        """Whether it is known to have, and its trial's state says so. A repeat's does not."""
+        return not self.is_repeat and self.phase in (Phase.STEADY, Phase.TEARDOWN)
+
+    @property
+    def state(self) -> TrialState:
+        """Of its trial in the store, while it runs and is no repeat."""
+        return TrialState.RUNNING if self.stepped else TrialState.LAUNCHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ending:
+    """How one attempt ended, before anybody was told."""
+
+    flight: Flight
+    event: Finished
+    results: Sequence[RankResult]
+    fingerprint: Fingerprint | None  # None: no rank left a result
+    outcome: Measurement | Failure
+
 
 class Books:
     """Of one call of `run_sweep`."""
@@ -51,11 +73,14 @@ class Books:
         self.gpu_seconds = sum(status.gpu_seconds for status in store.status(sweep_id))  # of earlier calls, what was reaped included
         self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
         self.blame = Blame(spec.name)
+        self._condemned: list[Pruned] = []  # proven, and not written yet
 
-    def take_up(self, trials: Sequence[TrialRow]) -> None:
-        """Count what earlier calls left."""
+    def take_up(self, run: CellRun) -> None:
+        """Have a cell go on from what earlier calls left of it, and count that."""
+        trials = self._take_up(run)
         self.counts.update(trial.state for trial in trials)
         self.fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
+        self._write_condemned()
 
     def launched(self, *, is_new: bool) -> None:
         """A trial that waited, or was not there yet, is being launched."""
@@ -63,70 +88,119 @@ class Books:
             self.counts[TrialState.QUEUED] -= 1
         self.counts[TrialState.LAUNCHING] += 1
 
-    def progressed(self, flight: Flight) -> None:
-        """Note the first step of an attempt, once."""
-        if not flight.stepped and not flight.is_repeat and flight.phase in (Phase.STEADY, Phase.TEARDOWN):
+    def progressed(self, flights: Iterable[Flight]) -> None:
+        """Note the first steps of attempts under way, each once, in one commit."""
+        stepped = [flight for flight in flights if not flight.stepped and flight.made_first_step]
+        self._store.note_first_steps([(flight.trial_id, flight.attempt) for flight in stepped], epoch=self._epoch)
+        for flight in stepped:
             flight.stepped = True
-            self._store.transition(flight.trial_id, TrialEvent.FIRST_STEP, epoch=self._epoch, attempt=flight.attempt)
             self._move(TrialState.LAUNCHING, TrialState.RUNNING)
 
-    def ended(self, flight: Flight, event: Finished) -> str:
-        """Write down how an attempt ended, whatever became of it. Returns it in words."""
-        self.gpu_seconds += event.gpu_seconds
-        failure = event.failure
-        results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
-        measurement: Measurement | None = None
-        if failure is None and not results:
-            failure = Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
-        if failure is None:
-            try:
-                measurement = self.peaks.measure(
-                    event.reports,
-                    model=flight.run.cell.model,
-                    sequence_length=flight.run.cell.sequence_length,
-                    layout=flight.layout,
-                    plan=self._spec.measurement.plan,
-                )
-            except ImplausibleMeasurement as exc:
-                failure = Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
-        if measurement is not None:
-            return self._measured(flight, event, results, measurement)
-        assert failure is not None
-        return self._failed(flight, event, results, failure)
+    def ended(self, over: Sequence[tuple[Flight, Finished]]) -> list[str]:
+        """Write down how attempts ended, whatever became of them, in one commit; then tell their searches. Returns each in words."""
+        endings = [self._judge(flight, event) for flight, event in over]
+        events = self._events_of([ending for ending in endings if isinstance(ending.outcome, Failure)])
+        recorded = self._store.record_ends([_ended(ending, events) for ending in endings], epoch=self._epoch)
+        rows = {row.id: row for row in self._store.trials_by_id([i for i, event in events.items() if event is TrialEvent.REQUEUED])}
+        anew = self._measured_with_other_software(endings, recorded)
+        words = []
+        for ending, came_to in zip(endings, recorded, strict=True):
+            if isinstance(ending.outcome, Measurement):
+                words.append(self._measured(ending, ending.outcome, counts=came_to.counts))
+            else:
+                trial_id = ending.flight.trial_id
+                words.append(self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id)))
+        self._write_condemned()
+        for run in anew.values():
+            self._take_up(run)
+        self._write_condemned()
+        return words
 
-    def prune(self, run: CellRun, layouts: Sequence[Layout], proof_id: int, proof: Layout) -> None:
-        """Write down what an out-of-memory proves of others, without launching them."""
-        if layouts:
+    def _take_up(self, run: CellRun) -> list[TrialRow]:
+        """Have a cell go on from what the store knows of it: all its trials, which are returned."""
+        trials = self._store.trials(self._sweep_id, cell_id=run.id)
+        self._condemn(run, run.take_up(trials, self._store.repeats(run.id)))
+        run.nothing_fits = run.searcher.nothing_fits()
+        return trials
+
+    def _condemn(self, run: CellRun, condemned: Mapping[Layout, tuple[Layout, int]]) -> None:
+        """Note what out-of-memories prove of others, to be written without launching them: layout -> the one that proves it, and its trial."""
+        for layout, (proof, proof_id) in condemned.items():
             why = f"needs at least the memory of trial {proof_id} ({proof.short}), which ran out of it"
-            pruned = self._store.add_pruned(run.id, [(layout, why) for layout in layouts], condemned_by=proof_id, epoch=self._epoch)
-            self.counts[TrialState.PRUNED] += pruned
-            self.counts[TrialState.QUEUED] -= len(run.added & set(layouts))
-            run.added -= set(layouts)
+            self._condemned.append(Pruned(cell_id=run.id, layout=layout, why=why, condemned_by=proof_id))
+        self.counts[TrialState.QUEUED] -= len(run.added & condemned.keys())
+        run.added -= condemned.keys()
 
-    def _measured(self, flight: Flight, event: Finished, results: Sequence[RankResult], measurement: Measurement) -> str:
-        fingerprint = with_stack(self._code, self._stack_of(results))
-        counts = self._store.record_measurement(
-            flight.trial_id,
-            flight.attempt,
-            epoch=self._epoch,
-            measurement=measurement,
-            gpu=gpu_usage(event.reports),
-            memory_by_part=worst_parts(results),
-            **attempt_facts(event, results, fingerprint),
+    def _write_condemned(self) -> None:
+        self.counts[TrialState.PRUNED] += self._store.add_pruned(self._condemned, epoch=self._epoch)
+        self._condemned.clear()
+
+    def _judge(self, flight: Flight, event: Finished) -> _Ending:
+        """What an attempt came to, by what its ranks left."""
+        self.gpu_seconds += event.gpu_seconds
+        results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
+        fingerprint = with_stack(self._code, self._stack_of(results)) if results else None
+        return _Ending(
+            flight=flight, event=event, results=results, fingerprint=fingerprint, outcome=self._outcome(flight, event, fingerprint)
         )
+
+    def _outcome(self, flight: Flight, event: Finished, fingerprint: Fingerprint | None) -> Measurement | Failure:
+        if event.failure is not None:
+            return event.failure
+        if fingerprint is None:
+            return Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
+        cell, layout = flight.run.cell, flight.layout
+        try:
+            measurement = self.peaks.measure(
+                event.reports, model=cell.model, sequence_length=cell.sequence_length, layout=layout, plan=self._spec.measurement.plan
+            )
+        except ImplausibleMeasurement as exc:
+            return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
+        # At once: the next attempt of the same poll is measured by what this one has shown.
+        self.peaks.note(event.reports, measurement, precision=layout.precision, device_name=fingerprint.stack.device_name)
+        return measurement
+
+    def _events_of(self, failed: Sequence[_Ending]) -> dict[int, TrialEvent]:
+        """What becomes of the trials whose attempts failed."""
+        earlier = self._store.failure_counts([ending.flight.trial_id for ending in failed if not ending.flight.is_repeat])
+        events = {}
+        for ending in failed:
+            assert isinstance(ending.outcome, Failure)
+            flight, kind = ending.flight, ending.outcome.kind
+            if flight.is_repeat:
+                again = flight.run.contest.fail(flight.trial_id, kind)
+            elif kind is FailureKind.CANCELLED:
+                again = True  # asked to stop: the trial waits for the next call rather than being given up
+            else:
+                again = may_retry(kind, earlier[flight.trial_id] + Counter([kind]))
+            last = TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
+            events[flight.trial_id] = TrialEvent.REQUEUED if again else last
+        return events
+
+    def _measured_with_other_software(self, endings: Sequence[_Ending], recorded: Sequence[Recorded]) -> dict[int, CellRun]:
+        """The cells of which trials were measured with something else than those before them: nobody compares the two from now on.
+
+        What such a cell's search knows is all of another fingerprint, so it begins anew from the store, which has this poll's ends too.
+        """
+        anew = {}
+        for ending, came_to in zip(endings, recorded, strict=True):
+            run, fingerprint = ending.flight.run, ending.fingerprint
+            if came_to.counts and not ending.flight.is_repeat and fingerprint is not None:
+                if run.fingerprint not in (None, fingerprint.digest):
+                    anew[run.id] = run
+                run.fingerprint = fingerprint.digest
+        return anew
+
+    def _measured(self, ending: _Ending, measurement: Measurement, *, counts: bool) -> str:
+        flight, fingerprint = ending.flight, ending.fingerprint
+        assert fingerprint is not None, "a measurement without a result"
         self.fingerprints.add(fingerprint.digest)
-        precision, device_name = flight.layout.precision, fingerprint.stack.device_name
-        self.peaks.note(event.reports, measurement, precision=precision, device_name=device_name)
         self.blame.note_measured()
         run, trial_id, layout = flight.run, flight.trial_id, flight.layout
         taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
         if not flight.is_repeat:
-            self._move(TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING, TrialState.MEASURED)
-            if run.fingerprint in (None, fingerprint.digest):
-                run.note_measured(trial_id, layout, taken)
-            else:  # numbers of another fingerprint are shown apart, and nobody compares with them from now on
-                run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
-            run.fingerprint = fingerprint.digest
+            self._move(flight.state, TrialState.MEASURED)
+            run.note_measured(trial_id, layout, taken)
         elif counts:
             run.contest.note(trial_id, layout, taken)
         else:
@@ -137,62 +211,46 @@ class Books:
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}"
 
-    def _failed(self, flight: Flight, event: Finished, results: Sequence[RankResult], failure: Failure) -> str:
-        outcome = self._outcome_of(flight, failure)
+    def _failed(self, ending: _Ending, failure: Failure, event: TrialEvent, row: TrialRow | None) -> str:
+        """`row` is the trial's, where it waits again."""
         self.blame.note_failure(failure)
-        peak, device = failed_memory(event.reports)
-        self._store.record_failure(
-            flight.trial_id,
-            flight.attempt,
-            epoch=self._epoch,
-            failure=failure,
-            event=outcome,
-            peak_memory_bytes=peak,
-            device_memory_bytes=device,
-            **attempt_facts(event, results, with_stack(self._code, self._stack_of(results)) if results else None),
-        )
+        flight = ending.flight
         if flight.is_repeat:
             return f"measured before; once more it failed, {failure.kind}: {failure.message}"
-        before = TrialState.RUNNING if flight.stepped else TrialState.LAUNCHING
-        searcher, layout = flight.run.searcher, flight.layout
-        match outcome:
+        run, layout = flight.run, flight.layout
+        match event:
             case TrialEvent.OUT_OF_MEMORY:
-                self._move(before, TrialState.OUT_OF_MEMORY)
-                flight.run.note_infeasible()
-                flight.run.take_back()
-                proves = proves_out_of_memory(failure, on_cpu=self._slots.device is Device.CPU)
-                excess = relative_excess(peak, device, failure.message)
-                condemned = searcher.tell(layout, OutOfMemory(excess=excess), proves=proves)
-                self.prune(flight.run, condemned, flight.trial_id, layout)
-                flight.run.nothing_fits = searcher.nothing_fits()
-                return f"out of memory{f'; {len(condemned)} more cannot fit' if condemned else ''}"
+                self._move(flight.state, TrialState.OUT_OF_MEMORY)
+                num_condemned = self._tell_out_of_memory(ending, failure)
+                return f"out of memory{f'; {num_condemned} more cannot fit' if num_condemned else ''}"
             case TrialEvent.REQUEUED:
-                self._move(before, TrialState.QUEUED)
-                flight.run.wait(self._store.trial(flight.trial_id).trial)
-                flight.run.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
+                self._move(flight.state, TrialState.QUEUED)
+                assert row is not None, "it waits, so it is in the store"
+                run.wait(row)
+                run.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:
-                self._move(before, TrialState.FAILED)
-                flight.run.note_infeasible()
+                self._move(flight.state, TrialState.FAILED)
+                run.note_infeasible()
                 if POLICIES[failure.kind].fault is not Fault.MACHINE:
-                    searcher.tell(layout, Failed())
+                    run.searcher.tell(layout, Failed())
                 # Else it says nothing of the layout; in flight for the search, it is not asked for again.
                 where = f" (log: {failure.log_path})" if failure.log_path else ""
                 return f"failed, {failure.kind}: {failure.message}{where}"
 
-    def _outcome_of(self, flight: Flight, failure: Failure) -> TrialEvent:
-        if flight.is_repeat:
-            again = flight.run.contest.fail(flight.trial_id, failure.kind)
-        elif failure.kind is FailureKind.CANCELLED:
-            again = True  # asked to stop: the trial waits for the next call rather than being given up
-        else:
-            earlier = Counter(self._store.failure_counts(flight.trial_id))
-            earlier[failure.kind] += 1
-            again = may_retry(failure.kind, earlier)
-        if again:
-            return TrialEvent.REQUEUED
-        return TrialEvent.OUT_OF_MEMORY if failure.kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
+    def _tell_out_of_memory(self, ending: _Ending, failure: Failure) -> int:
+        """Tell the search, and note what that proves of others. How many they are."""
+        flight, run = ending.flight, ending.flight.run
+        run.note_infeasible()
+        run.take_back()
+        proves = proves_out_of_memory(failure, on_cpu=self._slots.device is Device.CPU)
+        peak, device = failed_memory(ending.event.reports)
+        excess = relative_excess(peak, device, failure.message)
+        condemned = run.searcher.tell(flight.layout, OutOfMemory(excess=excess), proves=proves)
+        self._condemn(run, dict.fromkeys(condemned, (flight.layout, flight.trial_id)))
+        run.nothing_fits = run.searcher.nothing_fits()
+        return len(condemned)
 
     def _stack_of(self, results: Sequence[RankResult]) -> Stack:
         """As the ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
@@ -202,3 +260,17 @@ class Books:
     def _move(self, before: TrialState, after: TrialState) -> None:
         self.counts[before] -= 1
         self.counts[after] += 1
+
+
+def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
+    """As the store is told it."""
+    flight, event, results = ending.flight, ending.event, ending.results
+    outcome: MeasuredEnd | FailedEnd
+    if isinstance(ending.outcome, Measurement):
+        outcome = MeasuredEnd(measurement=ending.outcome, gpu=gpu_usage(event.reports), memory_by_part=worst_parts(results))
+    else:
+        peak, device = failed_memory(event.reports)
+        failed = events[flight.trial_id]
+        outcome = FailedEnd(failure=ending.outcome, event=failed, peak_memory_bytes=peak, device_memory_bytes=device)
+    facts = attempt_facts(event, results, ending.fingerprint)
+    return Ended(trial_id=flight.trial_id, attempt=flight.attempt, outcome=outcome, stepped=flight.made_first_step, facts=facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from db.changes import AttemptFacts
+from db.news import AttemptFacts
 from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from db.news import NewAttempt, NewTrial
 from db.rows import TrialRow
 from db.store import Store
 from orchestrator.books import Books, Flight
@@ -22,10 +24,27 @@ from orchestrator.turns import Turns
 
 logger = logging.getLogger(__name__)
 
+MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md)
+CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
 NODES_PATIENCE_SECONDS = 300.0  # that a cell waits for nodes that are gone to come back, or for others in their place
 DECIDED = frozenset(
     {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
 )  # a search that has ended by itself: what it found is confirmed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """An attempt that is about to be written down, and then started."""
+
+    run: CellRun
+    layout: Layout
+    nodes: tuple[str, ...]
+    ticket: int
+    begins: NewTrial | NewAttempt
+
+    @property
+    def is_repeat(self) -> bool:
+        return isinstance(self.begins, NewAttempt) and self.begins.is_repeat
 
 
 class Launches:
@@ -47,6 +66,7 @@ class Launches:
         self._clock, self._budget_spent, self._learn = clock, budget_spent, learn
         self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
+        self._chosen: list[_Chosen] = []  # in this turn, not started yet
         self.flights: dict[int, Flight] = {}
 
     def what_fits(self, runs: Sequence[CellRun]) -> None:
@@ -55,13 +75,18 @@ class Launches:
         for run in runs:
             self._may_stop(run)
         wanting = [run for run in runs if self._wants(run)]
-        while wanting and len(self.flights) < self._most_at_once:
+        began = self._clock()
+        while wanting and len(self.flights) + len(self._chosen) < self._most_at_once:
             turn = self._turns.next(wanting, self._clock(), self._scheduler.standing())
             if turn is None:
-                return
+                break
             run, nodes = turn
             if not self._one(run, nodes) or not self._wants(run):
                 wanting.remove(run)
+            if len(self._chosen) >= MOST_TOGETHER or self._clock() - began > CHOOSING_SECONDS:
+                self._launch()
+                began = self._clock()
+        self._launch()
 
     def think_ahead(self, runs: Iterable[CellRun]) -> None:
         """Have searches ask for their next layout while trials run, where asking takes long."""
@@ -158,11 +183,9 @@ class Launches:
         proposal = run.ask(self._clock) if self._within_trials(run) else None
         if proposal is None:
             return False
-        # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
-        trial_id, attempt = self._store.begin_trial(
-            run.id,
-            proposal.layout,
-            epoch=self._epoch,
+        begins = NewTrial(
+            cell_id=run.id,
+            layout=proposal.layout,
             why=proposal.why,
             predicted_tokens_per_second_per_gpu=proposal.predicted_tokens_per_second_per_gpu,
             predicted_memory_bytes=proposal.predicted_memory_bytes,
@@ -170,7 +193,7 @@ class Launches:
         )
         run.launched += 1
         self._books.launched(is_new=proposal.layout not in run.added)
-        self._start(run, trial_id, proposal.layout, attempt, nodes)
+        self._choose(run, proposal.layout, nodes, begins)
         return True
 
     def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
@@ -180,7 +203,7 @@ class Launches:
         trial: TrialRow = run.waiting.pop(0)
         run.launched += trial.num_attempts == 0
         self._books.launched(is_new=False)
-        self._start(run, trial.id, trial.layout, self._store.start_attempt(trial.id, self._epoch, nodes), nodes)
+        self._choose(run, trial.layout, nodes, NewAttempt(trial_id=trial.id, nodes=nodes))
         return True
 
     def _confirm(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
@@ -197,23 +220,37 @@ class Launches:
 
     def _repeat(self, run: CellRun, nodes: tuple[str, ...], trial_id: int, layout: Layout, why: str) -> None:
         """Measure a measured trial once more, beside its other runs."""
-        attempt = self._store.start_repeat(trial_id, self._epoch, nodes, why=why)
         run.contest.begin(trial_id)
-        logger.info("Trial %d again: %s", trial_id, why, extra={"action": "repeated", "trial_id": trial_id, "attempt": attempt})
-        self._start(run, trial_id, layout, attempt, nodes, is_repeat=True)
+        self._choose(run, layout, nodes, NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why))
 
-    def _start(self, run: CellRun, trial_id: int, layout: Layout, attempt: int, nodes: tuple[str, ...], *, is_repeat: bool = False) -> None:
-        now = self._clock()
+    def _choose(self, run: CellRun, layout: Layout, nodes: tuple[str, ...], begins: NewTrial | NewAttempt) -> None:
+        """From now on its nodes are taken, and the cell has it under way; it starts with the others that are chosen in this turn."""
+        ticket = self._turns.began(run, nodes, self._clock())
+        self._chosen.append(_Chosen(run=run, layout=layout, nodes=nodes, ticket=ticket, begins=begins))
+        run.took_off(is_repeat=self._chosen[-1].is_repeat)
+
+    def _launch(self) -> None:
+        """Start what was chosen."""
+        chosen, self._chosen = self._chosen, []
+        # Written down before it happens: an attempt that a dead orchestrator may have started is never started under the same number.
+        begun = self._store.begin_trials([one.begins for one in chosen], epoch=self._epoch)
+        for one, (trial_id, attempt) in zip(chosen, begun, strict=True):
+            if one.is_repeat:
+                extra = {"action": "repeated", "trial_id": trial_id, "attempt": attempt}
+                logger.info("Trial %d again: %s", trial_id, one.begins.why, extra=extra)
+            self._start(one, trial_id, attempt)
+
+    def _start(self, one: _Chosen, trial_id: int, attempt: int) -> None:
+        run, layout = one.run, one.layout
         self.flights[trial_id] = Flight(
             run=run,
             trial_id=trial_id,
             layout=layout,
             attempt=attempt,
-            ticket=self._turns.began(run, nodes, now),
-            since=now,
-            is_repeat=is_repeat,
+            ticket=one.ticket,
+            since=self._clock(),
+            is_repeat=one.is_repeat,
         )
-        run.took_off(is_repeat=is_repeat)
         request = TrialRequest(
             sweep=self._spec.name,
             trial_id=trial_id,
@@ -229,4 +266,4 @@ class Launches:
             seed=self._spec.search.seed,
             peaks=self._books.peaks.of(layout.precision),
         )
-        self._scheduler.start(request, run.shape, nodes)
+        self._scheduler.start(request, run.shape, one.nodes)

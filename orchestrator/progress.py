@@ -57,7 +57,7 @@ class Snapshot:
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
     gpu_seconds: float
     seconds: float  # since this call began
-    last: str  # one line: what happened last
+    ended: Sequence[str]  # a line for each trial that ended since the last snapshot: what became of it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
@@ -25,7 +25,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Placed, Progressed, Scheduler, Slots, shapes_of
+from orchestrator.gang import Finished, Placed, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
 from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
@@ -134,7 +134,8 @@ class _Loop:
         self._runs: list[CellRun] = []
         self._finished_now = 0
         self._began, self._renewed = clock(), time.monotonic()
-        self._last = ""
+        self._progressed: dict[int, Flight] = {}  # since the lease was renewed
+        self._ended: list[str] = []  # lines for the next snapshot
         self._cancelling = False
         self._requested = Stop.GO_ON
 
@@ -192,11 +193,7 @@ class _Loop:
             num_candidates=num_candidates,
             predicted_seconds=predicted_seconds,
         )
-        trials = self._store.trials(self._sweep_id, cell_id=cell_id)
-        self._books.take_up(trials)
-        for layout, (proof, proof_id) in run.take_up(trials, self._store.repeats(cell_id)).items():
-            self._books.prune(run, [layout], proof_id, proof)
-        run.nothing_fits = searcher.nothing_fits()
+        self._books.take_up(run)
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
         self._keep_lease()  # a space of many cells takes a while to list
         return run
@@ -215,28 +212,37 @@ class _Loop:
                 self._launches.think_ahead(self._runs)
             if not self._flights and not (asked is Stop.GO_ON and self._launches.waits_for_nodes(self._runs)):
                 break
+            self._hear(self._scheduler.poll(POLL_SECONDS))
             self._show()
-            for event in self._scheduler.poll(POLL_SECONDS):
-                match event:
-                    case Placed():
-                        pass  # where, was known before
-                    case Progressed():
-                        flight = self._flights[event.trial_id]
-                        flight.phase, flight.step = event.phase, event.step
-                        self._books.progressed(flight)
-                    case Finished():
-                        flight = self._flights[event.trial_id]
-                        self._launches.ended(flight)
-                        self._finished_now += 1
-                        self._say(flight, self._books.ended(flight, event))
             self._books.blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
         self._show()
+
+    def _hear(self, events: Sequence[SchedulerEvent]) -> None:
+        """Write down what happened since the last poll: however much ended, in one commit."""
+        over: list[tuple[Flight, Finished]] = []
+        for event in events:
+            flight = self._flights[event.trial_id]
+            match event:
+                case Placed():
+                    pass  # where, was known before
+                case Progressed():
+                    flight.phase, flight.step = event.phase, event.step
+                    self._progressed[event.trial_id] = flight
+                case Finished():
+                    self._launches.ended(flight)
+                    over.append((flight, event))
+                    self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
+        self._finished_now += len(over)
+        for (flight, _), words in zip(over, self._books.ended(over), strict=True):
+            self._say(flight, words)
 
     def _keep_lease(self) -> None:
         # Leases end by the database's clock, whatever clock the sweep goes by.
         if time.monotonic() - self._renewed <= RENEW_SECONDS:
             return
+        self._books.progressed(self._progressed.values())  # not at once: nobody acts on it, and it would be a commit for each trial
+        self._progressed.clear()
         request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS)
         self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
@@ -289,11 +295,12 @@ class _Loop:
     # -- small things --------------------------------------------------------------------------------------------------------
 
     def _say(self, flight: Flight, what: str) -> None:
-        self._last = f"trial {flight.trial_id} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
-        logger.info("%s", self._last, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
-        self._show()
+        line = f"trial {flight.trial_id} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
+        logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
+        self._ended.append(line)
 
     def _show(self) -> None:
+        ended, self._ended = self._ended, []
         self._observe(
             Snapshot(
                 sweep=self._spec.name,
@@ -307,6 +314,6 @@ class _Loop:
                 best={run.cell: run.best for run in self._runs if run.best is not None},
                 gpu_seconds=self._held_gpu_seconds(),
                 seconds=self._clock() - self._began,
-                last=self._last,
+                ended=ended,
             )
         )

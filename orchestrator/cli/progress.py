@@ -30,7 +30,7 @@ class Progress:
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal and not quiet else None
         self._quiet = quiet
         self._objective = objective
-        self._last = ""
+        self._last = "starting"
         self._drawn = 0.0
         self._notes: list[str] = []
 
@@ -57,20 +57,20 @@ class Progress:
         notes, self._notes = self._notes, []
         for text in notes:
             self._console.print(Text(text, style="yellow"))
-        last = plain(snapshot.last)  # it may quote what a rank said
-        finished = last != self._last
-        self._last = last
+        ended = [plain(text) for text in snapshot.ended]  # they may quote what a rank said
+        self._last = next(reversed(ended), self._last)
         if self._quiet:
             return
         if self._live is not None:
-            if finished:
-                self._live.console.print(Text(last, style="dim"), soft_wrap=True)
-            if finished or now - self._drawn > REDRAW_SECONDS:
+            for text in ended:
+                self._live.console.print(Text(text, style="dim"), soft_wrap=True)
+            if ended or now - self._drawn > REDRAW_SECONDS:
                 self._live.update(_panel(snapshot, self._objective), refresh=True)
                 self._drawn = now
-        elif finished or now - self._drawn > QUIET_SECONDS:
+        elif ended or now - self._drawn > QUIET_SECONDS:
             self._drawn = now
-            print(f"[{_clock(snapshot.seconds)}] {_counts(snapshot)} | {last or 'starting'}", file=sys.stderr, flush=True)  # noqa: T201
+            for text in ended or [self._last]:
+                print(f"[{_clock(snapshot.seconds)}] {_counts(snapshot)} | {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _panel(snapshot: Snapshot, objective: Objective) -> Group:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sqlalchemy as sa
+
+from db.engine import Change, Database
+from db.news import Pruned
 from db.rows import TrialRow
 from db.store import Store
 from orchestrator.core.cell import Cell
@@ -83,6 +88,12 @@ class Bench:
         """A trial in flight: its id and the attempt's number."""
         return self.store.begin_trial(self.cell_id, layout(micro_batch_size), epoch=self.epoch, nodes=["node-a", "node-b"])
 
+    def prune(self, micro_batch_sizes: Iterable[int], *, condemned_by: int | None = None) -> int:
+        """Trials that are never launched, for another proves them too large. How many are newly so."""
+        why = "needs more than what ran out of memory"
+        some = [Pruned(cell_id=self.cell_id, layout=layout(size), why=why, condemned_by=condemned_by) for size in micro_batch_sizes]
+        return self.store.add_pruned(some, epoch=self.epoch)
+
     def measure(self, micro_batch_size: int = 1, tokens_per_second_per_gpu: float = 1000.0, torch: str = "2.13.0") -> int:
         """A measured trial's id."""
         trial_id, attempt = self.start(micro_batch_size)
@@ -95,3 +106,20 @@ class Bench:
             gpu_seconds=4.0,
         )
         return trial_id
+
+
+def losing_answers(write: Callable[..., object]) -> Callable[..., object]:
+    """`Database.write` with every commit's answer lost: the write is tried again, and has to find itself done."""
+
+    def lossy(self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False) -> object:
+        changes: list[Change] = []
+
+        def remember(connection: sa.Connection, change: Change) -> object:
+            changes.append(change)
+            return work(connection, change)
+
+        write(self, remember, durable=durable)
+        repeat = Change(id=changes[-1].id, is_retry=True)
+        return write(self, lambda connection, change: work(connection, repeat), durable=durable)
+
+    return lossy

@@ -27,7 +27,7 @@ from db.engine import Change, Database
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, SweepError
 from orchestrator.core.lifecycle import TrialEvent, TrialState
-from tests.db.builders import CONDITIONS, Bench, failure, fingerprint, layout, measurement
+from tests.db.builders import CONDITIONS, Bench, failure, fingerprint, layout, losing_answers, measurement
 
 SECRET = "s3cr3t%zz"
 
@@ -267,11 +267,11 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
 def test_a_commit_whose_answer_is_lost_is_not_done_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's error comes after the commit: the write is tried again, and finds itself done."""
     bench = Bench.on(store)
-    monkeypatch.setattr(Database, "write", _losing_answers(Database.write))
+    monkeypatch.setattr(Database, "write", losing_answers(Database.write))
     assert store.acquire(bench.sweep_id, host="again", pid=1) == bench.epoch + 2  # our own lease, found again
     again = Bench(store, bench.sweep_id, bench.cell_id, bench.epoch + 2)
     trial_id = again.measure()
-    store.add_pruned(bench.cell_id, [(layout(7), "too big")], condemned_by=trial_id, epoch=again.epoch)
+    again.prune([7], condemned_by=trial_id)
     assert [e.event for e in store.events(bench.sweep_id)] == ["added", "gang_placed", "first_step", "measured", "added", "pruned"]
     _, attempt = store.begin_trial(bench.cell_id, layout(8), epoch=again.epoch)
     assert attempt == 1
@@ -284,9 +284,9 @@ def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: S
         sqlstate = "40P01"
 
     bench = Bench.on(store)
-    begin, tries = changes.begin_trial, 0
+    begin, tries = changes.begin, 0
 
-    def rolled_back_once(*args: Any, **kwargs: Any) -> tuple[int, int]:
+    def rolled_back_once(*args: Any, **kwargs: Any) -> list[tuple[int, int]]:
         nonlocal tries
         begun = begin(*args, **kwargs)
         tries += 1
@@ -294,26 +294,11 @@ def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: S
             raise OperationalError("INSERT", {}, Deadlock())
         return begun
 
-    monkeypatch.setattr(changes, "begin_trial", rolled_back_once)
+    monkeypatch.setattr(changes, "begin", rolled_back_once)
     trial_id, attempt = store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
     assert (tries, attempt) == (2, 1)
     assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
     assert store.trial(trial_id).trial.num_attempts == 1
-
-
-def _losing_answers(write: Callable[..., object]) -> Callable[..., object]:
-    def lossy(self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False) -> object:
-        changes: list[Change] = []
-
-        def remember(connection: sa.Connection, change: Change) -> object:
-            changes.append(change)
-            return work(connection, change)
-
-        write(self, remember, durable=durable)
-        repeat = Change(id=changes[-1].id, is_retry=True)
-        return write(self, lambda connection, change: work(connection, repeat), durable=durable)
-
-    return lossy
 
 
 def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: str) -> None:

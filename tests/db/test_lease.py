@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from db import lease
+from db.news import Ended, MeasuredEnd, NewTrial
 from db.rows import Holder
 from db.schema import StopRequest, SweepState
 from db.store import Store
@@ -26,6 +27,7 @@ from orchestrator.core.lifecycle import TrialEvent, TrialState
 from tests.db.builders import CONDITIONS, Bench, layout, measurement
 
 NUM_KILLS = 20
+AT_ONCE = 3  # trials written together
 
 
 def test_the_second_orchestrator_is_told_who_holds_the_sweep(store: Store, store_url: str) -> None:
@@ -65,10 +67,13 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: store.reap(bench.sweep_id, epoch)
     yield lambda: store.ensure_cell(bench.sweep_id, cell(num_gpus=4), epoch)
     yield lambda: store.add_trial(bench.cell_id, layout(9), epoch=epoch)
-    yield lambda: store.add_pruned(bench.cell_id, [(layout(9), "x")], condemned_by=None, epoch=epoch)
+    yield lambda: bench.prune([9])
+    yield lambda: store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch)
     yield lambda: store.start_attempt(trial_id, epoch, ["n"])
+    yield lambda: store.note_first_steps([(trial_id, number)], epoch=epoch)
     yield lambda: store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch)
     yield lambda: store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement())
+    yield lambda: store.record_ends([Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement()))], epoch=epoch)
     yield lambda: store.record_failure(trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
 
 
@@ -169,11 +174,18 @@ def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
         store.reap(bench.sweep_id, bench.epoch)
         waiting = [row.id for row in store.trials(bench.sweep_id) if row.state is TrialState.QUEUED]
         for size in range(1, 1_000_000):
-            trial_id = waiting.pop() if waiting else bench.add(seed * 1_000_000 + size).id
-            number = store.start_attempt(trial_id, bench.epoch, ["node-a"])
-            store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=number)
-            store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=measurement(float(trial_id)))
-            acks.send((trial_id, number))
+            begun = [(trial_id, store.start_attempt(trial_id, bench.epoch, ["node-a"])) for trial_id in waiting]
+            waiting = []
+            sizes = [seed * 1_000_000 + AT_ONCE * size + i for i in range(AT_ONCE)]
+            begun += store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(size)) for size in sizes], epoch=bench.epoch)
+            store.note_first_steps(begun[1:], epoch=bench.epoch)
+            ends = [
+                Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement(float(trial_id))))
+                for trial_id, number in begun
+            ]
+            store.record_ends(ends, epoch=bench.epoch)
+            for attempt in begun:
+                acks.send(attempt)
 
 
 @contextmanager
@@ -218,7 +230,7 @@ def test_no_acknowledged_result_is_lost_or_doubled_when_its_orchestrator_is_kill
             assert rows[trial_id].tokens_per_second_per_gpu == float(trial_id)
             counting = [a.number for a in details[trial_id].attempts if a.measurement is not None and not a.superseded]
             assert counting == [number]
-        assert sum(row.state not in (TrialState.MEASURED,) for row in rows.values()) <= 1
+        assert sum(row.state not in (TrialState.MEASURED,) for row in rows.values()) <= AT_ONCE
         if store.path:
             with sqlite3.connect(store.path) as connection:
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -53,7 +53,7 @@ def test_what_was_measured_and_what_ran_out_of_memory_are_observations_and_nothi
     failed, number = bench.start(2)
     bench.store.record_failure(failed, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED)
     bench.start(16)
-    bench.store.add_pruned(bench.cell_id, [(layout(32), "needs more")], condemned_by=oom, epoch=bench.epoch)
+    bench.prune([32], condemned_by=oom)
     found = bench.store.observations()
     assert [(row.trial_id, row.out_of_memory) for row in found] == [(measured, False), (oom, True)]
     assert host not in [row.trial_id for row in found]

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import changes, schema
+from db import schema
+from db.batch import Batch
 from db.engine import Change
+from db.news import Pruned
 from db.schema import AttemptState, SweepState
 from db.store import Store
 from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
@@ -163,7 +165,7 @@ def test_a_short_trial_that_reports_no_first_step_has_one_all_the_same(bench: Be
 def test_the_log_folds_to_the_state(bench: Bench) -> None:
     bench.measure(1)
     bench.start(2)
-    bench.store.add_pruned(bench.cell_id, [(layout(8), "too big")], condemned_by=None, epoch=bench.epoch)
+    bench.prune([8])
     states: dict[int | None, str | None] = {}
     for event in bench.store.events(bench.sweep_id):
         assert states.get(event.trial_id) == event.from_state
@@ -205,7 +207,7 @@ def test_a_lost_node_lets_the_trial_wait_again_and_counts_by_kind(bench: Bench) 
     trial_id, number = bench.start()
     lost = failure(FailureKind.NODE_LOST)
     assert bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED) is TrialState.QUEUED
-    assert bench.store.failure_counts(trial_id) == {FailureKind.NODE_LOST: 1}
+    assert bench.store.failure_counts([trial_id]) == {trial_id: {FailureKind.NODE_LOST: 1}}
     assert bench.store.start_attempt(trial_id, bench.epoch, ["node-c"]) == 2
     assert bench.store.record_measurement(trial_id, 2, epoch=bench.epoch, measurement=measurement())
     assert [a.state for a in bench.store.trial(trial_id).attempts] == [AttemptState.REQUEUED, AttemptState.MEASURED]
@@ -246,10 +248,12 @@ def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothi
     trial = bench.add()
 
     def overtaken(connection: sa.Connection, change: Change) -> None:
-        standing = changes._standing(connection, trial.id, bench.epoch)
-        changes._advance(connection, change, standing, TrialEvent.PRUNED, bench.epoch)
-        with pytest.raises(IllegalTransition, match="gang_placed came too late, its state was no longer queued"):
-            changes._advance(connection, change, standing, TrialEvent.GANG_PLACED, bench.epoch)
+        first, second = (Batch(connection, change, [trial.id], bench.epoch) for _ in range(2))
+        first.advance(trial.id, TrialEvent.PRUNED)
+        first.write()
+        second.advance(trial.id, TrialEvent.GANG_PLACED, begins=1)
+        with pytest.raises(IllegalTransition, match=rf"not every trial was as it was read. Of 1: {trial.id} \(read as queued\)"):
+            second.write()
 
     bench.store._database.write(overtaken)
     detail = bench.store.trial(trial.id)
@@ -275,9 +279,12 @@ def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(be
     proof, number = bench.start(4)
     store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
     waiting, measured = bench.add(5).id, bench.measure(1)
-    bigger = [(layout(size), f"needs more than {size - 1}") for size in (5, 6, 7, 4, 1)]
-    assert store.add_pruned(bench.cell_id, bigger, condemned_by=proof, epoch=epoch) == 3
-    assert store.add_pruned(bench.cell_id, bigger, condemned_by=proof, epoch=epoch) == 0
+    bigger = [
+        Pruned(cell_id=bench.cell_id, layout=layout(size), why=f"needs more than {size - 1}", condemned_by=proof)
+        for size in (5, 6, 7, 4, 1)
+    ]
+    assert store.add_pruned(bigger, epoch=epoch) == 3
+    assert store.add_pruned(bigger, epoch=epoch) == 0
     rows = {row.layout.micro_batch_size: row for row in store.trials(bench.sweep_id)}
     assert {size: row.state for size, row in rows.items()} == {
         4: TrialState.OUT_OF_MEMORY,
@@ -292,8 +299,7 @@ def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(be
 
 
 def test_many_layouts_are_condemned_at_once(bench: Bench) -> None:
-    many = [(layout(size), "too big") for size in range(1, 1302)]
-    assert bench.store.add_pruned(bench.cell_id, many, condemned_by=None, epoch=bench.epoch) == 1301
+    assert bench.prune(range(1, 1302)) == 1301
 
 
 def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_again(store: Store, store_url: str) -> None:
@@ -307,7 +313,7 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
         assert other.trial(measured).trial.state is TrialState.MEASURED
         assert other.trial(running).trial.state is TrialState.QUEUED
         assert other.trial(running).attempts[0].state is AttemptState.LOST
-        assert other.failure_counts(running) == {FailureKind.ORCHESTRATOR_LOST: 1}
+        assert other.failure_counts([running]) == {running: {FailureKind.ORCHESTRATOR_LOST: 1}}
         with pytest.raises(LeaseLost, match="elsewhere"):
             store.record_measurement(running, 1, epoch=old.epoch, measurement=measurement())
         assert other.start_attempt(running, epoch, ["n"]) == 2
@@ -396,7 +402,7 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     assert store.trial(slow).attempts[0].superseded
     assert store.trial(slow).attempts[0].measurement == measurement(10.0)
     assert store.trial(failed).trial.failure_kind is None
-    assert store.failure_counts(failed) == {}
+    assert store.failure_counts([failed]) == {failed: {}}
     assert store.trial(fast).trial.state is TrialState.MEASURED
     again = Bench.on(store)
     assert again.start(1) == (slow, 2)
@@ -408,7 +414,7 @@ def test_an_invalidated_out_of_memory_frees_what_it_condemned(bench: Bench) -> N
     proofs = {size: bench.start(size) for size in (4, 40)}
     for size, (proof, number) in proofs.items():
         store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
-        store.add_pruned(bench.cell_id, [(layout(size + 1), f"needs more than {size}")], condemned_by=proof, epoch=epoch)
+        bench.prune([size + 1], condemned_by=proof)
     store.release(bench.sweep_id, epoch)
     where = f"trial_id = {proofs[4][0]}"
     assert store.count_repeatable(where) == {TrialState.OUT_OF_MEMORY: 1, TrialState.PRUNED: 1}

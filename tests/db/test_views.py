@@ -68,11 +68,15 @@ def test_v_oom_shows_what_ran_out_and_what_it_condemned(bench: Bench, store_url:
     bench.store.record_failure(
         proof, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY, peak_memory_bytes=90, device_memory_bytes=80
     )
-    bench.store.add_pruned(bench.cell_id, [(layout(8), "larger micro-batch")], condemned_by=proof, epoch=bench.epoch)
+    bench.prune([8], condemned_by=proof)
     bench.measure(1)
     ran_out, pruned = ask(store_url, "SELECT * FROM v_oom ORDER BY trial_id")
     assert (ran_out["failure_peak_memory_bytes"], ran_out["failure_kind"]) == (90, "oom_gpu")
-    assert (pruned["condemned_by"], pruned["condemned_by_layout"], pruned["why"]) == (proof, layout(4).key, "larger micro-batch")
+    assert (pruned["condemned_by"], pruned["condemned_by_layout"], pruned["why"]) == (
+        proof,
+        layout(4).key,
+        "needs more than what ran out of memory",
+    )
 
 
 def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, store_url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from db.news import Pruned
 from db.store import Store
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.layout import Layout, Recompute
@@ -93,7 +94,8 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     old = measured(layout(16), 2000.0, torch="2.9.0")
     fast, slow = measured(layout(4), 1234.5), measured(layout(2), 900.0)
     oom = failed(layout(8), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 1 ran out of device memory in first_step")
-    store.add_pruned(bench.cell_id, [(layout(32), f"needs more than trial {oom}")], condemned_by=oom, epoch=bench.epoch)
+    condemned = Pruned(cell_id=bench.cell_id, layout=layout(32), why=f"needs more than trial {oom}", condemned_by=oom)
+    store.add_pruned([condemned], epoch=bench.epoch)
     bad = failed(layout(1), FailureKind.USER_ERROR, TrialEvent.FAILED, HOSTILE)
     running, attempt = started(layout(1, "full"))
     store.transition(running, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from db.schema import AttemptState
 from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
-from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.layout import RecomputeMode
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
-from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.core.spec import SweepSpec
+from orchestrator.gang import Finished, Progressed
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Again, Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
@@ -424,6 +426,113 @@ def test_an_attempt_that_is_lost_has_its_nodes(store: Store) -> None:
     run(store, fast, spec=spec(gpus=1))
     attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
     assert [attempt.nodes for attempt in attempts if attempt.state is AttemptState.LOST] == [("here",)]
+
+
+def test_the_first_step_of_a_long_trial_is_in_the_store_while_it_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    seen: list[tuple[float, set[TrialState]]] = []
+
+    class Long(FakeScheduler):
+        """One trial, of which the first poll says that it steps; each poll takes 2 s."""
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            seen.append((now[0], set(states(store))))
+            now[0] += 2.0
+            trial_id = next(iter(self._running))
+            return [Progressed(trial_id=trial_id, phase=Phase.STEADY, step=1)] if now[0] < 12.0 else super().poll(timeout_seconds)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run(store, fast, scheduler=Long(fast), spec=spec(gpus=1, search={"max_trials": 1}))
+    # Noted when the lease is renewed: every 5 s.
+    assert [state for _, state in seen] == [{TrialState.LAUNCHING}] * 3 + [{TrialState.RUNNING}] * 3
+    assert [e.event for e in store.trial(1).events] == ["added", "gang_placed", "first_step", "measured"]
+
+
+class Together(FakeScheduler):
+    """All that runs ends by one poll."""
+
+    def poll(self, timeout_seconds: float) -> list[Any]:
+        events: list[Any] = []
+        while self.num_running:
+            events += super().poll(timeout_seconds)
+        return events
+
+
+def test_what_ends_by_one_poll_is_one_commit_and_counted_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: set[int] = set()
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        if request.layout.micro_batch_size == 2 and request.trial_id not in lost:
+            lost.add(request.trial_id)
+            return FailureKind.NODE_LOST
+        if request.layout.micro_batch_size == 1 and request.layout.recompute.mode is not RecomputeMode.NONE:
+            return FailureKind.USER_ERROR
+        return out_of_memory_above(2)(request)
+
+    batches: list[int] = []
+    record_ends = Store.record_ends
+    monkeypatch.setattr(Store, "record_ends", lambda self, ends, **k: batches.append(len(ends)) or record_ends(self, ends, **k))
+    monkeypatch.setattr(Store, "transition", lambda *a, **k: pytest.fail("a commit of its own for a first step told with the end"))
+    monkeypatch.setattr(Store, "note_first_steps", lambda self, attempts, **k: pytest.fail("a commit for it") if attempts else None)
+    seen: list[Snapshot] = []
+    _, scheduler = run(store, script, scheduler=Together(script, slots=18, device=Device.CUDA), observe=seen.append)
+    assert max(batches) >= 10
+    assert sum(batches) == len(scheduler.started)
+    assert states(store)[TrialState.MEASURED] == 8
+    assert {state: count for state, count in seen[-1].counts.items() if count} == states(store)
+    assert sum(len(snapshot.ended) for snapshot in seen) == len(scheduler.started)
+    trials = [store.trial(row.id) for row in store.trials(store.sweep_named("t").id)]
+    assert all("first_step" in [e.event for e in t.events] for t in trials if t.trial.state is TrialState.MEASURED)
+
+
+@pytest.mark.parametrize(("ask_seconds", "sizes"), [(0.0, [6]), (1.0, [1] * 6)], ids=["at once", "each after a second of thought"])
+def test_what_starts_together_is_one_commit_unless_the_search_thinks_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ask_seconds: float, sizes: list[int]
+) -> None:
+    now = [0.0]
+    begun: list[int] = []
+    ask, begin_trials = Searcher.ask, Store.begin_trials
+
+    def thoughtful(searcher: Searcher) -> Proposal | None:
+        now[0] += ask_seconds
+        return ask(searcher)
+
+    def counted(self: Store, new: Sequence[Any], *, epoch: int) -> list[tuple[int, int]]:
+        begun.extend([len(new)] if new else [])
+        return begin_trials(self, new, epoch=epoch)
+
+    monkeypatch.setattr(Searcher, "ask", thoughtful)
+    monkeypatch.setattr(Store, "begin_trials", counted)
+    _, scheduler = run(store, fast, scheduler=Together(fast, slots=6, device=Device.CUDA), spec=spec(gpus=1), clock=lambda: now[0])
+    assert begun == sizes
+    assert scheduler.most_at_once == 6
+
+
+def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: Store) -> None:
+    class Upgraded(Together):
+        """The last of the first poll runs on other software than those before it, and so does all that follows."""
+
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            events = super().poll(timeout_seconds)
+            ended = [event for event in events if isinstance(event, Finished)]
+            for event in ended[-1:] if len(self.started) == 6 else ended:
+                for report in event.reports:
+                    for i, outcome in enumerate(report.ranks):
+                        assert outcome.result is not None
+                        newer = outcome.result.model_copy(update={"stack": Stack(torch="9.9")})
+                        report.ranks[i] = replace(outcome, result=newer)
+            return events
+
+    seen: list[Snapshot] = []
+    scheduler = Upgraded(lambda _: 1.0, slots=6, device=Device.CUDA)
+    result, _ = run(store, fast, scheduler=scheduler, spec=spec(gpus=1, repeats=1), observe=seen.append)
+    last, _ = scheduler.started[5]
+    ((best, value),) = seen[-1].best.values()
+    assert (best, value) == (last, 64 * 8 / 1.0)
+    assert result.num_fingerprints == 2
+    (current,) = [t for t in store.trials(store.sweep_named("t").id) if t.is_current_fingerprint]
+    assert current.layout == last
+    assert states(store) == {TrialState.MEASURED: 6}
 
 
 def test_what_ran_the_node_out_of_memory_is_tried_once_more_alone(store: Store) -> None:
