@@ -1,4 +1,4 @@
-"""How the store scales: `status`, `best` and the views over many trials, and the whole write path of a trial in a large sweep.
+"""How the store scales: `status`, `best` and the views over many trials.
 
 python benchmarks/store_scale.py --out benchmarks/results/store-scale_cpu-2core_2026-11-20.json
 python benchmarks/store_scale.py --url postgresql://...    # on an empty database
@@ -30,7 +30,6 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
-from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.measurement import Measurement, StepTime
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import GpuUsage
@@ -134,31 +133,7 @@ def seconds(work: Callable[[], object], repeat: int = 3) -> float:
     return round(statistics.median(times), 4)
 
 
-def write_path(store: Store, sweep_id: int, cell_id: int, epoch: int, num_trials: int) -> dict[str, float]:
-    """Whole trials by the writes of a sweep: begun (added and started), first step, measured (every fifth: out of memory)."""
-    times = []
-    for i in range(num_trials):
-        layout = Layout(data_parallel_size=8, micro_batch_size=1_000_000 + i)
-        begin = time.perf_counter()
-        trial_id, number = store.begin_trial(cell_id, layout, epoch=epoch, why="benchmark", nodes=["node-a"])
-        store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=number)
-        if i % 5 == 0:
-            failure = Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000)
-            store.record_failure(trial_id, number, epoch=epoch, failure=failure, event=TrialEvent.OUT_OF_MEMORY)
-        else:
-            store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(1000.0 + i), fingerprint=FINGERPRINTS[1])
-        times.append(time.perf_counter() - begin)
-    times.sort()
-    # Rows of a trial: itself, its attempt, its measurement, four events.
-    return {
-        "trials_per_second": round(num_trials / sum(times), 1),
-        "rows_per_second": round(7 * num_trials / sum(times), 1),
-        "milliseconds_median": round(1000 * statistics.median(times), 2),
-        "milliseconds_p99": round(1000 * times[int(0.99 * len(times))], 2),
-    }
-
-
-def measure(url: str, num_trials: int, num_writes: int) -> dict[str, Any]:
+def measure(url: str, num_trials: int) -> dict[str, Any]:
     with Store.open(url) as store:
         sweep_id = store.ensure_sweep("scale", "{}", {})
         epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
@@ -170,11 +145,8 @@ def measure(url: str, num_trials: int, num_writes: int) -> dict[str, Any]:
         small_epoch = store.acquire(small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
         small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells]
         fill(store, small, small_cells[:1], 10_000)
-        result: dict[str, Any] = {
-            "trials_of_a_cell_10000_seconds": seconds(lambda: store.trials(small, small_cells[0])),
-            "write_path_at_10000_trials": write_path(store, small, small_cells[0], small_epoch, num_writes),
-        }
-        return result | _large(store, url, sweep_id, cell_ids, num_trials)
+        of_a_cell = seconds(lambda: store.trials(small, small_cells[0]))
+        return {"trials_of_a_cell_10000_seconds": of_a_cell, **_large(store, url, sweep_id, cell_ids, num_trials)}
 
 
 def _large(store: Store, url: str, sweep_id: int, cell_ids: list[int], num_trials: int) -> dict[str, Any]:
@@ -195,7 +167,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", help="an empty database; without it a SQLite file in a temporary folder")
     parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--writes", type=int, default=1_000)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +175,7 @@ def main() -> None:
             "benchmark": "store_scale",
             "database": url.split(":")[0],
             "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
-            **measure(url, arguments.trials, arguments.writes),
+            **measure(url, arguments.trials),
             "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
     text = json.dumps(result, indent=2)
