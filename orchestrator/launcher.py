@@ -288,6 +288,8 @@ def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, 
 
 
 def _check(order: LaunchOrder) -> None:
+    if order.request.one_rank_per_node:
+        return  # whatever there is, is its own
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
         raise ValueError(f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: expected one device per rank")

@@ -17,7 +17,7 @@ from orchestrator.cell_run import CellRun
 from orchestrator.core.layout import Layout
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.spec import Exclusive, SweepSpec
-from orchestrator.core.workload_options import options_of
+from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
 from orchestrator.progress import StopReason
 from orchestrator.turns import Turns
@@ -251,12 +251,13 @@ class Launches:
             since=self._clock(),
             is_repeat=one.is_repeat,
         )
+        workload = self._spec.workload
         request = TrialRequest(
             sweep=self._spec.name,
             trial_id=trial_id,
             attempt=attempt,
-            workload=self._spec.workload.name,
-            options=options_of(self._spec.workload, layout),
+            workload=workload.name,
+            options=options_of(workload, layout),
             model=run.cell.model,
             sequence_length=run.cell.sequence_length,
             layout=layout,
@@ -264,6 +265,7 @@ class Launches:
             measurement=self._spec.measurement.plan,
             limits=self._spec.measurement.limits.plan,
             seed=self._spec.search.seed,
+            one_rank_per_node=isinstance(workload.options, SyntheticOptions) and workload.options.one_rank_per_node,
             peaks=self._books.peaks.of(layout.precision),
         )
         self._scheduler.start(request, run.shape, one.nodes)

@@ -28,7 +28,7 @@ from orchestrator.core.trial_cost import TrialCost
 
 # Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
 UNPHYSICAL = frozenset({
-    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from",
+    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from", "one_rank_per_node",
     "table_id",  # runs that others measured on such a device are relatives
 })  # fmt: skip
 SIMULATED = "synthetic "  # how workload synthetic begins the name of a device

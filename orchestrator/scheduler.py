@@ -355,7 +355,7 @@ class RayScheduler:
                     request=flight.request,
                     program=_program(flight.request),
                     first_rank=i * gang.shape.slots_per_node,
-                    local_world_size=gang.shape.slots_per_node,
+                    local_world_size=1 if flight.request.one_rank_per_node else gang.shape.slots_per_node,
                     node_rank=i,
                     node_slots=self._nodes.slots.nodes.get(gang.nodes[i]),
                     master_addr=gang.addresses[0] if master_port is not None else "127.0.0.1",

@@ -116,6 +116,7 @@ class TrialRequest(_Message):
     measurement: MeasurementPlan
     limits: PhaseLimits
     seed: int
+    one_rank_per_node: bool = False  # it stands for the others there
     peaks: tuple[KnownPeak, ...] = ()  # at the layout's precision, of the nodes where one was measured already
 
     @property

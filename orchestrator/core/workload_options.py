@@ -196,7 +196,12 @@ class SyntheticOptions(WorkloadOptions):
     noise: Annotated[Fraction, Field(description="Standard deviation of the logarithm of a step's time")] = 0.02
     time_scale: Annotated[PositiveFloat, Field(description="Multiplies step times")] = 1.0
     sleep: Annotated[Flag, Field(description="Take the time that is reported; without it a trial takes milliseconds")] = False
+    one_rank_per_node: Annotated[Flag, Field(description="One process stands for all ranks of a node")] = False
     faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), Field(description="What goes wrong, below")] = ()
+
+    def conditions(self) -> dict[str, Any]:
+        """How many processes stand for the ranks changes no number: all of them draw the same noise."""
+        return {name: value for name, value in self.as_written().items() if name != "one_rank_per_node"}
 
 
 # --- command --------------------------------------------------------------------------------------------------------------------

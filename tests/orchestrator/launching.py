@@ -26,6 +26,7 @@ def order(
     world_size: int = 2,
     options: dict[str, Any] | None = None,
     limits: dict[str, float] | None = None,
+    one_rank_per_node: bool = False,
     **launch: Any,
 ) -> LaunchOrder:
     request = TrialRequest(
@@ -41,6 +42,7 @@ def order(
         measurement=MeasurementPlan(warmup_steps=1, min_steps=5, max_steps=8, relative_confidence=0.02),
         limits=PhaseLimits(**(LIMITS | (limits or {}))),
         seed=7,
+        one_rank_per_node=one_rank_per_node,
     )
     return LaunchOrder(**({"request": request, "program": program, "local_world_size": world_size} | launch))
 

@@ -394,6 +394,16 @@ def test_a_gang_of_several_nodes_needs_a_port_that_all_know(launcher: NodeLaunch
         launcher.run(order(world_size=2, local_world_size=1))
 
 
+def test_one_process_may_stand_for_the_ranks_of_a_node_where_nothing_is_trained(launcher: NodeLauncher) -> None:
+    whole = launcher.run(order(world_size=8))
+    stood_for = launcher.run(
+        order(trial_id=2, world_size=8, local_world_size=1, one_rank_per_node=True, devices=[str(n) for n in range(8)])
+    )
+    assert stood_for.failure is None
+    assert [outcome.rank for outcome in stood_for.ranks] == [0]
+    assert stood_for.ranks[0].result == whole.ranks[0].result
+
+
 def test_nobody_else_can_take_a_port_while_it_is_held() -> None:
     with hold_port() as held, socket.socket() as thief, socket.socket(socket.AF_INET6) as owner:
         port = held.getsockname()[1]

@@ -1,0 +1,132 @@
+"""Measure the control plane on a virtual clock: a sweep of many cells on a simulated cluster, to its end; print JSON.
+
+python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--url sqlite:///FILE] [--out FILE.json]
+
+The loop, the search, the packing, the books and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
+8 to 16,384 GPUs (fewer where the cluster is smaller), each with the same number of trials. `wall_seconds` is from the first to the last
+statement of `run_sweep`; `cost_ratio` the mean cost of the last tenth of the trials over that of the second tenth, by wall time:
+1 is a cost that does not grow with what is stored. Memory is the resident set's peak. `simulated_seconds` is what the cluster would have taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.machine import describe_machine, write_result
+from db.store import Store
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.spec import SweepSpec
+from orchestrator.progress import Snapshot
+from orchestrator.simulation import NODE_SLOTS, SimulatedScheduler, simulated
+from orchestrator.sweep import run_sweep
+
+MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
+TENTHS = 10
+
+
+def sweep(num_trials: int, num_gpus: int, strategy: str) -> SweepSpec:
+    gpus = [8 << power for power in range(12) if 8 << power <= num_gpus]
+    return simulated(
+        SweepSpec.model_validate(
+            {
+                "name": "scale",
+                "model": MODELS,
+                "gpus": gpus,
+                "gpus_per_node": NODE_SLOTS,
+                "device": "h100-sxm",
+                "sequence_length": 4096,
+                "global_batch_tokens": "16M",
+                "workload": "synthetic",
+                "axes": {
+                    "tensor_parallel_size": [1, 2, 4, 8],
+                    "pipeline_parallel_size": [1, 2, 4, 8, 16],
+                    "zero_stage": [0, 1, 2, 3],
+                    "recompute": [
+                        "none",
+                        "selective_ops",
+                        "selective_attention",
+                        "full",
+                        *(f"full:{k}" for k in (1, 2, 4, 6, 8, 10, 12, 14)),
+                    ],
+                },
+                "measurement": {"min_steps": 5, "max_steps": 8},
+                "search": {"strategy": strategy, "max_trials": -(-num_trials // (len(MODELS) * len(gpus))), "confirm": {"repeats": 0}},
+            }
+        )
+    )
+
+
+class Pace:
+    """When each tenth of the trials was done."""
+
+    def __init__(self, num_trials: int) -> None:
+        self._every, self.at, self.done = max(num_trials // TENTHS, 1), [time.perf_counter()], 0
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self.done = snapshot.launched_now
+        while self.done >= len(self.at) * self._every:
+            self.at.append(time.perf_counter())
+
+    @property
+    def tenths(self) -> list[float]:
+        """Seconds of each."""
+        return [after - before for before, after in zip(self.at, self.at[1:], strict=False)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--nodes", type=int, default=2048)
+    parser.add_argument("--strategy", default="random")
+    parser.add_argument("--url", help="of the store; default: a SQLite file in a temporary folder")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder, Store.open(arguments.url or f"sqlite:///{folder}/sweep.sqlite") as store:
+        spec = sweep(arguments.trials, arguments.nodes * NODE_SLOTS, arguments.strategy)
+        scheduler, pace = SimulatedScheduler(spec, num_nodes=arguments.nodes), Pace(arguments.trials)
+        began, cpu = time.perf_counter(), time.process_time()
+        result = run_sweep(
+            spec,
+            store=store,
+            open_scheduler=lambda: scheduler,
+            code=Fingerprint(orchestrator_version="benchmark"),
+            hardware=lambda _: DEVICES["h100-sxm"],
+            clock=scheduler.clock,
+            observe=pace,
+        )
+        seconds = time.perf_counter() - began
+        held = sum(status.gpu_seconds for status in store.status(result.sweep_id))
+        tenths = pace.tenths
+        found = {
+            "num_gpus": arguments.nodes * NODE_SLOTS,
+            "num_cells": len(result.stopped),
+            "strategy": arguments.strategy,
+            "store": store.url.partition(":")[0],
+            "num_attempts": pace.done,
+            "num_measured": result.counts.get(TrialState.MEASURED, 0),
+            "num_out_of_memory": result.counts.get(TrialState.OUT_OF_MEMORY, 0),
+            "num_pruned": result.counts.get(TrialState.PRUNED, 0),
+            "wall_seconds": round(seconds, 1),
+            "cpu_seconds": round(time.process_time() - cpu, 1),
+            "milliseconds_per_attempt": round(1000 * seconds / max(pace.done, 1), 3),
+            "cost_ratio": round(tenths[-1] / tenths[1], 2) if len(tenths) > 2 else None,
+            "seconds_of_each_tenth": [round(tenth, 2) for tenth in tenths],
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "simulated_seconds": round(scheduler.clock()),
+            "used_share": round(held / (arguments.nodes * NODE_SLOTS * scheduler.clock()), 4),
+        }
+    print(json.dumps(found, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="simulated_scale", machine=machine, result=found)
+
+
+if __name__ == "__main__":
+    main()
