@@ -390,6 +390,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "noise": "fraction",
         "time_scale": "number",
         "sleep": "`true`, `false`",
+        "one_rank_per_node": "`true`, `false`",
         "faults": "list",
     },
     "command": {
