@@ -1,6 +1,6 @@
 """Measure the control plane on a virtual clock: a sweep of many cells on a simulated cluster, to its end; print JSON.
 
-python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--url sqlite:///FILE] [--out FILE.json]
+python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--tick 5] [--url sqlite:///FILE] [--out FILE.json]
 
 The loop, the search, the packing, the books and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
 8 to 16,384 GPUs (fewer where the cluster is smaller), each with the same number of trials. `wall_seconds` is from the first to the last
@@ -85,13 +85,14 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--strategy", default="random")
+    parser.add_argument("--tick", type=float, default=5.0, help="simulated seconds between two looks of the loop at what has ended")
     parser.add_argument("--url", help="of the store; default: a SQLite file in a temporary folder")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder, Store.open(arguments.url or f"sqlite:///{folder}/sweep.sqlite") as store:
         spec = sweep(arguments.trials, arguments.nodes * NODE_SLOTS, arguments.strategy)
-        scheduler, pace = SimulatedScheduler(spec, num_nodes=arguments.nodes), Pace(arguments.trials)
+        scheduler, pace = SimulatedScheduler(spec, num_nodes=arguments.nodes, tick_seconds=arguments.tick), Pace(arguments.trials)
         began, cpu = time.perf_counter(), time.process_time()
         result = run_sweep(
             spec,
@@ -109,6 +110,7 @@ def main() -> None:
             "num_gpus": arguments.nodes * NODE_SLOTS,
             "num_cells": len(result.stopped),
             "strategy": arguments.strategy,
+            "tick_seconds": arguments.tick,
             "store": store.url.partition(":")[0],
             "num_attempts": pace.done,
             "num_measured": result.counts.get(TrialState.MEASURED, 0),

@@ -37,6 +37,7 @@ class CellRun:
     needs_own_nodes: bool = False  # one of its trials ran a node out of memory: beside others the next might again
     num_new: int = 0  # attempts under way that are no repeats
     num_repeats: int = 0  # and that are
+    has_changed: bool = True  # since it was last asked whether it has had enough
     rests: bool = False  # it wants nothing until something of it that is under way has ended
     is_settled: bool = False  # its search has ended, and what it found is confirmed as far as it can be
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
@@ -59,6 +60,7 @@ class CellRun:
         rows = list(trials)
         self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
         self.rests = self.is_settled = False
+        self.has_changed = True
         # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
@@ -80,19 +82,20 @@ class CellRun:
     def wait(self, trial: TrialRow) -> None:
         """Have a trial launched again."""
         self.waiting.append(trial)
-        self.rests = False
+        self.rests, self.has_changed = False, True
 
     def took_off(self, *, is_repeat: bool) -> None:
         """An attempt was started."""
         self.num_repeats += is_repeat
         self.num_new += not is_repeat
+        self.has_changed = True
 
     def landed(self, *, is_repeat: bool, seconds: float) -> None:
         """An attempt is over, after so many seconds: what it told may be something to go on with."""
         self.num_repeats -= is_repeat
         self.num_new -= not is_repeat
         self.trial_seconds = seconds
-        self.rests = False
+        self.rests, self.has_changed = False, True
 
     def has_something(self, *, within_trials: bool) -> bool:
         """Whether there is anything left to launch while the cell is searched."""

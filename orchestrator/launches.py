@@ -72,8 +72,9 @@ class Launches:
     def what_fits(self, runs: Sequence[CellRun]) -> None:
         """Start trials until none may start, or no cell wants one."""
         self._turns.see(self._scheduler.slots.nodes)
+        spent = self._budget_spent()
         for run in runs:
-            self._may_stop(run)
+            self._may_stop(run, spent)
         wanting = [run for run in runs if self._wants(run)]
         began = self._clock()
         while wanting and len(self.flights) + len(self._chosen) < self._most_at_once:
@@ -111,9 +112,14 @@ class Launches:
 
     # -- who wants what ------------------------------------------------------------------------------------------------------
 
-    def _may_stop(self, run: CellRun) -> None:
-        if run.stopped is None:
-            run.stopped = self._budget_spent() or run.had_enough(self._spec.search) or self._without_nodes(run)
+    def _may_stop(self, run: CellRun, spent: StopReason | None) -> None:
+        if run.stopped is not None:
+            return
+        run.stopped = spent or self._without_nodes(run)
+        if not run.has_changed:
+            return
+        run.has_changed = False
+        run.stopped = run.stopped or run.had_enough(self._spec.search)
         if run.stopped is None and not run.has_something(within_trials=self._within_trials(run)):
             if run.num_new:
                 run.rests = True  # what runs may change that

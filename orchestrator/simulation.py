@@ -93,12 +93,15 @@ class _Flight:
 class SimulatedScheduler:
     """See `orchestrator.gang.Scheduler`. `clock` is its time, in seconds: it stands still but for `poll`.
 
-    `node_loss_hours`: how long a node runs, in the mean, until it is lost with all that it runs; None: for ever.
+    `node_loss_hours`: how long a node runs, in the mean, until it is lost with all that it runs; None: for ever. `tick_seconds`: how long
+    the first of several attempts that end one after the other may wait to be told with the rest.
     """
 
-    def __init__(self, spec: SweepSpec, *, num_nodes: int | None = None, node_loss_hours: float | None = None) -> None:
+    def __init__(
+        self, spec: SweepSpec, *, num_nodes: int | None = None, node_loss_hours: float | None = None, tick_seconds: float = TICK_SECONDS
+    ) -> None:
         assert isinstance(spec.workload.options, SyntheticOptions)
-        self._seed, self._loss_hours = spec.search.seed, node_loss_hours
+        self._seed, self._loss_hours, self._tick_seconds = spec.search.seed, node_loss_hours, tick_seconds
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else NODE_SLOTS
         count = num_nodes or -(-max(spec.gpus) // per_node)
         self._nodes = {f"node-{number:0{len(str(count))}d}": per_node for number in range(count)}
@@ -153,7 +156,7 @@ class SimulatedScheduler:
         self._now = max(self._now, self._ends[0][0])
         self._nodes_return()
         events: list[SchedulerEvent] = []
-        while self._ends and self._ends[0][0] <= self._now + TICK_SECONDS:
+        while self._ends and self._ends[0][0] <= self._now + self._tick_seconds:
             ends_at, trial_id, _ = heapq.heappop(self._ends)
             self._now = max(self._now, ends_at)
             flight = self._flights[trial_id]

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
+SHOW_SECONDS = 0.1  # between two looks of whoever watches
 
 
 def run_sweep(
@@ -135,6 +136,7 @@ class _Loop:
         self._finished_now = 0
         self._began, self._renewed = clock(), time.monotonic()
         self._progressed: dict[int, Flight] = {}  # since the lease was renewed
+        self._shown = 0.0  # monotonic
         self._ended: list[str] = []  # lines for the next snapshot
         self._cancelling = False
         self._requested = Stop.GO_ON
@@ -216,7 +218,7 @@ class _Loop:
             self._show()
             self._books.blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
-        self._show()
+        self._show(at_once=True)
 
     def _hear(self, events: Sequence[SchedulerEvent]) -> None:
         """Write down what happened since the last poll: however much ended, in one commit."""
@@ -299,7 +301,10 @@ class _Loop:
         logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
         self._ended.append(line)
 
-    def _show(self) -> None:
+    def _show(self, *, at_once: bool = False) -> None:
+        if not at_once and time.monotonic() - self._shown < SHOW_SECONDS:
+            return
+        self._shown = time.monotonic()
         ended, self._ended = self._ended, []
         self._observe(
             Snapshot(

@@ -153,6 +153,8 @@ class Floor:
 
     def _place(self, gang: WaitingGang, places: Sequence[tuple[str, ...]], *, without: frozenset[str]) -> tuple[str, ...] | None:
         """Nodes that have room now: where such a gang stands idle, else those that it leaves the fewest free slots on."""
+        if sum(len(nodes) for free, nodes in self._by_free.items() if free >= gang.shape.slots_per_node) < gang.shape.num_nodes:
+            return None
         for nodes in places:
             if without.isdisjoint(nodes) and all(self._has_room(node, gang.shape, exclusive=gang.exclusive) for node in nodes):
                 return nodes
@@ -185,8 +187,7 @@ class Floor:
                     since.setdefault(node, max(ends_at, now))
             if len(since) >= gang.shape.num_nodes:
                 starts_at = max(ends_at, now)
-        latest = sorted(since, key=lambda node: since[node], reverse=True)[: gang.shape.num_nodes]
-        return frozenset(latest), starts_at
+        return frozenset(list(since)[-gang.shape.num_nodes :]), starts_at  # in the order in which they are free
 
     def _has_room(self, node: str, shape: Shape, *, exclusive: bool) -> bool:
         free = self._free.get(node, 0)
