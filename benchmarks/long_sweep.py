@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_result
 from db.store import Store
 from orchestrator.core.fingerprint import Stack
+from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
@@ -54,6 +55,7 @@ class ScriptedScheduler:
 
     def __init__(self) -> None:
         self._running: TrialRequest | None = None
+        self._held_gpu_seconds = 0.0
 
     @property
     def slots(self) -> Slots:
@@ -85,6 +87,7 @@ class ScriptedScheduler:
             )
             for rank in range(layout.world_size)
         ]
+        self._held_gpu_seconds += seconds
         return [
             Placed(trial_id=request.trial_id, nodes=["here"]),
             Finished(trial_id=request.trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=seconds),
@@ -92,6 +95,9 @@ class ScriptedScheduler:
 
     def cancel(self, trial_id: int) -> None:
         """Nothing runs between polls."""
+
+    def leased(self) -> Leased:
+        return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -127,6 +133,9 @@ class TimedScheduler:
 
     def cancel(self, trial_id: int) -> None:
         self._inner.cancel(trial_id)
+
+    def leased(self) -> Leased:
+        return self._inner.leased()
 
     def close(self) -> None:
         self._inner.close()

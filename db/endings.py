@@ -188,7 +188,7 @@ def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended]) -> dict[
 
 def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:
     values: records.Columns = {
-        "gpu_seconds": facts.get("gpu_seconds"),
+        **{name: facts.get(name) for name in ("gpu_seconds", "timed_seconds", "warmup_seconds")},
         "processes_killed": facts.get("processes_killed"),
         "fingerprint_digest": fingerprint_digest,
         **records.phase_columns(facts.get("phases") or {}),

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from db import schema
+from db import schema, sessions
 from db.rows import Holder
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.errors import LeaseLost, SweepHeld, UsageInvalid
@@ -59,7 +59,8 @@ def acquire(
         )
     )
     assert taken.rowcount == 1, "the row was locked, yet it changed"
-    _end_attempts(connection, sweep_id, min(row.now, row.lease_until))
+    held_until = sessions.end_left(connection, sweep_id, row.owner_epoch, latest=min(row.now, row.lease_until))
+    _end_attempts(connection, sweep_id, held_until)
     return int(row.owner_epoch) + 1
 
 
@@ -122,7 +123,7 @@ def process_namespace() -> str:
 
 
 def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
-    """Note until when the earlier owner can have held GPUs for what it left in flight; who comes later must not move that."""
+    """Note until when the earlier owner held GPUs for what it left in flight, as far as is known; who comes later must not move that."""
     of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
     left = (attempt.c.state == sa.literal_column("'running'"), attempt.c.ended_at.is_(None), attempt.c.trial_id.in_(of_sweep))
     connection.execute(sa.update(attempt).where(*left).values(ended_at=at))

@@ -56,6 +56,8 @@ class AttemptFacts(TypedDict, total=False):
     phases: Mapping[Phase, float]  # seconds in each, worst rank
     fingerprint: Fingerprint | None
     gpu_seconds: float | None  # GPUs held x seconds
+    timed_seconds: float | None  # of these seconds, in timed steps
+    warmup_seconds: float | None  # and in the steps before them
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None

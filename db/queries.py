@@ -13,11 +13,12 @@ from sqlalchemy import Connection
 
 from db import lease, records, schema
 from db.portions import portions
-from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow, run_folder
+from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepHeld, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.held import HeldGpuSeconds
 from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import MEASURED_PEAK, GpuUsage
@@ -88,23 +89,25 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
     counts: dict[int, dict[TrialState, int]] = {}
     for row in connection.execute(counting):
         counts.setdefault(row.cell_id, {})[TrialState(row.state)] = row.n
-    holding = (
-        sa.select(trial.c.cell_id, sa.func.sum(attempt.c.gpu_seconds).label("seconds"))
-        .join(attempt, attempt.c.trial_id == trial.c.id)
-        .where(trial.c.sweep_id == sweep_id)
-        .group_by(trial.c.cell_id)
-    )
-    seconds = {row.cell_id: float(row.seconds or 0.0) for row in connection.execute(holding)}
     fastest = best(connection, sweep_id, 1)
     return [
         CellStatus(
             cell=row,
             num_trials={state: counts.get(row.id, {}).get(state, 0) for state in TrialState},
             best=next(iter(fastest.get(row.id, ())), None),
-            gpu_seconds=seconds.get(row.id, 0.0),
         )
         for row in cells(connection, sweep_id)
     ]
+
+
+def held(connection: Connection, sweep_id: int) -> SweepHeld:
+    rows = connection.execute(sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"), {"sweep_id": sweep_id}).mappings().all()
+    parts = {row["cell_id"]: HeldGpuSeconds(**{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}) for row in rows}
+    return SweepHeld(
+        total=sum(parts.values(), start=HeldGpuSeconds()),
+        by_cell={cell_id: part for cell_id, part in parts.items() if cell_id is not None},
+        capacity=next((row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None),
+    )
 
 
 def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
@@ -339,6 +342,8 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         shared_nodes=row["shared_nodes"],
         phase_seconds=records.phases_of(row),
         gpu_seconds=row["gpu_seconds"],
+        timed_seconds=row["timed_seconds"],
+        warmup_seconds=row["warmup_seconds"],
         fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
         processes_killed=row["processes_killed"],
         failure=records.failure_of(row),

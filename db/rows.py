@@ -11,6 +11,7 @@ from db.schema import AttemptState, StopRequest, SweepState
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.held import HeldGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.measurement import Measurement
@@ -108,12 +109,24 @@ class AttemptRow:
     shared_nodes: bool | None
     phase_seconds: Mapping[Phase, float]
     gpu_seconds: float | None
+    timed_seconds: float | None
+    warmup_seconds: float | None
     fingerprint: Fingerprint | None
     processes_killed: int | None
     failure: Failure | None
     measurement: Measurement | None
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
+
+    def held(self, num_gpus: int) -> HeldGpuSeconds | None:
+        """What its GPU-seconds went into; None: it has not ended, or nobody knows what it held."""
+        if self.gpu_seconds is None:
+            return None
+        counts = self.state is AttemptState.MEASURED and (self.pooled or not self.superseded)
+        outcome = outcome_of(self.failure.kind if self.failure is not None else None, counts=counts)
+        return of_attempt(
+            self.gpu_seconds, num_gpus=num_gpus, outcome=outcome, timed_seconds=self.timed_seconds, warmup_seconds=self.warmup_seconds
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,4 +177,27 @@ class CellStatus:
     cell: CellRow
     num_trials: Mapping[TrialState, int]  # every state, also those with none
     best: TrialRow | None  # under the current fingerprint
-    gpu_seconds: float  # held by all attempts that have ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRow:
+    """One call of `run_sweep` that got its sweep."""
+
+    epoch: int
+    host: str
+    pid: int
+    started_at: dt.datetime
+    seen_at: dt.datetime
+    ended_at: dt.datetime | None
+    num_gpus: int  # slots of the cluster
+    price_per_gpu_hour: float | None
+    stop_reasons: tuple[str, ...]  # empty: it goes on, or died
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepHeld:
+    """The GPU-seconds of a sweep by what they went into, over all of its sessions."""
+
+    total: HeldGpuSeconds
+    by_cell: Mapping[int, HeldGpuSeconds]  # by its id; idle leases belong to none
+    capacity: float | None  # all slots as long as its orchestrators worked; None: not known of any of them

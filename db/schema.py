@@ -1,4 +1,4 @@
-"""The tables: one row per sweep, cell, trial, attempt and measurement, and an append-only log of what happened.
+"""The tables: one row per sweep, session, cell, trial, attempt and measurement, and an append-only log of what happened.
 
 Every layout field and headline number is a column of its own; JSON is only for evidence. Unknown is NULL. Times are UTC, by the database's clock.
 """
@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0002"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0003"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -159,6 +159,26 @@ fingerprint = Table(
     Column("first_seen_at", UtcTime, nullable=False),
 )
 
+session = Table(
+    "session",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),  # with every renewal of the lease
+    Column("ended_at", UtcTime),  # of one that died: its last sign of life
+    Column("num_gpus", Integer, nullable=False),  # slots of the cluster
+    Column("price_per_gpu_hour", Double),
+    Column("held_gpu_seconds", Double, nullable=False, server_default=text("0")),  # by its gangs until seen_at
+    Column("idle_gpu_seconds", Double, nullable=False, server_default=text("0")),
+    Column("capacity_gpu_seconds", Double),
+    Column("stop_reasons", Json),  # why each of its cells has had enough, each reason once
+    UniqueConstraint("sweep_id", "epoch"),
+)
+
 cell = Table(
     "cell",
     metadata,
@@ -226,6 +246,8 @@ attempt = Table(
     Column("steady_seconds", Double),
     Column("teardown_seconds", Double),
     Column("gpu_seconds", Double),  # held, used or not
+    Column("timed_seconds", Double),  # of it, by each GPU, in timed steps
+    Column("warmup_seconds", Double),  # and in the steps before them
     Column("fingerprint_digest", Text, ForeignKey("fingerprint.digest")),
     Column("processes_killed", Integer),
     Column("failure_kind", Text),
@@ -300,4 +322,4 @@ event = Table(
     Index("ix_event_trial_id", "trial_id"),
 )
 
-VIEWS = ("v_trial", "v_best", "v_oom", "v_scaling", "v_failure", "v_event")  # in the order of their creation
+VIEWS = ("v_trial", "v_best", "v_oom", "v_scaling", "v_failure", "v_event", "v_gpu_seconds")  # in the order of their creation

@@ -15,15 +15,16 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, endings, invalidation, lease, migrate, observations, queries, readonly, schema, sql_text, url
+from db import changes, endings, invalidation, lease, migrate, observations, queries, readonly, schema, sessions, sql_text, url
 from db.engine import Change, Database
 from db.news import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
 from db.observations import ObservationRow
-from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, Repeats, SweepRow, TrialDetail, TrialRow
+from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, Repeats, SessionRow, SweepHeld, SweepRow, TrialDetail, TrialRow
 from db.schema import StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
@@ -136,13 +137,43 @@ class Store:
             )
         )
 
-    def renew(self, sweep_id: int, epoch: int, ttl_seconds: float = LEASE_SECONDS) -> StopRequest | None:
-        """Extend the lease and return what a person asked of this orchestrator meanwhile. Raises LeaseLost."""
-        return self._database.write(lambda connection, change: lease.renew(connection, sweep_id, epoch, ttl_seconds))
+    def begin_session(self, sweep_id: int, epoch: int, *, num_gpus: int, leased: Leased, price_per_gpu_hour: float | None = None) -> None:
+        """Note that the owner of an epoch works, with so many slots, and what was leased by then. Raises LeaseLost."""
 
-    def release(self, sweep_id: int, epoch: int, state: SweepState = SweepState.STOPPED) -> None:
-        """Give the sweep back. Raises LeaseLost."""
-        self._database.write(lambda connection, change: lease.release(connection, sweep_id, epoch, state))
+        def work(connection: sa.Connection, change: Change) -> None:
+            lease.fence(connection, sweep_id, epoch)
+            sessions.begin(connection, sweep_id, epoch, num_gpus=num_gpus, price_per_gpu_hour=price_per_gpu_hour, leased=leased)
+
+        self._database.write(work)
+
+    def renew(self, sweep_id: int, epoch: int, ttl_seconds: float = LEASE_SECONDS, *, leased: Leased | None = None) -> StopRequest | None:
+        """Extend the lease, say what the session's gangs have held, and return what a person asked of this orchestrator meanwhile. Raises LeaseLost."""
+
+        def work(connection: sa.Connection, change: Change) -> StopRequest | None:
+            request = lease.renew(connection, sweep_id, epoch, ttl_seconds)
+            if leased is not None:
+                sessions.note(connection, sweep_id, epoch, leased)
+            return request
+
+        return self._database.write(work)
+
+    def release(
+        self,
+        sweep_id: int,
+        epoch: int,
+        state: SweepState = SweepState.STOPPED,
+        *,
+        leased: Leased | None = None,
+        stop_reasons: Sequence[str] = (),
+    ) -> None:
+        """Give the sweep back, and end the session with all that its gangs held. Raises LeaseLost."""
+
+        def work(connection: sa.Connection, change: Change) -> None:
+            lease.release(connection, sweep_id, epoch, state)
+            if leased is not None:
+                sessions.end(connection, sweep_id, epoch, leased, stop_reasons)
+
+        self._database.write(work)
 
     def request_stop(self, sweep_id: int, request: StopRequest) -> bool:
         """Ask the orchestrator of a sweep to stop, at its next `renew`. False: nobody holds it."""
@@ -373,8 +404,16 @@ class Store:
         return self._database.read(lambda connection: queries.trial_detail(connection, trial_id))
 
     def status(self, sweep_id: int) -> list[CellStatus]:
-        """Per cell: how many trials in each state, the best, and the GPU-seconds held."""
+        """Per cell: how many trials in each state, and the best. What they held is told by `held`."""
         return self._database.read(lambda connection: queries.status(connection, sweep_id))
+
+    def held(self, sweep_id: int) -> SweepHeld:
+        """What the sweep has held so far, and what that went into."""
+        return self._database.read(lambda connection: queries.held(connection, sweep_id))
+
+    def newest_session(self, sweep_id: int) -> SessionRow | None:
+        """The last call that got the sweep; None: there was none, or none since sessions are noted."""
+        return self._database.read(lambda connection: sessions.newest(connection, sweep_id))
 
     def best(self, sweep_id: int, top: int = 1) -> dict[int, list[TrialRow]]:
         """The fastest trials of each cell id under its current fingerprint, the fastest first."""

@@ -36,6 +36,7 @@ class Flight:
     attempt: int
     ticket: int  # of what it holds on the cluster (turns.py)
     since: float
+    expected_gpu_seconds: float | None  # that it should hold; None: nothing tells
     is_repeat: bool  # of what is measured: its trial's state stays as it is
     phase: Phase | None = None
     step: int = 0
@@ -70,7 +71,6 @@ class Books:
         self._spec, self._sweep_id, self._epoch, self._store, self._slots, self._code = spec, sweep_id, epoch, store, slots, code
         self.counts: Counter[TrialState] = Counter()  # trials of the sweep in the store
         self.fingerprints: set[str] = set()
-        self.gpu_seconds = sum(status.gpu_seconds for status in store.status(sweep_id))  # of earlier calls, what was reaped included
         self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
         self.blame = Blame(spec.name)
         self._condemned: list[Pruned] = []  # proven, and not written yet
@@ -105,6 +105,7 @@ class Books:
         anew = self._measured_with_other_software(endings, recorded)
         words = []
         for ending, came_to in zip(endings, recorded, strict=True):
+            ending.flight.run.note_held(ending.event.gpu_seconds, is_measured=isinstance(ending.outcome, Measurement))
             if isinstance(ending.outcome, Measurement):
                 words.append(self._measured(ending, ending.outcome, counts=came_to.counts))
             else:
@@ -137,7 +138,6 @@ class Books:
 
     def _judge(self, flight: Flight, event: Finished) -> _Ending:
         """What an attempt came to, by what its ranks left."""
-        self.gpu_seconds += event.gpu_seconds
         results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
         fingerprint = with_stack(self._code, self._stack_of(results)) if results else None
         return _Ending(
@@ -272,5 +272,6 @@ def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
         peak, device = failed_memory(event.reports)
         failed = events[flight.trial_id]
         outcome = FailedEnd(failure=ending.outcome, event=failed, peak_memory_bytes=peak, device_memory_bytes=device)
-    facts = attempt_facts(event, results, ending.fingerprint)
+    measurement = ending.outcome if isinstance(ending.outcome, Measurement) else None
+    facts = attempt_facts(event, results, ending.fingerprint, num_gpus=flight.run.cell.num_gpus, measurement=measurement)
     return Ended(trial_id=flight.trial_id, attempt=flight.attempt, outcome=outcome, stepped=flight.made_first_step, facts=facts)

@@ -13,6 +13,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.spec import Objective, Plateau, Search
+from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.winner import Run
 from orchestrator.evidence import relative_excess
 from orchestrator.progress import StopReason
@@ -48,6 +49,8 @@ class CellRun:
     nothing_fits: str | None = None  # the evidence, where it is so
     ask_seconds: float = 0.0  # the last ask's
     trial_seconds: float = 0.0  # the last trial's, from launch to end
+    trial_gpu_seconds: float | None = None  # the last trial's that was measured, else the last one's; None: none has ended
+    has_measured: bool = False
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
@@ -68,6 +71,8 @@ class CellRun:
         condemned = self.searcher.replay((t.layout, known_of(t, self.objective) or Condemned()) for t in rows)
         for trial in rows:
             self.launched += trial.num_attempts > 0
+            if trial.gpu_seconds is not None:
+                self.note_held(trial.gpu_seconds, is_measured=trial.state is TrialState.MEASURED)
             # A waiting trial whose layout the file no longer names goes on waiting: its axis may come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
@@ -120,6 +125,19 @@ class CellRun:
         """Ask for the next layout while trials run, where asking takes long beside a trial: one result older, and no GPU waits for it."""
         if self.ahead is None and 0 < self.trial_seconds < self.ask_seconds / SLOW_ASK_SHARE:
             self.ahead = self.ask(clock)
+
+    def note_held(self, gpu_seconds: float, *, is_measured: bool) -> None:
+        """An attempt has ended that held so much. One without a number tells how long the next one takes only while there is no better."""
+        if is_measured or not self.has_measured:
+            self.trial_gpu_seconds = gpu_seconds
+        self.has_measured |= is_measured
+
+    def expected_gpu_seconds(self, proposal: Proposal | None, cost: TrialCost) -> float | None:
+        """What its next attempt should hold: as predicted, where launches were measured, else what the last one held. None: nothing tells."""
+        rate = proposal.predicted_tokens_per_second_per_gpu if proposal is not None else None
+        if rate is None or not cost.is_launch_measured:
+            return self.trial_gpu_seconds
+        return cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
 
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""

@@ -7,22 +7,35 @@ from collections.abc import Sequence
 from db.news import AttemptFacts
 from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.held import step_seconds_within
+from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult
 from orchestrator.gang import Finished
 
 
-def attempt_facts(event: Finished, results: Sequence[RankResult], fingerprint: Fingerprint | None) -> AttemptFacts:
+def attempt_facts(
+    event: Finished,
+    results: Sequence[RankResult],
+    fingerprint: Fingerprint | None,
+    *,
+    num_gpus: int,
+    measurement: Measurement | None = None,
+) -> AttemptFacts:
     """What an attempt cost, whatever became of it. A phase took as long as the slowest rank's."""
     phases = {
         phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
     }
-    return AttemptFacts(
+    facts = AttemptFacts(
         phases=phases,
         fingerprint=fingerprint,
         shared_nodes=event.shared_nodes,
         gpu_seconds=event.gpu_seconds,
         processes_killed=sum(report.processes_killed for report in event.reports),
     )
+    if measurement is not None:
+        timed, warmup = step_seconds_within(event.gpu_seconds / num_gpus, timed=measurement.step_seconds, results=results, phases=phases)
+        facts |= {"timed_seconds": timed, "warmup_seconds": warmup}
+    return facts
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:

@@ -43,11 +43,14 @@ def finished_before(
     if any(contest.next_repeat(spec.search.confirm) is not None for contest in contests.values()):
         return None
     of_now = code()
+    session = store.newest_session(row.id)
+    said = session.stop_reasons if session is not None else ()
+    reason = next((spent for spent in (StopReason.GPU_HOURS, StopReason.COST) if spent in said), StopReason.BEFORE)
     trials = [trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}]
     return SweepResult(
         sweep_id=row.id,
         counts=counts,
-        stopped={cell.cell.cell: StopReason.BEFORE for cell in cells},
+        stopped={cell.cell.cell: reason for cell in cells},
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},

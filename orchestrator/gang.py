@@ -12,6 +12,7 @@ from typing import Protocol
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
+from orchestrator.core.held import Leased
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
@@ -108,7 +109,7 @@ class Finished:
     trial_id: int
     reports: Sequence[NodeReport]
     failure: Failure | None
-    gpu_seconds: float  # held for it, placement to clean-up
+    gpu_seconds: float  # held for it, from the moment its gang stood and was its own to clean-up
     shared_nodes: bool | None = None  # another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed
 
 
@@ -137,6 +138,10 @@ class Scheduler(Protocol):
 
     def cancel(self, trial_id: int) -> None:
         """End an attempt; its `Finished` with failure kind cancelled still comes."""
+        ...
+
+    def leased(self) -> Leased:
+        """What its gangs have held so far, also after it was closed."""
         ...
 
     def close(self) -> None: ...

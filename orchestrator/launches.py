@@ -17,9 +17,12 @@ from orchestrator.cell_run import CellRun
 from orchestrator.core.layout import Layout
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.spec import Exclusive, SweepSpec
+from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
 from orchestrator.progress import StopReason
+from orchestrator.searcher import Proposal
+from orchestrator.spending import SPENT, Spending
 from orchestrator.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class _Chosen:
     nodes: tuple[str, ...]
     ticket: int
     begins: NewTrial | NewAttempt
+    expected_gpu_seconds: float | None
 
     @property
     def is_repeat(self) -> bool:
@@ -48,7 +52,7 @@ class _Chosen:
 
 
 class Launches:
-    """Of one call of `run_sweep`. `budget_spent` says which budget of the sweep is spent; `learn` begins a cell's search anew with what others taught."""
+    """Of one call of `run_sweep`. `trial_cost` is what a trial holds beside its steps; `learn` begins a cell's search anew with what others taught."""
 
     def __init__(
         self,
@@ -59,11 +63,12 @@ class Launches:
         scheduler: Scheduler,
         books: Books,
         clock: Callable[[], float],
-        budget_spent: Callable[[], StopReason | None],
+        spending: Spending,
+        trial_cost: Callable[[], TrialCost],
         learn: Callable[[CellRun], None],
     ) -> None:
         self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
-        self._clock, self._budget_spent, self._learn = clock, budget_spent, learn
+        self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
         self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._chosen: list[_Chosen] = []  # in this turn, not started yet
@@ -72,7 +77,7 @@ class Launches:
     def what_fits(self, runs: Sequence[CellRun]) -> None:
         """Start trials until none may start, or no cell wants one."""
         self._turns.see(self._scheduler.slots.nodes)
-        spent = self._budget_spent()
+        spent = self._spending.spent()
         for run in runs:
             self._may_stop(run, spent)
         wanting = [run for run in runs if self._wants(run)]
@@ -164,11 +169,15 @@ class Launches:
             reason = self._search_on(run, nodes)
             if reason is None:
                 return True
+            if reason in SPENT:
+                if not self._is_anything_under_way:  # else that may hold less than it should
+                    self._stop_within_budget(run, reason)
+                return False
             if run.num_new:
                 run.rests = True
                 return False
             run.stopped = reason
-        return run.stopped in DECIDED and (self._waiting(run, nodes) or self._confirm(run, nodes))
+        return run.stopped in DECIDED and self._settle(run, nodes)
 
     def _search_on(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
         """Start what the search of a cell wants next, or say why there is nothing."""
@@ -176,19 +185,29 @@ class Launches:
             self._learn(run)
         if run.reached(self._spec.search.bound) and not run.waiting:
             return StopReason.BOUND
-        # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-        if not self._books.blame.suspects_the_machine and self._waiting(run, nodes):
-            return None
-        doubt = run.take_doubt()
-        if doubt is not None:
-            self._repeat(run, nodes, *doubt)
-            return None
-        return None if self._new(run, nodes) or self._waiting(run, nodes) else StopReason.EXHAUSTED
+        passed = self._passed_by(run, None)
+        if passed is None:
+            # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
+            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes):
+                return None
+            doubt = run.take_doubt()
+            if doubt is not None:
+                self._repeat(run, nodes, *doubt)
+                return None
+        reason = self._new(run, nodes)
+        if reason is not StopReason.EXHAUSTED or not (run.waiting or run.doubt):
+            return reason
+        return None if passed is None and self._waiting(run, nodes) else passed or reason
 
-    def _new(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+    def _new(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
+        """Start what the search asks for, or say why it is not started."""
         proposal = run.ask(self._clock) if self._within_trials(run) else None
         if proposal is None:
-            return False
+            return StopReason.EXHAUSTED
+        passed = self._passed_by(run, proposal)
+        if passed is not None:
+            run.ahead = proposal  # as if it had been asked for ahead
+            return passed
         begins = NewTrial(
             cell_id=run.id,
             layout=proposal.layout,
@@ -199,8 +218,8 @@ class Launches:
         )
         run.launched += 1
         self._books.launched(is_new=proposal.layout not in run.added)
-        self._choose(run, proposal.layout, nodes, begins)
-        return True
+        self._choose(run, proposal.layout, nodes, begins, proposal=proposal)
+        return None
 
     def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
         """Start what was launched before, and waits."""
@@ -212,27 +231,64 @@ class Launches:
         self._choose(run, trial.layout, nodes, NewAttempt(trial_id=trial.id, nodes=nodes))
         return True
 
-    def _confirm(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """The search of a cell has ended: repeat what stands at its top, until one layout is the winner or the repeats are spent."""
+    def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
+        """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner."""
         found = None if run.num_new else run.contest.next_repeat(self._spec.search.confirm)
-        if found is None:
+        if not run.waiting and found is None:
             return False
-        spent = self._budget_spent()
+        spent = self._spending.spent() or self._passed_by(run, None)
         if spent is not None:
-            run.stopped = spent  # the next call may go on with it
+            if spent not in SPENT or not self._is_anything_under_way:
+                run.stopped = spent  # the next call may go on with it
             return False
+        if self._waiting(run, nodes):
+            return True
+        assert found is not None
         self._repeat(run, nodes, *found)
         return True
+
+    # -- budgets -------------------------------------------------------------------------------------------------------------
+
+    def _passed_by(self, run: CellRun, proposal: Proposal | None) -> StopReason | None:
+        if not self._spending.is_limited:  # what is under way need not be added up
+            return None
+        return self._spending.passed_by(run.expected_gpu_seconds(proposal, self._trial_cost()), to_come=self._to_come())
+
+    def _to_come(self) -> float:
+        """GPU-seconds that what is under way should still hold: as was foreseen, or where nothing was then, as its cell has shown since."""
+        now = self._clock()
+        under_way = [(one.run, one.expected_gpu_seconds, now) for one in self._chosen]
+        under_way += [(flight.run, flight.expected_gpu_seconds, flight.since) for flight in self.flights.values()]
+        return sum(
+            max((run.trial_gpu_seconds or 0.0 if expected is None else expected) - (now - since) * run.cell.num_gpus, 0.0)
+            for run, expected, since in under_way
+        )
+
+    @property
+    def _is_anything_under_way(self) -> bool:
+        return bool(self.flights or self._chosen)
+
+    def _stop_within_budget(self, run: CellRun, reason: StopReason) -> None:
+        run.stopped = reason
+        expected = run.expected_gpu_seconds(run.ahead, self._trial_cost())
+        assert expected is not None
+        logger.info("%s: nothing more is started: %s", run.cell.key, self._spending.why(expected), extra={"action": "budget"})
+        run.take_back()
+
+    # -- starting ------------------------------------------------------------------------------------------------------------
 
     def _repeat(self, run: CellRun, nodes: tuple[str, ...], trial_id: int, layout: Layout, why: str) -> None:
         """Measure a measured trial once more, beside its other runs."""
         run.contest.begin(trial_id)
         self._choose(run, layout, nodes, NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why))
 
-    def _choose(self, run: CellRun, layout: Layout, nodes: tuple[str, ...], begins: NewTrial | NewAttempt) -> None:
+    def _choose(
+        self, run: CellRun, layout: Layout, nodes: tuple[str, ...], begins: NewTrial | NewAttempt, *, proposal: Proposal | None = None
+    ) -> None:
         """From now on its nodes are taken, and the cell has it under way; it starts with the others that are chosen in this turn."""
+        expected = run.expected_gpu_seconds(proposal, self._trial_cost())
         ticket = self._turns.began(run, nodes, self._clock())
-        self._chosen.append(_Chosen(run=run, layout=layout, nodes=nodes, ticket=ticket, begins=begins))
+        self._chosen.append(_Chosen(run=run, layout=layout, nodes=nodes, ticket=ticket, begins=begins, expected_gpu_seconds=expected))
         run.took_off(is_repeat=self._chosen[-1].is_repeat)
 
     def _launch(self) -> None:
@@ -255,6 +311,7 @@ class Launches:
             attempt=attempt,
             ticket=one.ticket,
             since=self._clock(),
+            expected_gpu_seconds=one.expected_gpu_seconds,
             is_repeat=one.is_repeat,
         )
         workload = self._spec.workload

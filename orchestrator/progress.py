@@ -24,6 +24,7 @@ class StopReason(StrEnum):
     EXHAUSTED = "every layout is known"
     TRIALS = "max_trials reached"
     GPU_HOURS = "max_gpu_hours reached"
+    COST = "max_cost reached"
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
     NODES = "the nodes that are left cannot hold its gangs"
@@ -55,7 +56,7 @@ class Snapshot:
     launched_now: int  # trials finished by this call
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
-    gpu_seconds: float
+    gpu_seconds: float  # held by all calls, idle leases included
     seconds: float  # since this call began
     ended: Sequence[str]  # a line for each trial that ended since the last snapshot: what became of it
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.packing import Floor, Shape, WaitingGang
 from orchestrator.core.protocol import Device, NodeReport, RankOutcome, TrialRequest
@@ -56,7 +57,8 @@ class _Flight:
     request: TrialRequest
     nodes: Sequence[str]
     run: MeasuredRun
-    ends_at: float  # virtual seconds
+    began_at: float  # virtual seconds
+    ends_at: float
 
 
 class ReplayScheduler:
@@ -68,6 +70,7 @@ class ReplayScheduler:
         self._flights: dict[int, _Flight] = {}
         self._cancelled: set[int] = set()
         self._now = 0.0
+        self._held_gpu_seconds = 0.0  # by what has ended
 
     @property
     def slots(self) -> Slots:
@@ -79,7 +82,7 @@ class ReplayScheduler:
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         run = self._table.run(cell_of(request), request.layout)
         seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
-        self._flights[request.trial_id] = _Flight(request=request, nodes=nodes, run=run, ends_at=self._now + seconds)
+        self._flights[request.trial_id] = _Flight(request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if not self._flights:
@@ -90,11 +93,17 @@ class ReplayScheduler:
             self._cancelled.discard(trial_id)
             return [_cancelled(trial_id, flight.nodes)]
         self._now = flight.ends_at
+        self._held_gpu_seconds += (flight.ends_at - flight.began_at) * flight.run.num_gpus
         return [self._finished(trial_id, flight)]
 
     def cancel(self, trial_id: int) -> None:
         if trial_id in self._flights:
             self._cancelled.add(trial_id)
+
+    def leased(self) -> Leased:
+        """Nothing stands idle in a replay, beyond what the table's runs held."""
+        under_way = sum((self._now - flight.began_at) * flight.run.num_gpus for flight in self._flights.values())
+        return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=self._now * self._slots.total)
 
     def close(self) -> None:
         self._flights.clear()
@@ -125,6 +134,7 @@ class RayReplayScheduler:
         self._waiting: deque[TrialRequest] = deque()
         self._flights: dict[int, TrialRequest] = {}
         self._ended: list[SchedulerEvent] = []
+        self._held_gpu_seconds = 0.0
 
     @property
     def slots(self) -> Slots:
@@ -153,6 +163,10 @@ class RayReplayScheduler:
             self._waiting.remove(waiting)
             self._ended.append(_cancelled(trial_id, ["nowhere yet"]))
 
+    def leased(self) -> Leased:
+        """As in the other: what its processes hold of this machine is not what the runs of the table held of their cluster."""
+        return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
+
     def close(self) -> None:
         self._inner.close()
 
@@ -171,7 +185,9 @@ class RayReplayScheduler:
         self._floor.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
-        return replace(event, gpu_seconds=held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement))
+        held = held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement)
+        self._held_gpu_seconds += held
+        return replace(event, gpu_seconds=held)
 
 
 def for_one_process(request: TrialRequest) -> TrialRequest:

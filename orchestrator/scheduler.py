@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,16 +20,19 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.exceptions import OutOfMemoryError as RayOutOfMemory
+from ray.util import placement_group_table
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.held import Leased
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.ray_cluster import ClusterNodes, connect, first_line, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 
@@ -38,7 +42,7 @@ PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agen
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
 CANCEL_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
-REMOVE_SECONDS = 10.0  # for the head to remove a placement group, milliseconds where it is well
+REMOVE_SECONDS = 10.0  # for the head to remove a placement group, or to tell of one: milliseconds where it is well
 CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 NODES_SECONDS = 5.0  # how often the head is asked which nodes there are
@@ -87,6 +91,7 @@ class _Gang:
     nodes: tuple[str, ...]  # by name, in rank order
     group: PlacementGroup
     agents: list[Any]
+    asked_at: float  # monotonic
     addresses: dict[int, str] = field(default_factory=dict)  # of each agent's node; empty until formed
     used_at: float = 0.0
 
@@ -98,7 +103,7 @@ class _Flight:
     stage: _Stage
     refs: dict[Any, int]  # outstanding object refs -> index of the agent
     since: float  # monotonic; when the stage began
-    placed_at: float | None = None  # monotonic; from then on its slots are held
+    placed_at: float | None = None  # monotonic; its gang is formed
     reports: dict[int, NodeReport] = field(default_factory=dict)
     shares_nodes: bool = False  # another attempt ran on one of its nodes meanwhile
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
@@ -137,6 +142,7 @@ class RayScheduler:
         self._gangs: list[_Gang] = []  # every gang that holds slots
         self._flights: dict[int, _Flight] = {}
         self._events: list[SchedulerEvent] = []
+        self._meter = LeaseMeter(time.monotonic())
 
     @property
     def slots(self) -> Slots:
@@ -203,11 +209,16 @@ class RayScheduler:
         """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""
         if not self._ray_is_gone():
             self._close_agents([agent for gang in self._gangs for agent in gang.agents])
+        for gang in self._gangs:
+            self._meter.returned(gang, time.monotonic())
         if ray.is_initialized():
             ray.shutdown()
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
+
+    def leased(self) -> Leased:
+        return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
 
     def _ray_is_gone(self) -> bool:
         return self._guard is not None and self._guard.ray_is_gone()
@@ -257,7 +268,7 @@ class RayScheduler:
             ).remote(self._root, program, node, _node_environment())
             for i, node in enumerate(nodes)
         ]
-        gang = _Gang(shape=shape, nodes=tuple(nodes), group=group, agents=agents)
+        gang = _Gang(shape=shape, nodes=tuple(nodes), group=group, agents=agents, asked_at=time.monotonic())
         self._gangs.append(gang)
         return gang
 
@@ -272,6 +283,7 @@ class RayScheduler:
                 logger.debug("Agent already gone: %s", first_line(exc))
         if gang in self._gangs:
             self._gangs.remove(gang)
+            self._meter.returned(gang, time.monotonic())
         if not within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
@@ -333,12 +345,24 @@ class RayScheduler:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
         self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.gang.nodes))
         flight.since = flight.placed_at = time.monotonic()
+        self._hold(flight)
         self._note_shared_nodes(flight)
         if flight.gang.shape.num_nodes == 1:
             self._run(flight, master_port=None)
         else:
             flight.stage = _Stage.RENDEZVOUS
             flight.refs = {flight.gang.agents[0].rendezvous.remote(): 0}
+
+    def _hold(self, flight: _Flight) -> None:
+        """From here on the gang is the attempt's; one that was formed for it, from the moment that Ray had reserved its slots."""
+        gang, at = flight.gang, time.monotonic()
+        if not self._meter.knows(gang):
+            reserved_at = _reserved_at(gang)
+            if reserved_at is None:
+                return
+            at = min(reserved_at, at)
+            self._meter.stands(gang, num_slots=gang.shape.num_slots, at=at)
+        self._meter.begins(gang, at)
 
     def _note_shared_nodes(self, flight: _Flight) -> None:
         own = set(flight.gang.nodes)
@@ -423,19 +447,34 @@ class RayScheduler:
         self._release(flight.gang, kill=True)
 
     def _end(self, flight: _Flight, reports: Sequence[NodeReport], failure: Failure | None) -> None:
+        if flight.placed_at is None:
+            self._hold(flight)  # its slots may have been reserved all the same, while its agents were on their way
         now = time.monotonic()
         flight.gang.used_at = now
         del self._flights[flight.request.trial_id]
-        held = (now - flight.placed_at) * flight.gang.shape.num_slots if flight.placed_at is not None else 0.0
         self._events.append(
             Finished(
                 trial_id=flight.request.trial_id,
                 reports=reports,
                 failure=failure,
-                gpu_seconds=held,
+                gpu_seconds=self._meter.ends(flight.gang, now),
                 shared_nodes=flight.shares_nodes if flight.placed_at is not None else None,
             )
         )
+
+
+def _reserved_at(gang: _Gang) -> float | None:
+    """When Ray had reserved the slots of a gang, by its own account of how long that took; None: it has not, or is gone with its account."""
+    told: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        with suppress(RayError):
+            told.append(placement_group_table(gang.group))
+
+    within(REMOVE_SECONDS, ask)
+    if not told or told[0].get("state") != "CREATED":
+        return None
+    return float(gang.asked_at + told[0]["stats"]["end_to_end_creation_latency_ms"] / 1e3)
 
 
 def _program(request: TrialRequest) -> str:

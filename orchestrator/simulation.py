@@ -14,6 +14,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES
+from orchestrator.core.held import Leased
 from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
@@ -21,6 +22,7 @@ from orchestrator.core.spec import SweepSpec
 from orchestrator.core.synthetic import chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
 from orchestrator.core.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
 from orchestrator.gang import Finished, SchedulerEvent, Slots
+from orchestrator.lease_meter import LeaseMeter
 
 NODE_SLOTS = 8  # where neither the file nor the caller says
 TICK_SECONDS = 0.5  # what ends so close together is told together, as by a loop that looks so often
@@ -107,6 +109,7 @@ class SimulatedScheduler:
         self._nodes = {f"node-{number:0{len(str(count))}d}": per_node for number in range(count)}
         self._slots = self._seen(self._nodes)
         self._now = 0.0
+        self._meter = LeaseMeter(self._now)  # a gang is there for its attempt alone
         self._flights: dict[int, _Flight] = {}
         self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node
         self._ends: list[
@@ -141,6 +144,8 @@ class SimulatedScheduler:
             shares_nodes=bool(beside),
         )
         self._flights[request.trial_id] = flight
+        self._meter.stands(flight, num_slots=shape.num_slots, at=self._now)
+        self._meter.begins(flight, self._now)
         for node in nodes:
             self._tenants[node].add(request.trial_id)
         heapq.heappush(self._ends, (flight.ends_at, request.trial_id, request.attempt))
@@ -172,7 +177,12 @@ class SimulatedScheduler:
             flight.ends_at = self._now
             heapq.heappush(self._ends, (self._now, trial_id, flight.request.attempt))
 
+    def leased(self) -> Leased:
+        return self._meter.leased(self._now, total_slots=self._slots.total)
+
     def close(self) -> None:
+        for flight in self._flights.values():
+            self._meter.returned(flight, self._now)
         self._flights.clear()
 
     def _forget_what_is_over(self) -> None:
@@ -188,11 +198,13 @@ class SimulatedScheduler:
         del self._flights[trial_id]
         for node in flight.nodes:
             self._tenants[node].discard(trial_id)
+        held = self._meter.ends(flight, at)
+        self._meter.returned(flight, at)
         return Finished(
             trial_id=trial_id,
             reports=[NodeReport(node=flight.nodes[0], ranks=[rank], failure=failure, seconds=at - flight.began)],
             failure=failure,
-            gpu_seconds=(at - flight.began) * flight.shape.num_slots,
+            gpu_seconds=held,
             shared_nodes=flight.shares_nodes,
         )
 

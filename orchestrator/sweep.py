@@ -16,11 +16,13 @@ from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
+from orchestrator.core.budget import budget_of, price_of
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import SweepError
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
+from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
@@ -30,6 +32,7 @@ from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Searcher
+from orchestrator.spending import Spending
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,8 @@ def run_sweep(
         sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
     )
     state = SweepState.STOPPED
+    scheduler: Scheduler | None = None
+    reasons: Sequence[str] = ()
     try:
         scheduler = open_scheduler()  # only now: who does not hold the sweep starts nothing
         try:
@@ -81,16 +86,18 @@ def run_sweep(
             )
             result = loop.run()
             state = SweepState.FINISHED if result.finished else SweepState.STOPPED
+            reasons = sorted(set(result.stopped.values()))
             return result
         finally:
             scheduler.close()
     finally:
-        _release(store, sweep_id, epoch, state)
+        leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
+        _release(store, sweep_id, epoch, state, leased, reasons)
 
 
-def _release(store: Store, sweep_id: int, epoch: int, state: SweepState) -> None:
+def _release(store: Store, sweep_id: int, epoch: int, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
     try:
-        store.release(sweep_id, epoch, state)
+        store.release(sweep_id, epoch, state, leased=leased, stop_reasons=reasons)
     except SweepError as exc:
         logger.warning("The lease was not given back and ends by itself within %.0f s: %s", LEASE_SECONDS, exc)
 
@@ -118,9 +125,24 @@ class _Loop:
         lost = store.reap(sweep_id, epoch)
         if lost:
             logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
-        self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
-        self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
         self._data_sheet = hardware(slots)
+        price = price_of(spec, self._data_sheet)
+        self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
+        self._spending = Spending(
+            budget_of(spec, price),
+            max_wall_seconds=spec.search.max_wall_time,
+            earlier_gpu_seconds=store.held(sweep_id).total.held,  # what was reaped included
+            leased=scheduler.leased,
+            clock=clock,
+        )
+        store.begin_session(
+            sweep_id,
+            epoch,
+            num_gpus=slots.total,
+            price_per_gpu_hour=price.per_gpu_hour if price is not None else None,
+            leased=scheduler.leased(),
+        )
+        self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
         self._learned, self._learned_of = self._learn(), 0  # trials of this call by then
         self._launches = Launches(
             spec,
@@ -129,7 +151,8 @@ class _Loop:
             scheduler=scheduler,
             books=self._books,
             clock=clock,
-            budget_spent=self._budget_spent,
+            spending=self._spending,
+            trial_cost=lambda: self._learned.trial_cost(),
             learn=self._learn_from_others,
         )
         self._runs: list[CellRun] = []
@@ -245,7 +268,7 @@ class _Loop:
             return
         self._books.progressed(self._progressed.values())  # not at once: nobody acts on it, and it would be a commit for each trial
         self._progressed.clear()
-        request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS)
+        request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased())
         self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
             self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
@@ -264,19 +287,6 @@ class _Loop:
         self._learned, self._learned_of = self._learn(), self._finished_now
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
         run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
-
-    def _budget_spent(self) -> StopReason | None:
-        search = self._spec.search
-        if search.max_gpu_hours is not None and self._held_gpu_seconds() >= search.max_gpu_hours * 3600:
-            return StopReason.GPU_HOURS
-        if search.max_wall_time is not None and self._clock() - self._began >= search.max_wall_time:
-            return StopReason.WALL_TIME
-        return None
-
-    def _held_gpu_seconds(self) -> float:
-        """What is spent, with what runs now: a budget counts what is held, not what succeeded."""
-        now = self._clock()
-        return self._books.gpu_seconds + sum((now - f.since) * f.run.cell.num_gpus for f in self._flights.values())
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 
@@ -317,7 +327,7 @@ class _Loop:
                     for f in self._flights.values()
                 ],
                 best={run.cell: run.best for run in self._runs if run.best is not None},
-                gpu_seconds=self._held_gpu_seconds(),
+                gpu_seconds=self._spending.held_gpu_seconds,
                 seconds=self._clock() - self._began,
                 ended=ended,
             )

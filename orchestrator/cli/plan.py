@@ -8,11 +8,13 @@ import typer
 
 from orchestrator.cli.output import Cell as Shown
 from orchestrator.cli.output import Column, DbOption, JsonOption, examples, write_json, write_line, write_table
-from orchestrator.cli.sweep_file import File, Overrides, Planning, load, planning, price, store_if_any
+from orchestrator.cli.sweep_file import File, Overrides, Planning, load, planning, store_if_any
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
+    from db.store import Store
     from orchestrator.core.planner import CellPlan
+    from orchestrator.core.spec import SweepSpec
     from orchestrator.core.trial_cost import PlannedCost, TrialCost
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "reserve")
@@ -40,6 +42,7 @@ def plan(
     spec = load(file, overrides)
     with store_if_any(db) as store:
         known = planning(spec, store)
+        held_hours = held_gpu_hours(spec, store)
     trial = known.learned.trial_cost()
     rows, costs = [], []
     for cell in spec.cells():
@@ -53,7 +56,7 @@ def plan(
         "strategy": spec.search.strategy,
         "device": known.learned.hardware.name if known.learned.hardware is not None else "cpu",
         "calibration": _calibration(known),
-        "cost": _cost(known, trial_cost.total(costs), trial),
+        "cost": _cost(known, trial_cost.total(costs), trial, num_trials=sum(row["num_to_run"] for row in rows), held_hours=held_hours),
         "cells": rows,
     }
     if as_json:
@@ -80,21 +83,38 @@ def _calibration(known: Planning) -> dict[str, Any]:
     }
 
 
-def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost) -> dict[str, Any]:
-    per_hour, source = price(known.spec, known.hardware)
-    most = known.spec.search.max_gpu_hours
+def held_gpu_hours(spec: SweepSpec, store: Store | None) -> float:
+    """What earlier calls of the sweep have held, which its budgets count."""
+    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
+    return store.held(found.id).total.held / 3600 if store is not None and found is not None else 0.0
+
+
+def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num_trials: int, held_hours: float) -> dict[str, Any]:
+    from orchestrator.core.budget import budget_of, price_of
+
+    search, price = known.spec.search, price_of(known.spec, known.hardware)
+    budget = budget_of(known.spec, price)
+    left = max(budget.gpu_seconds / 3600 - held_hours, 0.0) if budget is not None else None
 
     def held(hours: float) -> float:
-        return hours if most is None else min(hours, most)
+        return hours if left is None else min(hours, left)
 
     p50 = held(planned.gpu_hours) if planned is not None else None
     p90 = held(planned.gpu_hours_p90) if planned is not None else None
+    per_hour = price.per_gpu_hour if price is not None else None
     return {
         "gpu_hours": p50,
         "gpu_hours_p90": p90,
-        "max_gpu_hours": most,
+        "max_gpu_hours": search.max_gpu_hours,
+        "max_cost": search.max_cost,
+        "max_wall_time": search.max_wall_time,
+        "held_gpu_hours": held_hours,
+        "budget_limit": budget.limit if budget is not None else None,
+        "budget_gpu_hours_left": left,
+        "num_trials": num_trials,
+        "num_trials_within_budget": int(num_trials * p50 / planned.gpu_hours) if planned is not None and p50 is not None else None,
         "price_per_gpu_hour": per_hour,
-        "price_source": source,
+        "price_source": price.source if price is not None else None,
         "dollars": p50 * per_hour if p50 is not None and per_hour is not None else None,
         "dollars_p90": p90 * per_hour if p90 is not None and per_hour is not None else None,
         "launch_seconds": trial.launch_seconds,
@@ -172,13 +192,24 @@ def _print(document: dict[str, Any], known: Planning) -> None:
         if cost["dollars"] is not None
         else ""
     )
-    capped = f"; search.max_gpu_hours ends it at {cost['max_gpu_hours']:,g}" if cost["max_gpu_hours"] is not None else ""
     launch = f"{'measured' if cost['is_launch_measured'] else 'assumed'} {cost['launch_seconds']:.3g} s around {cost['steps_per_trial']:.0f} steps"
     write_line("")
     write_line(
         f"All cells: P50 {_hours(cost['gpu_hours'])}, P90 {_hours(cost['gpu_hours_p90'])} GPU-hours held{money}"
-        f" if every layout to run is run ({launch} a trial){capped}."
+        f" if every layout to run is run ({launch} a trial){_capped(cost)}."
     )
+
+
+def _capped(cost: dict[str, Any]) -> str:
+    """What the budgets allow of it."""
+    said = ""
+    if cost["budget_limit"] is not None:
+        held = f" beside {_hours(cost['held_gpu_hours'])} held already" if cost["held_gpu_hours"] else ""
+        said = f"; search.{cost['budget_limit']} leaves {_hours(cost['budget_gpu_hours_left'])} GPU-hours{held}"
+        said += f", about {cost['num_trials_within_budget']:,} of {show_as.counted(cost['num_trials'], 'trial')}"
+    if cost["max_wall_time"] is not None:
+        said += f"; search.max_wall_time ends each call after {show_as.duration(cost['max_wall_time'])}"
+    return said
 
 
 def _print_cell(row: dict[str, Any]) -> None:

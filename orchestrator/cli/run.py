@@ -130,11 +130,14 @@ def run_spec(
     simulator: SimulatedScheduler | None = None,
 ) -> NoReturn:
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
+    from orchestrator.core.budget import budget_of, price_of
+
     table = replayed_table(spec)
     environment = _rank_environment(spec)
     _check_some_layout_is_legal(spec, table)
     _check_home()
     if ray_address is None and table is None and simulator is None:
+        budget_of(spec, price_of(spec, planned_hardware(spec)))  # of a cluster, its devices tell the price
         _check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import look

@@ -20,7 +20,7 @@ from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import CellStatus, SweepRow
+    from db.rows import CellStatus, SweepHeld, SweepRow
     from db.store import Store
 
 WATCH_SECONDS = 2.0
@@ -68,14 +68,18 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
         write("\x1b[H\x1b[2J")
     cells = {row.id: store.status(row.id) for row in chosen}
     running = {row.id: _running(db, row) for row in chosen}
+    held = {row.id: store.held(row.id) for row in chosen}
+    prices = {row.id: session.price_per_gpu_hour for row in chosen if (session := store.newest_session(row.id)) is not None}
     if as_json:
-        write_json("status", {"sweeps": [_status_record(row, cells[row.id], running[row.id]) for row in chosen]})
+        told = [_status_record(row, cells[row.id], running[row.id], held[row.id], prices.get(row.id)) for row in chosen]
+        write_json("status", {"sweeps": told})
     elif not chosen:
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
-        _print_status(chosen[0], cells[chosen[0].id], running[chosen[0].id])
+        only = chosen[0].id
+        _print_status(chosen[0], cells[only], running[only], held[only], prices.get(only))
     else:
-        _print_sweeps([(row, cells[row.id]) for row in chosen])
+        _print_sweeps([(row, cells[row.id], held[row.id]) for row in chosen])
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
 
 
@@ -121,21 +125,25 @@ def _moment(value: Any) -> datetime:
     return value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
 
 
-def _status_record(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]]) -> records.Record:
+def _status_record(
+    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, price: float | None
+) -> records.Record:
     return {
         **records.sweep_record(row),
         "num_trials": _totals(cells),
-        "gpu_seconds": sum(cell.gpu_seconds for cell in cells),
-        "cells": [records.cell_status_record(cell, row.name) for cell in cells],
+        **records.held_record(held, price),
+        "cells": [records.cell_status_record(cell, row.name, held.by_cell[cell.cell.id]) for cell in cells],
         "running": running,
     }
 
 
-def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]]) -> None:
+def _print_status(
+    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, price: float | None
+) -> None:
     write_line(f"Sweep {row.name}: {_state_text(row)}", style="bold")
-    held = sum(cell.gpu_seconds for cell in cells)
     write_line(
-        f"{show.counted(sum(_totals(cells).values()), 'trial')} in {show.counted(len(cells), 'cell')}, {show.gpu_hours(held)} GPU-hours held"
+        f"{show.counted(sum(_totals(cells).values()), 'trial')} in {show.counted(len(cells), 'cell')},"
+        f" {show.gpu_hours(held.total.held)} GPU-hours held{_what_for(held, price)}"
     )
     if not cells:
         return
@@ -146,7 +154,8 @@ def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[
         *(Column(title=title, right=True) for title in shown),
         Column(title="GPU-hours", right=True),
     ]
-    write_table(columns, [[cell.cell.cell.key, *_count_cells(cell, shown), show.gpu_hours(cell.gpu_seconds)] for cell in cells])
+    by_cell = {cell.cell.id: show.gpu_hours(held.by_cell[cell.cell.id].held) for cell in cells}
+    write_table(columns, [[cell.cell.cell.key, *_count_cells(cell, shown), by_cell[cell.cell.id]] for cell in cells])
     write()
     columns = [
         Column(title="best so far", right=True),
@@ -173,6 +182,15 @@ def _print_status(row: SweepRow, cells: Sequence[CellStatus], running: Sequence[
             for r in running
         ],
     )
+
+
+def _what_for(held: SweepHeld, price: float | None) -> str:
+    """In money, what they went into, and what the cluster had."""
+    if not held.total.held:
+        return ""
+    money = f", ${held.total.held / 3600 * price:,.2f}" if price is not None else ""
+    of = f"; the cluster had {show.gpu_hours(held.capacity)} meanwhile" if held.capacity is not None else ""
+    return f"{money}: {show.shares(held.total.parts)}{of}"
 
 
 _COUNTED: Mapping[str, tuple[TrialState, ...]] = {
@@ -205,15 +223,15 @@ def _best_so_far(status: CellStatus) -> list[str | Cell]:
     return [Cell(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
 
 
-def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus]]]) -> None:
-    shown = _shown_counts([cell for _, cells in rows for cell in cells])
+def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], SweepHeld]]) -> None:
+    shown = _shown_counts([cell for _, cells, _ in rows for cell in cells])
     columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
     columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
     lines = []
-    for row, cells in rows:
+    for row, cells, held in rows:
         totals = _totals(cells)
         counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
-        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(sum(cell.gpu_seconds for cell in cells)), _state_text(row)])
+        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(held.total.held), _state_text(row)])
     write_table(columns, lines)
 
 

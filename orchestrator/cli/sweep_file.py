@@ -142,12 +142,3 @@ def planned_hardware(spec: SweepSpec) -> Hardware | None:
         name = device_name()
         return from_driver_name(name) if name is not None else None
     return DEVICES.get(spec.device)
-
-
-def price(spec: SweepSpec, hardware: Hardware | None) -> tuple[float | None, str | None]:
-    """Dollars per GPU and hour, and who says so."""
-    if spec.price_per_gpu_hour is not None:
-        return spec.price_per_gpu_hour, "price_per_gpu_hour of the sweep file"
-    if hardware is None or hardware.price_per_hour is None:
-        return None, None
-    return hardware.price_per_hour, f"typical list price of {hardware.name}; give yours with price_per_gpu_hour"

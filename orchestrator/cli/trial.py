@@ -66,7 +66,7 @@ def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False)
         return
     _print_head(detail)
     for attempt in detail.attempts:
-        _print_attempt(attempt)
+        _print_attempt(attempt, detail.cell.cell.num_gpus)
     _print_events(detail)
 
 
@@ -109,8 +109,9 @@ def _print_facts(facts: list[tuple[str, str | None]]) -> None:
     write_table(columns, [[f"  {name:<17}", value] for name, value in facts if value not in (None, "")], header=False)
 
 
-def _print_attempt(attempt: AttemptRow) -> None:
+def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
     write()
+    held = attempt.held(num_gpus)
     seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at) if attempt.ended_at is not None else None
     superseded = ""
     if attempt.superseded:
@@ -122,7 +123,7 @@ def _print_attempt(attempt: AttemptRow) -> None:
         ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
         ("phases", phases),
-        ("GPU-hours", show_as.gpu_hours(attempt.gpu_seconds) if attempt.gpu_seconds is not None else None),
+        ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
         ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
         ("fingerprint", _fingerprint_text(attempt)),
     ]

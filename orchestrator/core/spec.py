@@ -219,11 +219,17 @@ class Search(Section):
     seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 32)] = 0
     max_trials: Annotated[int, Field(strict=True, ge=1)] | None = None  # launches per cell
     max_gpu_hours: Annotated[float, Field(strict=True, gt=0)] | None = None  # of the sweep
+    max_cost: Annotated[float, Field(strict=True, gt=0)] | None = None  # of the sweep, in US dollars
     max_wall_time: Duration | None = None  # of one `sweep run`
     max_parallel_trials: OrAuto[Annotated[int, Field(strict=True, ge=1, le=4096)]] = "auto"  # auto: as many as fit; on a CPU machine, one
     plateau: Plateau | None = None
     bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a limit of money where there is none: a stored sweep reads as it did before there could be one."""
+        return {name: value for name, value in write(self).items() if name != "max_cost" or value is not None}
 
 
 class Objective(StrEnum):
@@ -338,6 +344,18 @@ class SweepSpec(Section):
             raise ValueError(
                 f"search.bound: strategy {self.search.strategy} expects nothing of a layout; only auto can tell what is to gain"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _cost_has_a_price(self) -> Self:
+        """Of `auto` the machine has to tell."""
+        known = (
+            self.price_per_gpu_hour is not None
+            or self.device == "auto"
+            or (self.device in DEVICES and DEVICES[self.device].price_per_hour is not None)
+        )
+        if self.search.max_cost is not None and not known:
+            raise ValueError(f"search.max_cost: device {self.device} has no list price; give price_per_gpu_hour, in US dollars")
         return self
 
     @model_validator(mode="after")

@@ -34,6 +34,15 @@ class TrialCost:
     num_steps: float  # warm-up and timed
     num_steps_sd: float
 
+    @property
+    def is_launch_measured(self) -> bool:
+        """Else it is a guess that fits trials of minutes on GPUs, and misleads of any shorter ones."""
+        return self.launch_sd == MEASURED_LAUNCH_SD
+
+    def seconds(self, step_seconds: float) -> float:
+        """What a trial with such steps holds its GPUs for."""
+        return self.launch_seconds + self.num_steps * step_seconds
+
     @classmethod
     def of(cls, plan: Measuring, *, launch_seconds: float | None, timed_steps: float | None) -> TrialCost:
         """From what trials of the store took, where there are any, else from what is usual."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
@@ -60,6 +61,15 @@ def gpu_hours(gpu_seconds: float | None) -> str:
     if gpu_seconds is None:
         return UNKNOWN
     return f"{gpu_seconds / 3600:.2f}" if gpu_seconds >= 360 or gpu_seconds == 0 else f"{gpu_seconds / 3600:.4f}"
+
+
+_PARTS = {"warmup": "warm-up", "startup": "start-up"}  # as people write them
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """`useful 61.0%, start-up 39.0%`: what is there, by name, of the sum of all."""
+    total = sum(parts.values())
+    return ", ".join(f"{_PARTS.get(name, name.replace('_', ' '))} {percent(value / total)}" for name, value in parts.items() if value)
 
 
 def duration(seconds: float | None) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.lifecycle import TrialState
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
-    from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepRow, TrialDetail, TrialRow
+    from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
+    from orchestrator.core.held import HeldGpuSeconds
 
 Record = dict[str, Any]
 
@@ -84,12 +85,24 @@ def cell_record(row: CellRow) -> Record:
     }
 
 
-def cell_status_record(status: CellStatus, sweep: str) -> Record:
+def cell_status_record(status: CellStatus, sweep: str, held: HeldGpuSeconds) -> Record:
     return {
         **cell_record(status.cell),
         "num_trials": {state: status.num_trials.get(state, 0) for state in TrialState},
-        "gpu_seconds": status.gpu_seconds,
+        "gpu_seconds": held.held,
+        "gpu_seconds_by_part": held.parts,
         "best": trial_record(status.best, status.cell, sweep) if status.best is not None else None,
+    }
+
+
+def held_record(held: SweepHeld, price_per_gpu_hour: float | None) -> Record:
+    """What a sweep has held; in dollars by the price that its last call knew."""
+    return {
+        "gpu_seconds": held.total.held,
+        "gpu_seconds_by_part": held.total.parts,
+        "capacity_gpu_seconds": held.capacity,
+        "price_per_gpu_hour": price_per_gpu_hour,
+        "dollars": held.total.held / 3600 * price_per_gpu_hour if price_per_gpu_hour is not None else None,
     }
 
 
@@ -114,13 +127,13 @@ def detail_record(detail: TrialDetail) -> Record:
     """All that is known of a trial."""
     return {
         "trial": trial_record(detail.trial, detail.cell, detail.sweep_name),
-        "attempts": [attempt_record(attempt) for attempt in detail.attempts],
+        "attempts": [attempt_record(attempt, detail.cell.cell.num_gpus) for attempt in detail.attempts],
         "events": [event_record(event) for event in detail.events],
     }
 
 
-def attempt_record(row: AttemptRow) -> Record:
-    fingerprint = row.fingerprint
+def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
+    fingerprint, held = row.fingerprint, row.held(num_gpus)
     return {
         "attempt": row.number,
         "state": row.state,
@@ -132,6 +145,7 @@ def attempt_record(row: AttemptRow) -> Record:
         "shared_nodes": row.shared_nodes,
         "phase_seconds": row.phase_seconds,
         "gpu_seconds": row.gpu_seconds,
+        "gpu_seconds_by_part": held.parts if held is not None else None,
         "processes_killed": row.processes_killed,
         "fingerprint": {"digest": fingerprint.digest, **fingerprint.model_dump()} if fingerprint is not None else None,
         "failure": asdict(row.failure) if row.failure is not None else None,

@@ -23,6 +23,7 @@ from db.rows import Holder
 from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.core.errors import LeaseLost, SweepHeld
+from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from tests.db.builders import CONDITIONS, Bench, layout, measurement
 
@@ -61,8 +62,9 @@ def test_a_lease_that_has_ended_is_taken_and_its_owner_can_write_nothing_more(st
 def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[[], object]]:
     from tests.db.builders import cell, failure
 
-    store, epoch = bench.store, bench.epoch
-    yield lambda: store.renew(bench.sweep_id, epoch)
+    store, epoch, leased = bench.store, bench.epoch, Leased(held=8.0, idle=0.0, capacity=8.0)
+    yield lambda: store.begin_session(bench.sweep_id, epoch, num_gpus=8, leased=leased)
+    yield lambda: store.renew(bench.sweep_id, epoch, leased=leased)
     yield lambda: store.release(bench.sweep_id, epoch)
     yield lambda: store.reap(bench.sweep_id, epoch)
     yield lambda: store.ensure_cell(bench.sweep_id, cell(num_gpus=4), epoch)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Stack
+from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
@@ -18,16 +19,26 @@ EVIDENCE = {FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory"}
 
 
 class FakeScheduler:
-    """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were started, one per poll."""
+    """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were started, one per poll, held for `seconds`."""
 
-    def __init__(self, script: Script, *, slots: int = 2, device: Device = Device.CPU, nodes: Mapping[str, int] | None = None) -> None:
-        self._script = script
+    def __init__(
+        self,
+        script: Script,
+        *,
+        slots: int = 2,
+        device: Device = Device.CPU,
+        nodes: Mapping[str, int] | None = None,
+        seconds: Callable[[TrialRequest], float] = lambda _: 1.0,
+    ) -> None:
+        self._script, self._seconds = script, seconds
         at_once = 1 if device is Device.CPU else None
         self._slots = Slots(device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once)
         self._floor = Floor(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
         self.nodes_of: dict[int, Sequence[str]] = {}  # of every trial, where it ran last
+        self._held_gpu_seconds = 0.0
+        self.idle_gpu_seconds = 0.0  # that its gangs stood idle beside; a test may say so
         self.started: list[tuple[Layout, int]] = []
         self.most_at_once = 0
         self.closed = False
@@ -57,6 +68,8 @@ class FakeScheduler:
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
         self._floor.give_back(trial_id)
+        held = self._seconds(request) * shape.num_slots
+        self._held_gpu_seconds += held
         node = self.nodes_of[trial_id][0]
         events: list[SchedulerEvent] = [Placed(trial_id=trial_id, nodes=self.nodes_of[trial_id])]
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
@@ -64,7 +77,7 @@ class FakeScheduler:
         if isinstance(ending, FailureKind):
             failure = Failure(kind=ending, message=f"scripted {ending}", evidence=EVIDENCE.get(ending, ""))
             report = NodeReport(node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
-            return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=float(shape.num_slots))]
+            return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=held)]
         ranks = [
             RankOutcome(
                 rank=rank,
@@ -81,11 +94,15 @@ class FakeScheduler:
         return [
             *events,
             Progressed(trial_id=trial_id, phase=Phase.STEADY, step=3),
-            Finished(trial_id=trial_id, reports=[NodeReport(node=node, ranks=ranks)], failure=None, gpu_seconds=float(shape.num_slots)),
+            Finished(trial_id=trial_id, reports=[NodeReport(node=node, ranks=ranks)], failure=None, gpu_seconds=held),
         ]
 
     def cancel(self, trial_id: int) -> None:
         self._cancelled.add(trial_id)
+
+    def leased(self) -> Leased:
+        held = self._held_gpu_seconds + self.idle_gpu_seconds
+        return Leased(held=held, idle=self.idle_gpu_seconds, capacity=held)
 
     def close(self) -> None:
         self.closed = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from db.store import Store
 from orchestrator.cell_run import CellRun, known_of
 from orchestrator.core.cell import Cell
@@ -12,9 +14,10 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.packing import Shape
-from orchestrator.core.spec import Objective, Strategy
+from orchestrator.core.spec import Measuring, Objective, Strategy
+from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.winner import Run
-from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory
+from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
 from tests.db.builders import Bench, failure
 from tests.orchestrator.cli_store import fill
 from tests.orchestrator.test_searcher import TOKENS, drive, planted, searcher
@@ -65,21 +68,25 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
     assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == Measured(value=1234.5)
 
 
+def on_16_gpus(search: Searcher) -> CellRun:
+    return CellRun(
+        id=1,
+        cell=Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256),
+        shape=Shape(num_nodes=2, slots_per_node=8),
+        objective=TOKENS,
+        searcher=search,
+        num_candidates=search.untried,
+        predicted_seconds=60.0,
+    )
+
+
 def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_is_doubted() -> None:
     cell = planted(zero_stages=(1,))
     table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
     smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 25)
-    run = CellRun(
-        id=1,
-        cell=Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256),
-        shape=Shape(num_nodes=2, slots_per_node=8),
-        objective=TOKENS,
-        searcher=search,
-        num_candidates=len(table),
-        predicted_seconds=60.0,
-    )
+    run = on_16_gpus(search)
     measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
     worse, lone = measured[-1], measured[-2]
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
@@ -90,3 +97,26 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     assert found is not None
     assert found[:2] == (2, lone)
     assert run.take_doubt() is None
+
+
+def test_what_the_next_trial_should_hold_is_predicted_where_launches_were_measured() -> None:
+    run = on_16_gpus(searcher(planted(), Strategy.AUTO))
+    proposal = run.searcher.ask()
+    assert proposal is not None
+    rate = 2**20 / 16 / 2.0  # of steps of 2 s: 256 sequences of 4096 tokens are 2^20
+    proposal = replace(proposal, predicted_tokens_per_second_per_gpu=rate)
+    guessed = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
+    known = TrialCost.of(Measuring(), launch_seconds=5.0, timed_steps=7.0)
+    assert run.expected_gpu_seconds(proposal, guessed) is None  # a minute around every trial would end short sweeps before they begin
+    assert run.expected_gpu_seconds(proposal, known) == pytest.approx(16 * (5.0 + (3 + 7) * 2.0))  # 3 steps are warm-up
+
+
+def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> None:
+    run = on_16_gpus(searcher(planted(), Strategy.AUTO))
+    cost = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
+    assert run.expected_gpu_seconds(None, cost) is None
+    held = []
+    for gpu_seconds, is_measured in ((3.0, False), (8.0, True), (1.0, False), (9.0, True)):
+        run.note_held(gpu_seconds, is_measured=is_measured)
+        held.append(run.expected_gpu_seconds(None, cost))
+    assert held == [3.0, 8.0, 8.0, 9.0]  # an out-of-memory does not tell how long it takes to measure

@@ -21,6 +21,7 @@ import pytest
 from db.store import Store
 from orchestrator import cli
 from orchestrator.cli import console_log
+from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from tests.db.builders import Bench
 from tests.orchestrator.cli_store import FORMULA, Filled, fill, layout
@@ -95,6 +96,31 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
     assert found["held_by"]["pid"] == os.getpid()
     assert found["gpu_seconds"] == pytest.approx(3 * 94 + 3 * 20)
     assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [ids.measured, None]
+
+
+def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/held.sqlite"
+    with Store.open(url) as store:
+        fill(store, tmp_path)
+        row = store.sweep_named("tiny")
+        nothing, some = Leased(held=0.0, idle=0.0, capacity=0.0), Leased(held=400.0, idle=18.0, capacity=800.0)
+        store.begin_session(row.id, row.owner_epoch, num_gpus=8, price_per_gpu_hour=36.0, leased=nothing)
+        store.renew(row.id, row.owner_epoch, leased=some)
+    found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
+    # Three measured, two out of memory and one failed, of 94 and 20 GPU-seconds; of the rest that is not idle, two run.
+    parts = {"startup": 3 * 94.0, "out_of_memory": 40.0, "failed": 20.0, "in_flight": 400.0 - 18.0 - 342.0, "idle": 18.0}
+    assert {name: value for name, value in found["gpu_seconds_by_part"].items() if value} == pytest.approx(parts)
+    assert (found["gpu_seconds"], found["capacity_gpu_seconds"], found["dollars"]) == (400.0, 800.0, pytest.approx(4.0))
+    assert sum(cell["gpu_seconds"] for cell in found["cells"]) == pytest.approx(342.0)
+    shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, in flight 10.0%, idle 4.5%"
+    assert f"0.11 GPU-hours held, $4.00: {shares}; the cluster had 0.22 meanwhile" in sweep("status", "tiny", "--db", url)
+
+
+def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:
+    assert "0.0056: out of memory 100.0%" in sweep("show", str(ids.out_of_memory))
+    (attempt,) = document(sweep("show", str(ids.measured), "--json"))["attempts"]
+    assert attempt["gpu_seconds_by_part"] | {"startup": 0.0} == dict.fromkeys(attempt["gpu_seconds_by_part"], 0.0)
+    assert attempt["gpu_seconds_by_part"]["startup"] == 94.0
 
 
 def test_status_tells_the_phase_of_the_least_advanced_rank(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:

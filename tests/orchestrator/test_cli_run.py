@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from db.store import Store
 from orchestrator import cli
 from orchestrator.core.hardware import DEVICES
+from tests.db.builders import Bench
 
 SPEC = {
     "name": "priced",
@@ -51,6 +53,39 @@ def test_the_price_in_the_sweep_file_goes_before_the_list(file: Path, capsys: py
     own = cost(capsys, file, "price_per_gpu_hour=2.5")
     assert own["dollars"] == pytest.approx(own["gpu_hours"] * 2.5)
     assert "$2.50 a GPU-hour: price_per_gpu_hour of the sweep file" in planned(capsys, file, "price_per_gpu_hour=2.5")
+
+
+def test_a_plan_says_what_the_tightest_budget_leaves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = cost(capsys, file, "price_per_gpu_hour=2.5")
+    assert (whole["budget_limit"], whole["budget_gpu_hours_left"], whole["num_trials_within_budget"]) == (None, None, whole["num_trials"])
+    half = whole["gpu_hours"] / 2
+    limits = ["price_per_gpu_hour=2.5", f"search.max_cost={half * 2.5}", f"search.max_gpu_hours={half * 3}"]
+    found = cost(capsys, file, *limits)
+    assert (found["budget_limit"], found["budget_gpu_hours_left"]) == ("max_cost", pytest.approx(half))
+    assert (found["gpu_hours"], found["dollars"]) == (pytest.approx(half), pytest.approx(half * 2.5))
+    assert found["num_trials_within_budget"] == whole["num_trials"] // 2
+    text = planned(capsys, file, *limits, "search.max_wall_time=2h")
+    assert "search.max_cost leaves" in text
+    assert f"about {whole['num_trials'] // 2} of {whole['num_trials']} trials" in text
+    assert "search.max_wall_time ends each call after 2 h 00 min" in text
+
+
+def test_what_the_sweep_has_held_already_is_not_left_of_its_budget(file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/sweep.sqlite"
+    with Store.open(url) as store:
+        Bench.on(store, "priced").measure()  # 4 GPU-seconds
+    found = cost(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
+    assert found["held_gpu_hours"] == pytest.approx(4 / 3600)
+    assert found["budget_gpu_hours_left"] == pytest.approx(0.5 - 4 / 3600)
+    assert "beside 0.00111 held already" in planned(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_limit_of_money_without_a_price_is_refused_at_the_door(file: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.main([command, str(file), "device=h800", "search.max_cost=5"]) == 2
+    assert "search.max_cost: device h800 has no list price; give price_per_gpu_hour" in capsys.readouterr().err
+    assert cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2  # there is no GPU here that would tell
+    assert "no price is known of what device auto means here" in capsys.readouterr().err
 
 
 def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
+from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest, decode_request, encode
@@ -115,10 +116,14 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
     assert scheduler.slots.total == 16
     scheduler.start(request_of(spec, table, 1, "mbs1_ga4_full_z1_bf16-attention_kernel=eager"), SHAPE, ["replay-0"])
     scheduler.start(request_of(spec, table, 2, "mbs2_ga2_none_z1_bf16-attention_kernel=flash"), SHAPE, ["replay-1"])
-    (first,), (second,) = scheduler.poll(1.0), scheduler.poll(1.0)
+    (first,) = scheduler.poll(1.0)
     assert isinstance(first, Finished)
+    assert scheduler.leased().held == pytest.approx(2 * first.gpu_seconds)  # the other runs as long by then
+    (second,) = scheduler.poll(1.0)
     assert isinstance(second, Finished)
     assert (first.trial_id, second.trial_id) == (2, 1)
+    both, seconds = first.gpu_seconds + second.gpu_seconds, second.gpu_seconds / SHAPE.num_slots
+    assert scheduler.leased() == Leased(held=pytest.approx(both), idle=0.0, capacity=pytest.approx(16 * seconds))
     assert scheduler.poll(1.0) == []
 
 
@@ -146,6 +151,7 @@ def test_one_process_stands_for_the_gang_and_the_charge_is_the_tables(csv_file: 
     scheduler.start(request_of(spec, table, 1, BEST), SHAPE, ["replay-0"])
     finished = [event for event in scheduler.poll(1.0) if isinstance(event, Finished)]
     assert [event.gpu_seconds for event in finished] == [pytest.approx((60 + 8 * 4.4) * 8)]
+    assert scheduler.leased() == Leased(held=pytest.approx((60 + 8 * 4.4) * 8), idle=0.0, capacity=None)
     assert asked[0].layout.world_size == 1
     assert asked[0].options["layout"] == BEST
 

@@ -107,6 +107,28 @@ def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayS
         assert PAIR.num_slots * report.seconds <= end.gpu_seconds <= PAIR.num_slots * (time.monotonic() - began)
 
 
+def test_what_gangs_hold_is_what_attempts_hold_and_what_stands_idle(scheduler: RayScheduler) -> None:
+    asked_at = time.monotonic()
+    before = scheduler.leased()
+    attempts = 0.0
+    for _ in range(2):
+        begin(scheduler, request(), PAIR)
+        attempts += sum(end.gpu_seconds for end in finished(until_finished(scheduler)))
+        time.sleep(0.3)
+    begin(scheduler, request(), PAIR)
+    under_way = scheduler.leased()
+    attempts += sum(end.gpu_seconds for end in finished(until_finished(scheduler)))
+    after, seconds = scheduler.leased(), time.monotonic() - asked_at
+    assert after.held - before.held == pytest.approx(attempts + after.idle - before.idle, abs=1e-6)
+    assert after.idle - before.idle >= PAIR.num_slots * 0.6
+    assert before.held < under_way.held < after.held
+    # The gang of another test may have stood here: at most all slots for all of the time.
+    assert after.held - before.held <= scheduler.slots.total * seconds
+    assert after.capacity is not None
+    assert before.capacity is not None
+    assert after.capacity - before.capacity == pytest.approx(scheduler.slots.total * seconds, rel=0.1)
+
+
 def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None:
     begin(scheduler, request(), PAIR)
     until_finished(scheduler)

@@ -153,6 +153,25 @@ def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
     assert len(scheduler.slots.nodes) < 8 or scheduler.clock() > NODE_AWAY_SECONDS
 
 
+def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store) -> None:
+    result, scheduler = run(store, spec(), num_nodes=8, node_loss_hours=0.2)
+    attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
+    found = store.held(result.sweep_id)
+    assert found.total.held == pytest.approx(sum(a.gpu_seconds or 0.0 for a in attempts))
+    assert min(found.total.useful, found.total.warmup, found.total.startup, found.total.out_of_memory, found.total.lost) > 0
+    assert (found.total.idle, found.total.in_flight) == (0.0, 0.0)  # a simulated gang is there for its attempt alone
+    assert found.capacity is not None
+    assert found.total.held < found.capacity <= 8 * 8 * scheduler.clock()
+
+
+def test_a_simulated_budget_of_money_is_hardly_passed(store: Store) -> None:
+    result, _ = run(store, spec(price_per_gpu_hour=2.0, search={"max_cost": 4.0, "confirm": {"repeats": 0}}), num_nodes=4)
+    assert StopReason.COST in result.stopped.values()
+    attempts = [a.gpu_seconds or 0.0 for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
+    # Of two hours: the first of each of four nodes start when nothing is known of such trials, and launches differ by a fifth.
+    assert 2 * 3600 - max(attempts) < sum(attempts) < 2 * 3600 + max(attempts)
+
+
 def test_another_workload_is_simulated_by_the_synthetic_one_under_a_name_of_its_own() -> None:
     real = spec(workload="llama", axes={"micro_batch_size": [1, 2]}, device="h200")
     acted = simulated(real)

@@ -1,0 +1,74 @@
+-- Where the GPU-seconds went: one row per cell with what its attempts held, and one per sweep, without a cell, with what no attempt did. All rows of a sweep add up to what it held.
+CREATE VIEW v_gpu_seconds AS
+SELECT
+    sweep.id AS sweep_id,
+    sweep.name AS sweep,
+    cell.id AS cell_id,
+    cell.key AS cell,
+    coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.timed END), 0) AS useful_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.warmup END), 0) AS warmup_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'counts' THEN spent.gpu_seconds - spent.timed - spent.warmup END), 0) AS startup_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'failed' THEN spent.gpu_seconds END), 0) AS failed_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'out_of_memory' THEN spent.gpu_seconds END), 0) AS out_of_memory_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'lost' THEN spent.gpu_seconds END), 0) AS lost_gpu_seconds,
+    NULL AS in_flight_gpu_seconds,
+    NULL AS idle_gpu_seconds,
+    coalesce(sum(spent.gpu_seconds), 0) AS held_gpu_seconds,
+    NULL AS capacity_gpu_seconds
+FROM cell
+JOIN sweep ON sweep.id = cell.sweep_id
+LEFT JOIN (
+    SELECT
+        trial.cell_id,
+        attempt.gpu_seconds,
+        coalesce(attempt.timed_seconds, 0) * cell.num_gpus AS timed,
+        coalesce(attempt.warmup_seconds, 0) * cell.num_gpus AS warmup,
+        CASE
+            WHEN attempt.state = 'measured' AND (attempt.pooled OR NOT attempt.superseded) THEN 'counts'
+            WHEN attempt.failure_kind IN ('oom_gpu', 'oom_host') THEN 'out_of_memory'
+            WHEN attempt.failure_kind IN ('node_lost', 'orchestrator_lost') THEN 'lost'
+            ELSE 'failed'
+        END AS outcome
+    FROM attempt
+    JOIN trial ON trial.id = attempt.trial_id
+    JOIN cell ON cell.id = trial.cell_id
+    WHERE attempt.gpu_seconds IS NOT NULL
+) AS spent ON spent.cell_id = cell.id
+GROUP BY sweep.id, sweep.name, cell.id, cell.key
+UNION ALL
+SELECT
+    sweep.id,
+    sweep.name,
+    NULL,
+    NULL,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    coalesce(sum(leased.in_flight), 0),
+    coalesce(sum(leased.idle_gpu_seconds), 0),
+    coalesce(sum(leased.in_flight + leased.idle_gpu_seconds), 0),
+    sum(leased.capacity_gpu_seconds)
+FROM sweep
+LEFT JOIN (
+    SELECT
+        unended.sweep_id,
+        unended.idle_gpu_seconds,
+        unended.capacity_gpu_seconds,
+        -- An attempt that ended since its orchestrator was last seen is counted with its cell.
+        CASE WHEN unended.rest > 0 AND unended.ended_at IS NULL THEN unended.rest ELSE 0 END AS in_flight
+    FROM (
+        SELECT
+            session.*,
+            CASE WHEN session.ended_at IS NULL THEN session.held_gpu_seconds - session.idle_gpu_seconds - coalesce((
+                SELECT sum(attempt.gpu_seconds)
+                FROM attempt
+                JOIN trial ON trial.id = attempt.trial_id
+                WHERE trial.sweep_id = session.sweep_id AND attempt.epoch = session.epoch
+            ), 0) END AS rest
+        FROM session
+    ) AS unended
+) AS leased ON leased.sweep_id = sweep.id
+GROUP BY sweep.id, sweep.name

@@ -1,0 +1,65 @@
+"""What a sweep has spent of its budgets, and whether another attempt should stay within them.
+
+It starts and stops nothing: it says which budget stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.core.budget import Budget, Limit
+from orchestrator.core.held import Leased
+from orchestrator.progress import StopReason
+
+REASONS = {Limit.GPU_HOURS: StopReason.GPU_HOURS, Limit.COST: StopReason.COST}
+SPENT = frozenset(REASONS.values())  # of what is held: a cell may still stay within it when what runs has held less than it should
+
+
+class Spending:
+    """Of one call of `run_sweep`. `leased` tells what its gangs have held so far; budgets count that, idle or not, and not what succeeded."""
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        *,
+        max_wall_seconds: float | None,
+        earlier_gpu_seconds: float,
+        leased: Callable[[], Leased],
+        clock: Callable[[], float],
+    ) -> None:
+        self._budget, self._max_wall_seconds, self._earlier = budget, max_wall_seconds, earlier_gpu_seconds
+        self._leased, self._clock = leased, clock
+        self._began = clock()
+
+    @property
+    def held_gpu_seconds(self) -> float:
+        """By all calls."""
+        return self._earlier + self._leased().held
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any budget of what is held."""
+        return self._budget is not None
+
+    def spent(self) -> StopReason | None:
+        """The budget of which nothing is left."""
+        if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
+            return REASONS[self._budget.limit]
+        if self._max_wall_seconds is not None and self._clock() - self._began >= self._max_wall_seconds:
+            return StopReason.WALL_TIME
+        return None
+
+    def passed_by(self, expected_gpu_seconds: float | None, *, to_come: float) -> StopReason | None:
+        """The budget that an attempt should pass, beside what is under way; one of which nothing tells what it holds may be tried."""
+        if self._budget is None or expected_gpu_seconds is None:
+            return None
+        return REASONS[self._budget.limit] if expected_gpu_seconds > self._left(self._budget) - to_come else None
+
+    def why(self, expected_gpu_seconds: float) -> str:
+        """What `passed_by` goes by, for people, when nothing is under way any more."""
+        assert self._budget is not None
+        left = max(self._left(self._budget), 0.0) / 3600
+        return f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
+
+    def _left(self, budget: Budget) -> float:
+        return budget.gpu_seconds - self.held_gpu_seconds
