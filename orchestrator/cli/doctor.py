@@ -16,9 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -27,29 +26,16 @@ import typer
 
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, write_json, write_line
+from orchestrator.core.check import Check, Status
 from orchestrator.core.errors import SweepError
+from orchestrator.core.node_health import GOOD_FREE_BYTES, MIN_FREE_BYTES
 from orchestrator.report import quantities as show
 
 IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
-MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs are capped at 10 MB per rank
 GOOD_OPEN_FILES = 4096  # Ray and a gang of eight ranks stay below it
 CLOCK_SKEW_SECONDS = 5.0
 REQUIRED = ("numpy", "pydantic", "sqlalchemy", "alembic", "optuna", "ray", "typer", "rich", "pyyaml", "tenacity")
 OPTIONAL = {"torch": "train", "nvidia-ml-py": "gpu", "psycopg": "postgres", "pyarrow": "export", "scipy": "gp"}  # package: extra
-
-
-class Status(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
 
 
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
