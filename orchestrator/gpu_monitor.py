@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.core.node_health import GpuFacts, baseline_bytes
 from orchestrator.core.protocol import GpuUsage
 
 logger = logging.getLogger(__name__)
@@ -97,14 +98,62 @@ def device_name(*, nvml: Any = None) -> str | None:
     return name.decode() if isinstance(name, bytes) else name
 
 
+def driver_version(*, nvml: Any = None) -> str | None:
+    """The version of NVIDIA's driver; None without one."""
+    nvml = nvml or _load_nvml()
+    version = _ask(nvml, nvml.nvmlSystemGetDriverVersion) if nvml is not None else None
+    return version.decode() if isinstance(version, bytes) else version
+
+
+def gpu_facts(devices: Sequence[str] | None = None, *, nvml: Any = None) -> tuple[GpuFacts, ...]:
+    """What the driver says of these devices' health, or of all; nothing where it does not answer."""
+    nvml = nvml or _load_nvml()
+    if nvml is None:
+        return ()
+    if devices is None:
+        devices = [str(index) for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0)]
+    return tuple(_facts(nvml, device, handle) for device, handle in zip(devices, _handles(nvml, devices), strict=False))
+
+
+def _facts(nvml: Any, device: str, handle: Any) -> GpuFacts:
+    name = _ask(nvml, nvml.nvmlDeviceGetName, handle)
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    remapped = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
+    uncorrected, corrected = (
+        _ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        for kind in (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+    )
+    return GpuFacts(
+        index=device,
+        name=name.decode() if isinstance(name, bytes) else name,
+        processes=_processes(nvml, handle),
+        memory_used_bytes=int(memory.used) if memory is not None else None,
+        memory_total_bytes=int(memory.total) if memory is not None else None,
+        ecc_uncorrected=uncorrected,
+        ecc_corrected=corrected,
+        row_remap_pending=bool(remapped[2]) if remapped is not None else None,
+        row_remap_failed=bool(remapped[3]) if remapped is not None else None,
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[str, ...]:
+    """The compute processes that hold a device, in words."""
+    processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    return tuple(f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "") for p in processes)
+
+
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
-    """Why these devices are not free to measure on: a compute process holds one. None: they are, or nobody knows."""
+    """Why these devices are not free to measure on: a compute process holds one, or memory is in use that nobody seems to hold.
+
+    None: they are free, or nobody knows.
+    """
     nvml = (nvml or _load_nvml()) if devices else None
     for device, handle in zip(devices, _handles(nvml, devices), strict=False):
-        processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        if processes:
-            held = ", ".join(f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "") for p in processes)
-            return f"GPU {device} is held by {held}"
+        if processes := _processes(nvml, handle):
+            return f"GPU {device} is held by {', '.join(processes)}"
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        if memory is not None and memory.used > baseline_bytes(memory.total):
+            return f"GPU {device} has {memory.used >> 20} MiB in use by no process that can be seen"
     return None
 
 
@@ -143,9 +192,9 @@ def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:
     return handles
 
 
-def _ask(nvml: Any, question: Any, argument: Any) -> Any:
+def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
     try:
-        return question(argument)
+        return question(*arguments)
     except nvml.NVMLError as exc:
         logger.debug("NVML does not say: %s", exc)
         return None

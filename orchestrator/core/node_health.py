@@ -5,6 +5,7 @@ Values in, checks out. It asks nothing of a machine: `orchestrator/node_probe.py
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class GpuFacts:
     row_remap_pending: bool | None = None  # memory rows wait to be replaced, at the next reset
     row_remap_failed: bool | None = None
     matmul_flops: float | None = None  # per second
+    matmul_error: str | None = None  # why it could not do one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +214,9 @@ def _kind_of_cores(node: NodeFacts) -> str:
 
 
 def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
+    broken = [f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error is not None]
+    if broken:
+        return Check(name="matmul", status=Status.FAIL, found="; ".join(broken), advice="reset the GPU, or take the node out")
     tried = _matmuls(node)
     if not tried:
         return Check(name="matmul", status=Status.OK, found="not tried")
@@ -281,3 +286,14 @@ def _versions(node: NodeFacts, agreed: Mapping[str, str | None]) -> Check:
     found = ", ".join(f"{name} {version or 'absent'}, elsewhere {agreed[name] or 'absent'}" for name, version in differs.items())
     status = Status.FAIL if any(_COMPARED[name] is Status.FAIL for name in differs) else Status.WARN
     return Check(name="versions", status=status, found=found, advice="install the same environment on every node")
+
+
+# -- the kernel's log --------------------------------------------------------------------------------------------------------------
+
+_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \([^)]*\): (\d+)")  # of /dev/kmsg: level, number, microseconds since boot; text
+
+
+def xids_since(records: Iterable[str], microseconds: float) -> dict[int, int]:
+    """How often each of NVIDIA's errors stands in a kernel's log, from so many microseconds after the boot on."""
+    found = (match for record in records if (match := _RECORD.match(record)) is not None)
+    return dict(Counter(int(match[2]) for match in found if int(match[1]) >= microseconds))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.check import Check, Status
-from orchestrator.core.node_health import XIDS, GpuFacts, NodeFacts, baseline_bytes, judge_nodes, unfit
+from orchestrator.core.node_health import XIDS, GpuFacts, NodeFacts, baseline_bytes, judge_nodes, unfit, xids_since
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -73,6 +73,7 @@ OF_ONE_GPU: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"matmul_flops": 0.9 * RATE}, "matmul", Status.WARN, "GPU 0 at 90% of the median of its kind"),
     ({"matmul_flops": 0.8 * RATE}, "matmul", Status.FAIL, "GPU 0 at 80%"),
     ({"matmul_flops": 0.97 * RATE}, "matmul", Status.OK, "679 to 700 TFLOP/s"),
+    ({"matmul_flops": None, "matmul_error": "AcceleratorError: ECC"}, "matmul", Status.FAIL, "GPU 0: AcceleratorError: ECC"),
     ({"matmul_flops": None}, "matmul", Status.OK, "700 to 700"),
 ]
 
@@ -150,3 +151,15 @@ def test_an_idle_driver_may_hold_more_of_a_larger_gpu() -> None:
 
 def test_every_known_error_number_means_something() -> None:
     assert all(status is not Status.OK and meaning for status, meaning in XIDS.values())
+
+
+def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
+    records = [
+        "4,1200,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "4,1201,90000000,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics Exception",
+        "6,1202,91000000,-,caller=T1;NVRM: Xid (PCI:0000:5e:00): 13, Ch 00000008",
+        "6,1203,92000000,-;usb 1-1: new device",
+        " SUBSYSTEM=pci",
+    ]
+    assert xids_since(records, 0) == {79: 1, 13: 2}
+    assert xids_since(records, 80e6) == {13: 2}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, clean, wait_until_clean
+from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, clean, driver_version, gpu_facts, wait_until_clean
 
 GIB = 1 << 30
 
@@ -19,7 +19,7 @@ class NvmlError(Exception):
 
 def nvml(*, used_gib: list[int] | None = None, processes: dict[int, list[Any]] | None = None, power: bool = True) -> Any:
     """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W."""
-    used = used_gib or [10, 20]
+    used = used_gib or [0, 0]
 
     def by_index(index: int) -> int:
         if index >= 2:
@@ -31,8 +31,21 @@ def nvml(*, used_gib: list[int] | None = None, processes: dict[int, list[Any]] |
             raise NvmlError("not supported")
         return [300_000, 500_000][handle]
 
+    def remapped_rows(handle: int) -> tuple[int, int, int, int]:
+        if handle == 0:
+            raise NvmlError("not supported")
+        return (3, 1, 1, 0)
+
     return SimpleNamespace(
         NVMLError=NvmlError,
+        NVML_VOLATILE_ECC=0,
+        NVML_MEMORY_ERROR_TYPE_CORRECTED=0,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        nvmlSystemGetDriverVersion=lambda: "580.1",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H100 80GB HBM3",
+        nvmlDeviceGetTotalEccErrors=lambda handle, kind, counter: [[4, 0], [7, 2]][handle][kind],
+        nvmlDeviceGetRemappedRows=remapped_rows,
         nvmlDeviceGetHandleByIndex=by_index,
         nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a": 0, "GPU-b": 1}[uuid],
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=[60, 80][handle]),
@@ -98,6 +111,25 @@ def test_a_device_that_another_process_holds_is_not_clean() -> None:
     held = nvml(processes={1: [SimpleNamespace(pid=4711, usedGpuMemory=3 << 30)]})
     assert clean(["0"], nvml=held) is None
     assert clean(["0", "1"], nvml=held) == "GPU 1 is held by process 4711 with 3072 MiB"
+
+
+def test_memory_that_nobody_seems_to_hold_keeps_a_device_from_being_clean() -> None:
+    assert clean(["0", "1"], nvml=nvml(used_gib=[1, 12])) == "GPU 1 has 12288 MiB in use by no process that can be seen"
+
+
+def test_the_driver_says_how_healthy_each_device_is() -> None:
+    held = {1: [SimpleNamespace(pid=4711, usedGpuMemory=3 << 30)]}
+    first, second = gpu_facts(nvml=nvml(used_gib=[0, 12], processes=held))
+    assert (first.index, first.name, first.processes, first.memory_total_bytes) == ("0", "NVIDIA H100 80GB HBM3", (), 80 * GIB)
+    assert (first.ecc_uncorrected, first.ecc_corrected, first.row_remap_pending, first.row_remap_failed) == (0, 4, None, None)
+    assert (second.ecc_uncorrected, second.ecc_corrected, second.row_remap_pending, second.row_remap_failed) == (2, 7, True, False)
+    assert second.processes == ("process 4711 with 3072 MiB",)
+    assert driver_version(nvml=nvml()) == "580.1"
+
+
+def test_only_the_devices_that_are_meant_are_asked() -> None:
+    assert [gpu.index for gpu in gpu_facts(["GPU-b"], nvml=nvml())] == ["GPU-b"]
+    assert gpu_facts(["7"], nvml=nvml()) == ()
 
 
 def test_the_driver_is_given_time_to_take_memory_back() -> None:
