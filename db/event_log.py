@@ -20,6 +20,8 @@ from orchestrator.core.lifecycle import TrialState
 ADDED = "added"  # the word for a trial's first row
 SUPERSEDED = "superseded"  # and for a result that came too late to count
 REPEAT_FAILED = "repeat_failed"  # the trial keeps what it has
+BENCHED = "benched"  # a node: of no trial
+UNBENCHED = "unbenched"
 
 _table = schema.event
 _INSERT = sa.insert(_table).values(at=now())
@@ -45,6 +47,12 @@ def entry(
         "epoch": epoch,
         "detail": None if detail is None else dict(detail),
     }
+
+
+def node_entry(sweep_id: int, event: str, epoch: int, detail: Mapping[str, Any]) -> records.Columns:
+    """What happened to a node, which `detail` names."""
+    place = {"trial_id": None, "attempt": None, "from_state": None, "to_state": None}
+    return {"sweep_id": sweep_id, "event": event, "epoch": epoch, "detail": dict(detail), **place}
 
 
 def append(connection: Connection, change: Change, entries: Sequence[records.Columns]) -> None:

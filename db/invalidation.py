@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -43,7 +44,7 @@ def invalidate(
         )
         freed = _condemned_by(connection, trial_ids)
         for some in portions(sorted({*trial_ids, *freed})):
-            num_changed += _invalidate_some(connection, change, sweep_id, some, where, epoch)
+            num_changed += invalidate_some(connection, change, sweep_id, some, {"where": records.storable(where)}, epoch)
         lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
     return num_changed
 
@@ -56,7 +57,10 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
     ]
 
 
-def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some: Sequence[int], where: str, epoch: int) -> int:
+def invalidate_some(
+    connection: Connection, change: Change, sweep_id: int, some: Sequence[int], detail: Mapping[str, Any], epoch: int
+) -> int:
+    """Of a sweep that this transaction's owner holds; `detail` says why, in the log. Returns how many trials wait again."""
     num_changed = 0
     rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
     moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
@@ -69,7 +73,6 @@ def _invalidate_some(connection: Connection, change: Change, sweep_id: int, some
         changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
         num_changed += connection.execute(changed).rowcount
         connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True, pooled=False))
-        detail = {"where": records.storable(where)}
         events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
         event_log.append(connection, change, events)
     return num_changed

@@ -33,6 +33,11 @@ def sweeps(connection: Connection) -> list[SweepRow]:
     return [_sweep_row(row) for row in rows]
 
 
+def owner_epoch(connection: Connection, sweep_id: int) -> int:
+    """The epoch of a sweep's last owner."""
+    return int(connection.execute(sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)).scalar_one())
+
+
 def sweep_named(connection: Connection, name: str) -> SweepRow:
     row = connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.name == name)).one_or_none()
     if row is not None:

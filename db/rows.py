@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from db.schema import AttemptState, StopRequest, SweepState
+from db.schema import AttemptState, BenchReason, StopRequest, SweepState
 from orchestrator.core.cell import Cell
+from orchestrator.core.check import Check
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import HeldGpuSeconds, of_attempt, outcome_of
@@ -147,6 +148,30 @@ class PeakRow:
     device_name: str | None
     flops: float  # per second, of one device
     source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCheckRow:
+    """What a node said of itself when it was last looked at."""
+
+    node: str
+    at: dt.datetime
+    is_fit: bool
+    failed: str | None
+    host: str | None
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchRow:
+    """A node on which nothing is placed, or was for a while."""
+
+    node: str
+    since: dt.datetime
+    until: dt.datetime | None  # None: it still is
+    reason: BenchReason
+    is_remeasured: bool
+    evidence: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0003"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0004"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -50,6 +50,14 @@ class AttemptState(StrEnum):
     FAILED = "failed"
     REQUEUED = "requeued"  # the machine's fault, or ended on request; the trial waits again
     LOST = "lost"  # its orchestrator died
+
+
+class BenchReason(StrEnum):
+    """Why nothing is placed on a node."""
+
+    SLOW = "slow"  # plainly slower than the others: what was measured there is measured again
+    FAULTS = "faults"  # several trials failed there by the machine's fault
+    ASKED = "asked"  # by a person
 
 
 class StopRequest(StrEnum):
@@ -320,6 +328,78 @@ event = Table(
     Column("detail", Json),
     Index("ix_event_sweep_id", "sweep_id"),
     Index("ix_event_trial_id", "trial_id"),
+)
+
+node_check = Table(
+    "node_check",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE")),  # NULL: asked for by `sweep doctor`
+    Column("at", UtcTime, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("is_fit", Boolean, nullable=False),
+    Column("failed", Text),  # why it is not
+    Column("host", Text),
+    Column("boot_id", Text),
+    Column("kernel", Text),
+    Column("python", Text),
+    Column("torch", Text),
+    Column("cuda", Text),
+    Column("nccl", Text),
+    Column("driver", Text),
+    Column("device_name", Text),
+    Column("num_gpus", Integer),
+    Column("num_cores", Integer),
+    Column("matmul_flops", Double),  # of its slowest device
+    Column("free_disk_bytes", BigInteger),
+    Column("clock_offset_seconds", Double),
+    Column("checks", Json),  # each with what was found
+    Column("facts", Json),  # all that the node said
+    Index("ix_node_check_sweep_id_node", "sweep_id", "node"),
+)
+
+node_bench = Table(
+    "node_bench",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
+    Column("node", Text, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("until", UtcTime),  # NULL: nothing is placed there
+    Column("reason", Text, nullable=False),
+    Column("is_remeasured", Boolean, nullable=False),  # what was measured there counts no more
+    Column("evidence", Json),
+    # A node is benched once, whoever says so.
+    Index(
+        "uq_node_bench_open",
+        "sweep_id",
+        "node",
+        unique=True,
+        sqlite_where=text("until IS NULL"),
+        postgresql_where=text("until IS NULL"),
+    ),
+)
+
+link = Table(
+    "link",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_token", Text, nullable=False),  # one per `sweep netbench`
+    Column("at", UtcTime, nullable=False),
+    Column("device_name", Text),  # NULL: processor cores whose name nobody knows
+    Column("backend", Text, nullable=False),
+    Column("collective", Text, nullable=False),
+    Column("num_ranks", Integer, nullable=False),
+    Column("num_nodes", Integer, nullable=False),
+    Column("message_bytes", BigInteger, nullable=False),
+    Column("num_calls", Integer, nullable=False),
+    Column("seconds", Double, nullable=False),  # the median of the calls, of the slowest rank
+    Column("algorithm_bytes_per_second", Double, nullable=False),
+    Column("bus_bytes_per_second", Double, nullable=False),
+    Column("nodes", Json),
+    Column("torch", Text),
+    Column("nccl", Text),
+    Index("ix_link_device_name", "device_name"),
 )
 
 VIEWS = ("v_trial", "v_best", "v_oom", "v_scaling", "v_failure", "v_event", "v_gpu_seconds")  # in the order of their creation

@@ -8,26 +8,57 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import changes, endings, invalidation, lease, migrate, observations, queries, readonly, schema, sessions, sql_text, url
+from db import (
+    changes,
+    endings,
+    invalidation,
+    lease,
+    migrate,
+    node_records,
+    observations,
+    queries,
+    readonly,
+    schema,
+    sessions,
+    sql_text,
+    url,
+)
 from db.engine import Change, Database
 from db.news import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
 from db.observations import ObservationRow
-from db.rows import CellRow, CellStatus, EventRow, Holder, PeakRow, Repeats, SessionRow, SweepHeld, SweepRow, TrialDetail, TrialRow
-from db.schema import StopRequest, SweepState, now
+from db.rows import (
+    BenchRow,
+    CellRow,
+    CellStatus,
+    EventRow,
+    Holder,
+    NodeCheckRow,
+    PeakRow,
+    Repeats,
+    SessionRow,
+    SweepHeld,
+    SweepRow,
+    TrialDetail,
+    TrialRow,
+)
+from db.schema import BenchReason, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
+from orchestrator.core.check import Check
 from orchestrator.core.errors import SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.node_health import NodeFacts
+from orchestrator.core.node_score import NEWEST_RUNS, NodeRun
 from orchestrator.core.protocol import GpuUsage
 
 logger = logging.getLogger(__name__)
@@ -381,6 +412,58 @@ class Store:
         """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
         outcome = FailedEnd(failure=failure, event=event, peak_memory_bytes=peak_memory_bytes, device_memory_bytes=device_memory_bytes)
         return self.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].state
+
+    # Nodes.
+
+    def record_node_checks(self, sweep_id: int | None, facts: Mapping[str, NodeFacts], node_checks: Mapping[str, Sequence[Check]]) -> None:
+        """Keep what was found when nodes were looked at, for a sweep or (None) because somebody asked."""
+        self._database.write(lambda connection, change: node_records.record_checks(connection, sweep_id, facts, node_checks))
+
+    def node_checks(self, sweep_id: int) -> dict[str, NodeCheckRow]:
+        """The last look at each node that a sweep had."""
+        return self._database.read(lambda connection: node_records.newest_checks(connection, sweep_id))
+
+    def node_runs(self, sweep_id: int) -> list[NodeRun]:
+        """The newest measurements of a sweep that count, oldest first, as they tell of nodes."""
+        return self._database.read(lambda connection: node_records.runs(connection, sweep_id, NEWEST_RUNS))
+
+    def node_faults(self, sweep_id: int) -> dict[str, int]:
+        """Attempts of a sweep that failed by the machine's fault, by node."""
+        return self._database.read(lambda connection: node_records.faults(connection, sweep_id))
+
+    def benches(self, sweep_id: int) -> list[BenchRow]:
+        """The nodes of a sweep on which nothing is placed, or was for a while, the oldest bench first."""
+        return self._database.read(lambda connection: node_records.benches(connection, sweep_id))
+
+    def bench(
+        self,
+        sweep_id: int,
+        node: str,
+        *,
+        reason: BenchReason,
+        is_remeasured: bool,
+        evidence: Mapping[str, Any] | None = None,
+        epoch: int | None = None,
+    ) -> bool:
+        """Have nothing placed on a node any more; False: it is benched already.
+
+        `epoch` is that of the sweep's owner; None: a person asks, and the owner sees it at its next `renew`.
+        """
+        return self._database.write(
+            lambda connection, change: node_records.bench(
+                connection, change, sweep_id, node, reason=reason, is_remeasured=is_remeasured, evidence=evidence, epoch=epoch
+            )
+        )
+
+    def unbench(self, sweep_id: int, node: str) -> bool:
+        """Let a node be used again; False: it was not benched."""
+        return self._database.write(lambda connection, change: node_records.unbench(connection, change, sweep_id, node))
+
+    def remeasure(self, sweep_id: int, epoch: int, bad_nodes: Collection[str], *, except_trials: Collection[int] = ()) -> set[int]:
+        """Let trials wait again of which a measurement that counts was taken on one of these nodes; return the ids of their cells."""
+        return self._database.write(
+            lambda connection, change: node_records.remeasure(connection, change, sweep_id, epoch, bad_nodes, except_trials=except_trials)
+        )
 
     # Reading.
 
