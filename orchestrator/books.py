@@ -82,6 +82,10 @@ class Books:
         self.fingerprints.update(t.fingerprint_digest for t in trials if t.fingerprint_digest is not None)
         self._write_condemned()
 
+    def recount(self, trials: Sequence[TrialRow]) -> None:
+        """Count anew all trials of the sweep: some wait again."""
+        self.counts = Counter(trial.state for trial in trials)
+
     def launched(self, *, is_new: bool) -> None:
         """A trial that waited, or was not there yet, is being launched."""
         if not is_new:

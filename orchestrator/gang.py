@@ -5,14 +5,15 @@ And what follows from such values alone: the gang of each cell, how far one is, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
 from orchestrator.core.held import Leased
+from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
@@ -145,3 +146,15 @@ class Scheduler(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Prober(Protocol):
+    """A scheduler whose nodes are real machines, and can be looked at."""
+
+    def probe(self, nodes: Collection[str], *, on_wait: Callable[[], None]) -> Mapping[str, NodeFacts | str]:
+        """What each of these nodes, on which nothing of ours runs, says of itself; a text where it does not answer. Takes seconds.
+
+        `on_wait` is called about once a second.
+        """
+        ...

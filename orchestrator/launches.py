@@ -20,6 +20,7 @@ from orchestrator.core.spec import Exclusive, SweepSpec
 from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
+from orchestrator.node_health import NodeHealth
 from orchestrator.progress import StopReason
 from orchestrator.searcher import Proposal
 from orchestrator.spending import SPENT, Spending
@@ -62,6 +63,7 @@ class Launches:
         store: Store,
         scheduler: Scheduler,
         books: Books,
+        health: NodeHealth,
         clock: Callable[[], float],
         spending: Spending,
         trial_cost: Callable[[], TrialCost],
@@ -69,6 +71,7 @@ class Launches:
     ) -> None:
         self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
         self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
+        self._health = health
         self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._chosen: list[_Chosen] = []  # in this turn, not started yet
@@ -76,7 +79,7 @@ class Launches:
 
     def what_fits(self, runs: Sequence[CellRun]) -> None:
         """Start trials until none may start, or no cell wants one."""
-        self._turns.see(self._scheduler.slots.nodes)
+        self._turns.see(self._health.usable(self._scheduler.slots.nodes))
         spent = self._spending.spent()
         for run in runs:
             self._may_stop(run, spent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,13 +27,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.held import Leased
+from orchestrator.core.node_health import ENOUGH_OF_A_KIND, NodeFacts
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.lease_meter import LeaseMeter
-from orchestrator.ray_cluster import ClusterNodes, connect, first_line, within
+from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
+from orchestrator.ray_cluster import ClusterNodes, connect, first_line, probe_nodes, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ REMOVE_SECONDS = 10.0  # for the head to remove a placement group, or to tell of
 CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 NODES_SECONDS = 5.0  # how often the head is asked which nodes there are
+GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = 2.0, 0.3  # a GPU takes a second to get as hot as it will be; cores are only compared
 LEASE_SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
 
 
@@ -204,6 +207,19 @@ class RayScheduler:
                 agent.kill.remote(flight.request.tag)
         else:
             self._lose(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
+
+    def probe(
+        self, nodes: Collection[str] | None = None, *, on_wait: Callable[[], None] = lambda: None, reserve: bool = True
+    ) -> dict[str, NodeFacts | str]:
+        """See `orchestrator.gang.Prober`; of all nodes where none are named. Without `reserve` GPUs are looked at while others use them."""
+        names = list(self._nodes.slots.nodes) if nodes is None else list(nodes)
+        on_gpus = self._nodes.device is Device.CUDA
+        is_comparable = on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND  # else the cores of nobody would tell anything
+        seconds = (GPU_MATMUL_SECONDS if on_gpus else CPU_MATMUL_SECONDS) if is_comparable else 0.0
+        plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in names]
+        if self._local and not on_gpus:  # an actor would be a second's work, and say the same
+            return {plan.node: with_clock(NodeProbe().gather(plan), time.time) for plan in plans}
+        return probe_nodes(self._nodes, plans, reserve=reserve, on_wait=on_wait)
 
     def close(self) -> None:
         """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""

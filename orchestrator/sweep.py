@@ -27,9 +27,10 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Placed, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
+from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
 from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
+from orchestrator.node_health import NodeHealth
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Searcher
 from orchestrator.spending import Spending
@@ -125,6 +126,11 @@ class _Loop:
         lost = store.reap(sweep_id, epoch)
         if lost:
             logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
+        prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
+        self._began, self._renewed = clock(), time.monotonic()
+        self._requested = Stop.GO_ON
+        self._health = NodeHealth(sweep_id, epoch, store=store, prober=prober, clock=clock, keep_lease=self._keep_lease)
+        self._health.refresh(now=True)
         self._data_sheet = hardware(slots)
         price = price_of(spec, self._data_sheet)
         self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
@@ -150,6 +156,7 @@ class _Loop:
             store=store,
             scheduler=scheduler,
             books=self._books,
+            health=self._health,
             clock=clock,
             spending=self._spending,
             trial_cost=lambda: self._learned.trial_cost(),
@@ -157,15 +164,14 @@ class _Loop:
         )
         self._runs: list[CellRun] = []
         self._finished_now = 0
-        self._began, self._renewed = clock(), time.monotonic()
         self._progressed: dict[int, Flight] = {}  # since the lease was renewed
         self._shown = 0.0  # monotonic
         self._ended: list[str] = []  # lines for the next snapshot
         self._cancelling = False
-        self._requested = Stop.GO_ON
 
     def run(self) -> SweepResult:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
+        self._health.require_room(shapes.values(), self._scheduler.slots.nodes)
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
         try:
             self._work()
@@ -241,6 +247,7 @@ class _Loop:
             self._show()
             self._books.blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
+            self._measure_again(self._health.refresh(self._flights))
         self._show(at_once=True)
 
     def _hear(self, events: Sequence[SchedulerEvent]) -> None:
@@ -261,6 +268,18 @@ class _Loop:
         self._finished_now += len(over)
         for (flight, _), words in zip(over, self._books.ended(over), strict=True):
             self._say(flight, words)
+        for flight, event in over:
+            self._measure_again(self._health.ended(flight.trial_id, event, self._flights))
+
+    def _measure_again(self, cells: Collection[int]) -> None:
+        """Trials of these cells wait again, since a node that they were measured on is sick: their searches begin anew with what still counts."""
+        if cells:
+            self._books.recount(self._store.trials(self._sweep_id))
+        for run in (run for run in self._runs if run.id in cells):
+            trials = self._store.trials(self._sweep_id, cell_id=run.id)
+            run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
+            run.take_up(trials, self._store.repeats(run.id))
+            run.stopped = None
 
     def _keep_lease(self) -> None:
         # Leases end by the database's clock, whatever clock the sweep goes by.

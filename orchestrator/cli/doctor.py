@@ -24,6 +24,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.cluster_doctor import look_at_cluster
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, write_json, write_line
 from orchestrator.core.check import Check, Status
@@ -43,20 +44,30 @@ STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command(epilog=examples("sweep doctor", "sweep doctor --ray-address auto --json"))(doctor)
+    app.command(
+        epilog=examples(
+            "sweep doctor",
+            "sweep doctor --ray-address auto --json",
+            "sweep doctor --cluster --ray-address auto     every node: GPUs, ECC, matrix products, disk, clock, versions",
+        )
+    )(doctor)
 
 
 def doctor(
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", help="Also connect to this Ray cluster: auto or HOST:PORT.", show_default=False)
     ] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at every node of the cluster instead, and at what differs.")] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine.
+    """Check this machine, or the nodes of a cluster.
 
     Packages, GPUs, Ray, database, disk, ports. Ends with exit code 1 when something would keep a sweep from running.
     """
+    if cluster:
+        look_at_cluster(ray_address, db, as_json=as_json)
+        return
     checks = []
     for check in _all_checks(db, ray_address):
         checks.append(check)

@@ -171,11 +171,13 @@ class Measuring(Section):
     precision: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.02  # relative half-width of the median's 95 % interval
     limits: Limits = Limits()
     exclusive: Exclusive = Exclusive.NONE
+    preflight: Annotated[bool, Field(strict=True)] = True  # look at a node before its first trial
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
-        return {name: value for name, value in write(self).items() if name != "exclusive" or value != Exclusive.NONE}
+        unasked = {"exclusive": Exclusive.NONE, "preflight": True}
+        return {name: value for name, value in write(self).items() if name not in unasked or value != unasked[name]}
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

@@ -75,7 +75,7 @@ class FakeScheduler:
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
         if isinstance(ending, FailureKind):
-            failure = Failure(kind=ending, message=f"scripted {ending}", evidence=EVIDENCE.get(ending, ""))
+            failure = Failure(kind=ending, message=f"scripted {ending}", node=node, evidence=EVIDENCE.get(ending, ""))
             report = NodeReport(node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
             return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=held)]
         ranks = [

@@ -1,0 +1,189 @@
+"""Which nodes a running sweep uses: those that are fit when they are looked at, and are not benched for being slow or failing.
+
+It decides nothing about trials, but says of which cells some have to be measured again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from db.rows import BenchRow
+from db.schema import BenchReason
+from db.store import Store
+from orchestrator.core.check import Check, Status
+from orchestrator.core.errors import ClusterUnavailable
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
+from orchestrator.core.node_score import NodeScore, score_nodes
+from orchestrator.core.packing import Floor, Shape
+from orchestrator.gang import Finished, Prober
+from orchestrator.node_probe import versions_here
+
+logger = logging.getLogger(__name__)
+
+FAULTS, FAULTS_SECONDS = 2, 1800.0  # trials that fail by a node's fault within so long: then it is not bad luck
+MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew: to score costs a query
+REFRESH_SECONDS = 5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
+
+# Failures whose node is to blame, also in a gang of several: where ranks wait for each other, others name one that only waited.
+OF_ITS_NODE = frozenset(
+    {
+        FailureKind.DEVICE_ERROR,
+        FailureKind.NODE_LOST,
+        FailureKind.LAUNCH_FAILED,
+        FailureKind.STORAGE,
+        FailureKind.KILLED,
+    }
+)
+OF_THE_GANG = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT, FailureKind.NCCL})  # counted where the gang is on one node
+
+
+class NodeHealth:
+    """Of one call of `run_sweep`. Without a prober nodes are taken as fit."""
+
+    def __init__(
+        self,
+        sweep_id: int,
+        epoch: int,
+        *,
+        store: Store,
+        prober: Prober | None,
+        clock: Callable[[], float],
+        keep_lease: Callable[[], None],
+    ) -> None:
+        self._sweep_id, self._epoch, self._store, self._prober, self._clock = sweep_id, epoch, store, prober, clock
+        self._keep_lease = keep_lease
+        self._facts: dict[str, NodeFacts] = {}
+        self._unfit: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._nodes: dict[str, int] = {}  # with their slots, as last asked about
+        self._shapes: set[Shape] = set()  # of the gangs that have to find room
+        self._benched: dict[str, BenchRow] = {}
+        self._asked_at = time.monotonic()
+        self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when, and which trial
+        self._num_measured, self._num_scored = 0, 0
+        self._spared: set[str] = set()  # told to be sick, and needed all the same
+
+    def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
+        """Of these nodes, with their slots, those that may be used. One that was never looked at is looked at now, which takes seconds."""
+        if new := [node for node in nodes if node not in self._seen]:
+            self._look_at(new)
+        self._nodes = dict(nodes)
+        return {node: slots for node, slots in nodes.items() if node not in self._unfit and node not in self._benched}
+
+    def require_room(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> None:
+        """Raise ClusterUnavailable where what may be used of the nodes holds none of these gangs, though all of them together would."""
+        self._shapes = set(shapes)
+        floor = Floor(self.usable(nodes))
+        if any(floor.holds(shape) for shape in self._shapes):
+            return
+        why = [f"{node} ({reason})" for node, reason in sorted(self._unfit.items())]
+        why += [f"{node} (benched: {row.reason}; `sweep unbench {node}`)" for node, row in sorted(self._benched.items())]
+        raise ClusterUnavailable(
+            f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor --cluster` shows all of it), or use them as they"
+            " are with measurement.preflight=false; the same command goes on"
+        )
+
+    def refresh(self, in_flight: Collection[int] = (), *, now: bool = False) -> set[int]:
+        """Ask the store, from time to time or now, what a person has benched. Returns the cells of which trials wait again for it."""
+        if not now and time.monotonic() - self._asked_at < REFRESH_SECONDS:
+            return set()
+        self._asked_at = time.monotonic()
+        before = set(self._bad)
+        self._benched = {row.node: row for row in self._store.benches(self._sweep_id) if row.until is None}
+        return self._remeasure(in_flight) if set(self._bad) - before else set()
+
+    def ended(self, trial_id: int, event: Finished, in_flight: Collection[int]) -> set[int]:
+        """An attempt is over. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
+        if event.failure is not None:
+            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports))
+            return set()
+        self._num_measured += 1
+        found = self._bench_the_slow()
+        here = {report.node for report in event.reports}
+        return self._remeasure(in_flight) if found or here & set(self._bad) else set()
+
+    @property
+    def _bad(self) -> list[str]:
+        """Nodes whose measurements do not count."""
+        return [node for node, row in self._benched.items() if row.is_remeasured]
+
+    def _remeasure(self, in_flight: Collection[int]) -> set[int]:
+        return self._store.remeasure(self._sweep_id, self._epoch, self._bad, except_trials=in_flight)
+
+    # -- fit, when looked at -------------------------------------------------------------------------------------------------
+
+    def _look_at(self, nodes: Collection[str]) -> None:
+        self._seen.update(nodes)
+        if self._prober is None:
+            return
+        said = self._prober.probe(nodes, on_wait=self._keep_lease)
+        self._facts |= {node: facts for node, facts in said.items() if isinstance(facts, NodeFacts)}
+        checks: dict[str, tuple[Check, ...]] = {
+            node: (Check(name="answers", status=Status.FAIL, found=text),) for node, text in said.items() if isinstance(text, str)
+        }
+        judged = judge_nodes(list(self._facts.values()), own=versions_here())
+        checks |= {node: judged[node] for node in said if node in judged}
+        self._store.record_node_checks(self._sweep_id, self._facts, checks)
+        for node, some in checks.items():
+            if (why := unfit(some)) is not None:
+                self._unfit[node] = why
+                logger.warning("Node %s is not used: %s", node, why, extra={"action": "unfit", "node": node})
+            for check in some:
+                if check.status is Status.WARN:
+                    logger.warning(
+                        "Node %s, %s: %s. %s", node, check.name, check.found, check.advice, extra={"action": "doubtful", "node": node}
+                    )
+
+    # -- sick, by what happens on it -----------------------------------------------------------------------------------------
+
+    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int) -> None:
+        node = failure.node
+        blamed = OF_ITS_NODE | OF_THE_GANG if num_nodes == 1 else OF_ITS_NODE
+        if node is None or failure.kind not in blamed:
+            return
+        now = self._clock()
+        recent = [(at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS]
+        recent.append((now, trial_id))
+        self._faults[node] = recent
+        # Of several trials: one that fails wherever it runs is not its nodes' fault.
+        trials = sorted({trial for _, trial in recent})
+        if len(trials) >= FAULTS:
+            self._bench(node, BenchReason.FAULTS, {"trials": trials, "last": f"{failure.kind}: {failure.message}"}, is_remeasured=False)
+
+    def _bench_the_slow(self) -> bool:
+        """Score the nodes, when enough was measured since; whether one more is benched now."""
+        if len(self._nodes) < 2 or self._num_measured - self._num_scored < max(1.0, MORE_RUNS * self._num_scored):
+            return False
+        self._num_scored = self._num_measured
+        scores = score_nodes(self._store.node_runs(self._sweep_id))
+        return sum(self._bench_if_slow(node, score) for node, score in scores.items()) > 0
+
+    def _bench_if_slow(self, node: str, score: NodeScore) -> bool:
+        if not score.is_slow:
+            return False
+        evidence = {"slower": round(score.slower, 4), "standard_error": round(score.standard_error, 4), "num_runs": score.num_runs}
+        return self._bench(node, BenchReason.SLOW, evidence, is_remeasured=True)
+
+    def _bench(self, node: str, reason: BenchReason, evidence: Mapping[str, Any], *, is_remeasured: bool) -> bool:
+        if node in self._benched or node not in self._nodes:
+            return False
+        told = ", ".join(f"{name} {value}" for name, value in evidence.items())
+        if not self._can_spare(node):
+            if node not in self._spared:
+                self._spared.add(node)
+                logger.warning("Node %s would be benched (%s: %s), but no other can do its work", node, reason, told)
+            return False
+        self._store.bench(self._sweep_id, node, reason=reason, is_remeasured=is_remeasured, evidence=evidence, epoch=self._epoch)
+        self._benched = {row.node: row for row in self._store.benches(self._sweep_id) if row.until is None}
+        logger.warning("Node %s is benched, %s: %s", node, reason, told, extra={"action": "benched", "node": node})
+        return True
+
+    def _can_spare(self, node: str) -> bool:
+        """Whether every gang that has room now has room without this node."""
+        usable = {name: slots for name, slots in self._nodes.items() if name not in self._unfit and name not in self._benched}
+        with_it, without = Floor(usable), Floor({name: slots for name, slots in usable.items() if name != node})
+        return all(without.holds(shape) for shape in self._shapes if with_it.holds(shape))
