@@ -25,8 +25,11 @@ from orchestrator.node_probe import versions_here
 logger = logging.getLogger(__name__)
 
 FAULTS, FAULTS_SECONDS = 2, 1800.0  # trials that fail by a node's fault within so long: then it is not bad luck
-MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew: to score costs a query
-REFRESH_SECONDS = 5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
+MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew
+RUNS_PER_NODE = 1.0  # or by so many for each node, where that is more: to score thousands of nodes takes most of a second
+REFRESH_SECONDS = (
+    5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
+)
 
 # Failures whose node is to blame, also in a gang of several: where ranks wait for each other, others name one that only waited.
 OF_ITS_NODE = frozenset(
@@ -156,7 +159,8 @@ class NodeHealth:
 
     def _bench_the_slow(self) -> bool:
         """Score the nodes, when enough was measured since; whether one more is benched now."""
-        if len(self._nodes) < 2 or self._num_measured - self._num_scored < max(1.0, MORE_RUNS * self._num_scored):
+        enough = max(1.0, MORE_RUNS * self._num_scored, RUNS_PER_NODE * len(self._nodes))
+        if len(self._nodes) < 2 or self._num_measured - self._num_scored < enough:
             return False
         self._num_scored = self._num_measured
         scores = score_nodes(self._store.node_runs(self._sweep_id))

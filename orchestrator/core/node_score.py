@@ -186,9 +186,11 @@ class _Model:
     def _inverse(self, columns: Floats) -> Floats:
         """V^-1 times columns: runs of one layout share its departure, so V is blocks of noise plus a constant."""
         noise = self.run_sd**2
-        sums = np.zeros((len(self.prediction_sd), columns.shape[1]))
-        np.add.at(sums, self.trials, columns)
+        order = np.argsort(self.trials, kind="stable")
         counts = np.bincount(self.trials, minlength=len(self.prediction_sd))
+        starts = np.flatnonzero(np.diff(self.trials[order], prepend=-1))
+        sums = np.zeros((len(counts), columns.shape[1]))
+        sums[counts > 0] = np.add.reduceat(columns[order], starts, axis=0)
         shared = self.prediction_sd**2 / (noise + counts * self.prediction_sd**2)
         found: Floats = (columns - shared[self.trials, None] * sums[self.trials]) / noise
         return found

@@ -29,6 +29,15 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]) -> None:
+    assert set(out["looked"]) == set(out["names"])
+    assert {host for host, _, _ in out["looked"].values()} == {socket.gethostname()}
+    assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), "both have this machine's clock"
+    assert all(rate is None for _, _, rate in out["looked"].values()), "of two that differ nobody could tell which is slow"
+    assert out["unfit"] == []
+    assert out["waited"] >= 1
+
+
 def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:
     assert out["slots"] == [2, 2]
     assert out["ranks"] == [0, 1, 2, 3]

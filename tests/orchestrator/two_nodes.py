@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
@@ -39,7 +40,8 @@ def main() -> None:
     scheduler = RayScheduler(address=cluster.address, device=Device.CPU, root=Path(sys.argv[1]))
     out: dict[str, Any] = {"slots": list(scheduler.slots.nodes.values())}
     out |= (
-        _meets(scheduler)
+        _looks(scheduler)
+        | _meets(scheduler)
         | _lands_where_it_is_asked(scheduler)
         | _hangs_on_the_second_node(scheduler)
         | _fails_on_the_second_node(scheduler)
@@ -48,6 +50,17 @@ def main() -> None:
     scheduler.close()
     cluster.shutdown()  # type: ignore[no-untyped-call]
     print("OUT " + json.dumps(out))
+
+
+def _looks(scheduler: RayScheduler) -> dict[str, Any]:
+    waited = []
+    said = scheduler.probe(on_wait=lambda: waited.append(1))
+    facts = [found for found in said.values() if isinstance(found, NodeFacts)]
+    return {
+        "looked": {found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops] for found in facts},
+        "unfit": [why for some in judge_nodes(facts).values() if (why := unfit(some)) is not None],
+        "waited": len(waited),
+    }
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
