@@ -15,6 +15,7 @@ from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import HeldGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.links import LinkSample
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
 from orchestrator.core.winner import Run
@@ -172,6 +173,21 @@ class BenchRow:
     reason: BenchReason
     is_remeasured: bool
     evidence: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkRow:
+    """One collective at one message size, as `sweep netbench` measured it."""
+
+    run_token: str
+    at: dt.datetime
+    device_name: str | None
+    backend: str
+    sample: LinkSample
+    num_calls: int
+    nodes: tuple[str, ...]
+    torch: str | None
+    nccl: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from db import (
     endings,
     invalidation,
     lease,
+    link_records,
     migrate,
     node_records,
     observations,
@@ -39,6 +40,7 @@ from db.rows import (
     CellStatus,
     EventRow,
     Holder,
+    LinkRow,
     NodeCheckRow,
     PeakRow,
     Repeats,
@@ -53,9 +55,11 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.check import Check
 from orchestrator.core.errors import SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.fingerprint import Stack
 from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
+from orchestrator.core.links import LinkSample
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.node_score import NEWEST_RUNS, NodeRun
@@ -464,6 +468,20 @@ class Store:
         return self._database.write(
             lambda connection, change: node_records.remeasure(connection, change, sweep_id, epoch, bad_nodes, except_trials=except_trials)
         )
+
+    # Links.
+
+    def record_links(
+        self, run_token: str, samples: Sequence[tuple[LinkSample, int]], *, backend: str, stack: Stack, nodes: Sequence[str]
+    ) -> None:
+        """Keep what one gang of a `sweep netbench` measured: each sample with its number of calls."""
+        self._database.write(
+            lambda connection, change: link_records.record(connection, run_token, samples, backend=backend, stack=stack, nodes=nodes)
+        )
+
+    def links(self, run_token: str | None = None) -> list[LinkRow]:
+        """What was measured of links, oldest first; of one `sweep netbench`, or of all."""
+        return self._database.read(lambda connection: link_records.links(connection, run_token))
 
     # Reading.
 

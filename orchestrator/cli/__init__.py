@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import calibration, doctor, explain, export, look, manage, nodes, plan, replay, run, status, trace, trial
+from orchestrator.cli import calibration, doctor, explain, export, look, manage, netbench, nodes, plan, replay, run, status, trace, trial
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import examples, note, plain, write_error
@@ -101,7 +101,7 @@ def _options_of_all(
     configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=Redactor.of_this_process(sys.argv))
 
 
-for _module in (plan, explain, run, replay, status, look, trial, nodes, calibration, trace, export, manage, doctor):
+for _module in (plan, explain, run, replay, status, look, trial, nodes, netbench, calibration, trace, export, manage, doctor):
     _module.register(app)
 
 

@@ -19,6 +19,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.links import Network
 from orchestrator.core.memory import Stage, predict_memory
 from orchestrator.core.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
@@ -146,6 +147,15 @@ class Calibration:
     @cached_property
     def trainer(self) -> Trainer:
         return _trainer(self.base_trainer, self.memory_values)
+
+    def informed(self, network: Network) -> Calibration:
+        """With what measured collectives say of the links in place of what is believed of all machines."""
+        means, covariance = self.log_constants.copy(), self.step_covariance.copy()
+        place = [CONSTANTS.index(name) for name in network.names]
+        means[place] = network.log_means
+        covariance[place, :] = covariance[:, place] = 0.0
+        covariance[np.ix_(place, place)] = network.log_covariance
+        return replace(self, log_constants=means, step_covariance=covariance)
 
     def widened(self) -> Calibration:
         """As the prior of another cell: cells of one machine and stack differ a little in every constant."""

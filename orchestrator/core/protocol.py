@@ -131,6 +131,15 @@ class Heartbeat(_Message):
     timed: bool = False  # a timed step runs: no warm-up, and nothing that is looked at apart
 
 
+class CollectiveTime(_Message):
+    """What one collective took at one message size."""
+
+    collective: Annotated[str, Field(max_length=32)]
+    message_bytes: Annotated[int, Field(ge=1, le=1 << 40)]
+    seconds: PositiveSeconds  # of one call, of the slowest rank: the median
+    num_calls: Annotated[int, Field(ge=1, le=1 << 30)]
+
+
 class RankResult(_Message):
     """What one rank measured. Only the step samples are required; unknown is None."""
 
@@ -147,6 +156,7 @@ class RankResult(_Message):
     peak_flops_source: PeakSource | None = None
     loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
+    collectives: Annotated[list[CollectiveTime], Field(max_length=1000)] = []
     stack: Stack = Stack()
 
 

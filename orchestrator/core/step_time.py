@@ -282,6 +282,16 @@ class _Group:
         return found
 
 
+def ring_seconds(*, num_ranks: Floats, num_nodes: Floats, num_bytes: Floats, hardware: Hardware, constants: StepTimeConstants) -> Floats:
+    """One pass of a ring over a message, by the same links and latencies as the parts of a step; ranks are spread evenly over nodes."""
+    group = _Group(size=num_ranks, members_per_node=num_ranks / num_nodes, crosses=num_nodes > 1)
+    inside = hardware.intra_node_bandwidth * constants.intra_node_share
+    across = hardware.inter_node_bandwidth * constants.inter_node_share
+    through = num_bytes * (num_ranks - 1) / num_ranks
+    found: Floats = through / group.bandwidth(inside, across, constants.node_congestion) + group.latency(constants)
+    return found
+
+
 def _fullest_stage(cell: Cell, pp: Ints) -> tuple[Floats, Floats]:
     """Layers of the fullest stage, and its share of the model's FLOPs: whole layers, and the last stage has the head besides."""
     model = cell.model

@@ -1,0 +1,134 @@
+"""Measures how fast collectives are on a machine or cluster: gang after gang of the spans that layouts use, each written down as it ends.
+
+It places gangs through the scheduler as a sweep does, and knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from db.store import Store
+from orchestrator.core.failures import Failure
+from orchestrator.core.layout import Layout
+from orchestrator.core.links import Collective, LinkSample, Span
+from orchestrator.core.model_shape import PRESETS
+from orchestrator.core.packing import Shape
+from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.gang import Finished, Scheduler
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_BYTES = 1 << 10
+LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 << 20}
+SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}  # of calls, for each collective and size
+POLL_SECONDS = 0.5
+LIMITS = PhaseLimits(start=120.0, rendezvous=120.0, first_step=120.0, steady=60.0, teardown=20.0, total=900.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanResult:
+    """What one gang measured, or what it died of."""
+
+    span: Span
+    nodes: tuple[str, ...]
+    samples: Sequence[LinkSample]
+    failure: Failure | None
+
+
+def sizes(largest_bytes: int) -> list[int]:
+    """From 1 KiB on, each four times the one before."""
+    found = [SMALLEST_BYTES]
+    while found[-1] * 4 <= largest_bytes:
+        found.append(found[-1] * 4)
+    return found
+
+
+def shapes(slots_of: Mapping[str, int]) -> list[Shape]:
+    """The gangs that show inside and between: on one node 2, 4, ... of its slots; over 2, 4, ... nodes one rank each, and all of their slots."""
+    most, least, num_nodes = max(slots_of.values(), default=0), min(slots_of.values(), default=0), len(slots_of)
+    inside = [Shape(num_nodes=1, slots_per_node=slots) for slots in _doubling(most)]
+    across = [Shape(num_nodes=nodes, slots_per_node=slots) for nodes in _doubling(num_nodes) for slots in sorted({1, least})]
+    return inside + across
+
+
+def _doubling(most: int) -> list[int]:
+    found = []
+    count = 2
+    while count < most:
+        found.append(count)
+        count *= 2
+    return [*found, most] if most >= 2 else []
+
+
+def measure_links(
+    scheduler: Scheduler,
+    store: Store,
+    *,
+    run_token: str,
+    largest_bytes: int | None = None,
+    collectives: Sequence[Collective] = tuple(Collective),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[SpanResult]:
+    """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given."""
+    slots = scheduler.slots
+    options = {
+        "collectives": [collective.value for collective in collectives],
+        "sizes": sizes(largest_bytes or LARGEST_BYTES[slots.device]),
+        "seconds": SECONDS[slots.device],
+    }
+    for number, shape in enumerate(shapes(slots.nodes), 1):
+        if stopped():
+            return
+        nodes = tuple(sorted((node for node, count in slots.nodes.items() if count >= shape.slots_per_node))[: shape.num_nodes])
+        scheduler.start(_request(run_token, number, shape, slots.device, options), shape, nodes)
+        end = _until_finished(scheduler, number, stopped)
+        yield _record(store, run_token, shape, nodes, end, slots.device)
+
+
+def _request(run_token: str, number: int, shape: Shape, device: Device, options: Mapping[str, object]) -> TrialRequest:
+    """A trial of no layout: the ranks' number is all that counts."""
+    return TrialRequest(
+        sweep=f"netbench-{run_token}",
+        trial_id=number,
+        attempt=1,
+        workload="netbench",
+        options=options,
+        model=PRESETS["llama-tiny"],
+        sequence_length=64,
+        layout=Layout(data_parallel_size=shape.num_slots, micro_batch_size=1),
+        device=device,
+        measurement=MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.5),
+        limits=LIMITS,
+        seed=0,
+    )
+
+
+def _until_finished(scheduler: Scheduler, number: int, stopped: Callable[[], bool]) -> Finished:
+    is_cancelled = False
+    while True:
+        for event in scheduler.poll(POLL_SECONDS):
+            if isinstance(event, Finished):
+                return event
+        if stopped() and not is_cancelled:
+            scheduler.cancel(number)
+            is_cancelled = True
+
+
+def _record(store: Store, run_token: str, shape: Shape, nodes: tuple[str, ...], end: Finished, device: Device) -> SpanResult:
+    span = Span(num_ranks=shape.num_slots, num_nodes=shape.num_nodes)
+    results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
+    first = next((result for result in results if result.collectives), None)
+    if end.failure is not None or first is None:
+        return SpanResult(span=span, nodes=nodes, samples=(), failure=end.failure)
+    samples = [
+        (
+            LinkSample(collective=Collective(one.collective), span=span, message_bytes=one.message_bytes, seconds=one.seconds),
+            one.num_calls,
+        )
+        for one in first.collectives
+    ]
+    backend = "nccl" if device is Device.CUDA else "gloo"
+    store.record_links(run_token, samples, backend=backend, stack=first.stack, nodes=nodes)
+    return SpanResult(span=span, nodes=nodes, samples=[sample for sample, _ in samples], failure=None)
