@@ -6,20 +6,22 @@ those taken with the newest software count in full, and older ones as the prior 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import log
 from statistics import fmean, median
 from typing import Any
 
 from db.observations import ObservationRow
+from db.rows import LinkRow
 from db.store import Store
 from orchestrator.core.calibration import Calibration, Observation, calibrate
 from orchestrator.core.cell import Cell
 from orchestrator.core.fit_quality import agreement
 from orchestrator.core.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware, from_driver_name
 from orchestrator.core.layout import Precision
+from orchestrator.core.links import Network, network_of
 from orchestrator.core.planner import trainer_of
 from orchestrator.core.protocol import MEASURED_PEAK
 from orchestrator.core.spec import SweepSpec
@@ -31,6 +33,7 @@ UNPHYSICAL = frozenset({
     "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from", "one_rank_per_node",
     "table_id",  # runs that others measured on such a device are relatives
 })  # fmt: skip
+PRETENDED = frozenset({"synthetic", "replay"})  # workloads whose trials nothing is computed in
 SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
 TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
 
@@ -58,7 +61,19 @@ class Learned:
     spec: SweepSpec
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
     rows: Sequence[Taught]  # oldest first
-    _fits: dict[tuple[str, Cell | None], Calibration]
+    links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
+    _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
+
+    @cached_property
+    def network(self) -> Network | None:
+        """What the links say of the constants of step times; None: they were not measured."""
+        return network_of([row.sample for row in self.links], self.hardware) if self.hardware is not None else None
+
+    @cached_property
+    def prior(self) -> Calibration:
+        """What is believed before any trial: what is usual, and what was measured of the links."""
+        usual = Calibration.prior(trainer_of(self.spec))
+        return usual if self.network is None else usual.informed(self.network)
 
     @cached_property
     def launch_seconds(self) -> float | None:
@@ -104,7 +119,7 @@ class Learned:
         return found
 
     def _of(self, rows: Sequence[Taught], *, without: Cell | None) -> Calibration:
-        prior = Calibration.prior(trainer_of(self.spec))
+        prior = self.prior
         older = [taught for taught in rows if not taught.is_current]
         if older:
             prior = self._fitted(("older", without), older, prior).widened()
@@ -116,11 +131,19 @@ class Learned:
         return self._fits[key]
 
 
-def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, device_name: str | None, gpus_per_node: int) -> Learned:
+def learned(
+    store: Store | None,
+    spec: SweepSpec,
+    hardware: Hardware | None,
+    *,
+    device_name: str | None,
+    gpus_per_node: int,
+    nodes: Collection[str] | None = None,
+) -> Learned:
     """What the store has of a sweep's relatives.
 
     `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
-    `gpus_per_node` stands in for trials whose nodes are not known.
+    `gpus_per_node` stands in for trials whose nodes are not known. Links count that were measured on one of these `nodes`; None: on any.
     """
     varying = set(spec.axes.options)
     wanted = _without(_physics(spec.workload.options.conditions()), varying)
@@ -136,7 +159,7 @@ def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, 
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [(row, device) for row in rows if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)]
     if not found:
-        return Learned(spec=spec, hardware=hardware, rows=(), _fits={})
+        return Learned(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes))
     newest = found[-1][0]
     # Processor cores differ from machine to machine: the newest trial's are meant.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
@@ -155,7 +178,26 @@ def learned(store: Store | None, spec: SweepSpec, hardware: Hardware | None, *, 
         )
         for row, device in found
     ]
-    return Learned(spec=spec, hardware=hardware or found[-1][1], rows=taught, _fits={})
+    device = hardware or found[-1][1]
+    return Learned(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes))
+
+
+def _links(store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None) -> list[LinkRow]:
+    """The newest measurement of the links of such devices. A trial that is only pretended sends nothing over them."""
+    if store is None or hardware is None or spec.workload.name in PRETENDED:
+        return []
+    found = [
+        row for row in store.links() if _is_hardware(row.device_name, hardware) and (nodes is None or not set(nodes).isdisjoint(row.nodes))
+    ]
+    return [row for row in found if row.run_token == found[-1].run_token]
+
+
+def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
+    """Whether a driver calls such a device so; cores go by their name."""
+    if device_name is None:
+        return False
+    known = from_driver_name(device_name)
+    return (known.name if known is not None else device_name) == hardware.name
 
 
 def _fitted(observations: Sequence[Observation], prior: Calibration) -> Calibration:

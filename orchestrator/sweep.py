@@ -184,8 +184,15 @@ class _Loop:
     # -- opening -------------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> Learned:
-        device_name = self._scheduler.slots.device_name
-        return learned(self._store, self._spec, self._data_sheet, device_name=device_name, gpus_per_node=self._gpus_per_node)
+        slots = self._scheduler.slots
+        return learned(
+            self._store,
+            self._spec,
+            self._data_sheet,
+            device_name=slots.device_name,
+            gpus_per_node=self._gpus_per_node,
+            nodes=slots.nodes,
+        )
 
     def _search(self, cell: Cell, cell_id: int) -> tuple[Searcher, int, float]:
         """A search over a cell that starts from what its relatives taught, how many layouts it has, and how long a trial is predicted to take."""

@@ -63,12 +63,10 @@ def _spec_of(row: SweepRow) -> SweepSpec:
 
 
 def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> dict[str, Any]:
-    from orchestrator.core.calibration import Calibration
     from orchestrator.core.fit_quality import agreement, fitted_memory, fitted_times
-    from orchestrator.core.planner import trainer_of
     from orchestrator.learned import sweeps_of
 
-    prior, fitted = Calibration.prior(trainer_of(learned.spec)), learned.calibration()
+    prior, fitted = learned.prior, learned.calibration()
     observations = [taught.observation for taught in learned.rows]
     ids = [(taught.row.trial_id, taught.row.sweep.name) for taught in learned.rows]
     before, after = agreement(observations, prior), agreement(observations, fitted)
@@ -84,6 +82,7 @@ def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> d
         "num_peaks": fitted.num_peaks,
         "num_out_of_memory": fitted.num_out_of_memory,
         "sweeps": sweeps_of(learned.rows),
+        "links": _links(learned),
         "launch_seconds": learned.launch_seconds,
         "step_residual_sd": fitted.step_residual_sd,
         "memory_residual_sd": fitted.memory_residual_sd,
@@ -97,6 +96,22 @@ def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> d
             "num_predicted_before": sum(before.foretold),
             "num_predicted": sum(after.foretold),
         },
+    }
+
+
+def _links(learned: Learned) -> dict[str, Any] | None:
+    """What was measured of links, where anything was."""
+    network = learned.network
+    if network is None:
+        return None
+    newest = learned.links[-1]
+    return {
+        "run_token": newest.run_token,
+        "at": newest.at,
+        "backend": newest.backend,
+        "num": network.num_samples,
+        "residual_sd": network.residual_sd,
+        "constants": {name: network.value(name) for name in network.names},
     }
 
 
@@ -139,6 +154,12 @@ def _print(record: Mapping[str, Any], based_on: str) -> None:
         f"Predictions for sweep {record['sweep']}: workload {record['workload']} on {device}{f' ({stack})' if stack else ''}", style="bold"
     )
     write_line(f"  {based_on}")
+    if (links := record["links"]) is not None:
+        constants = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in links["constants"].items())
+        write_line(
+            f"  links: {links['num']} collectives of sweep netbench, {links['backend']}, {links['at']:%Y-%m-%d}, met within"
+            f" {links['residual_sd']:.0%}: {constants}"
+        )
     if not record["num_trials"]:
         return
     older = record["num_trials"] - record["num_current"]

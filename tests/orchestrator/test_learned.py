@@ -17,15 +17,17 @@ from db.observations import ObservationRow
 from db.store import Store
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES, UNLIMITED_BYTES, Hardware
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.links import Collective, LinkSample, Span
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.protocol import Phase
 from orchestrator.core.spec import SweepSpec
-from orchestrator.core.step_time import predict_step_time
+from orchestrator.core.step_time import StepTimeConstants, predict_step_time, ring_seconds
 from orchestrator.core.trainer import Trainer
 from orchestrator.core.trial_cost import TrialCost
 from orchestrator.learned import Learned, learned, measured_hardware, sweeps_of
@@ -342,3 +344,80 @@ def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_wh
     assert np.all(after.log_step_sd < before.log_step_sd)
     assert np.all(after.log_step_sd > 0)
     assert exp(after.step_residual_sd) > 1.01
+
+
+# -- links -------------------------------------------------------------------------------------------------------------------------
+
+
+def measure_links(store: Store, share: float, *, run_token: str = "first", node: str = "n0", device_name: str = DRIVER_NAME) -> None:
+    """As `sweep netbench` leaves them: collectives over two nodes of H100s whose network gives that share of its data sheet."""
+    constants = StepTimeConstants(inter_node_share=share)
+    span = Span(num_ranks=16, num_nodes=2)
+    sizes = [4.0**power for power in range(5, 15)]
+    one = ring_seconds(
+        num_ranks=np.full(len(sizes), 16.0),
+        num_nodes=np.full(len(sizes), 2.0),
+        num_bytes=np.array(sizes),
+        hardware=H100,
+        constants=constants,
+    )
+    samples = [
+        (LinkSample(collective=Collective.ALL_GATHER, span=span, message_bytes=int(size), seconds=float(seconds)), 100)
+        for size, seconds in zip(sizes, one, strict=True)
+    ]
+    store.record_links(run_token, samples, backend="nccl", stack=Stack(device_name=device_name), nodes=[node, "n1"])
+
+
+def share_of(known: Learned) -> float:
+    return known.calibration().constants.inter_node_share
+
+
+def test_measured_links_stand_in_for_what_is_usual(store: Store) -> None:
+    measure_links(store, 0.01)
+    known = learned(store, spec(), H100, device_name=None, gpus_per_node=8)
+    assert share_of(known) == pytest.approx(0.01, rel=0.25)
+    assert known.network is not None and known.network.num_samples == 10
+
+
+def test_the_newest_measurement_of_links_counts(store: Store) -> None:
+    measure_links(store, 0.01)
+    measure_links(store, 0.3, run_token="second")
+    assert share_of(learned(store, spec(), H100, device_name=None, gpus_per_node=8)) == pytest.approx(0.3, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "where"),
+    [
+        ("of other devices", {"device_name": "NVIDIA H200"}, None),
+        ("on another cluster", {"node": "n7"}, ["n0", "n2"]),
+    ],
+)
+def test_links_of_others_tell_nothing(store: Store, why: str, changes: dict[str, str], where: list[str] | None) -> None:
+    measure_links(store, 0.01, **changes)
+    known = learned(store, spec(), H100, device_name=None, gpus_per_node=8, nodes=where)
+    assert known.network is None, why
+    assert share_of(known) == pytest.approx(StepTimeConstants().inter_node_share)
+
+
+def test_trials_that_are_only_pretended_send_nothing_over_links(store: Store) -> None:
+    measure_links(store, 0.01)
+    pretended = spec(workload={"name": "synthetic"})
+    assert learned(store, pretended, H100, device_name=None, gpus_per_node=8).network is None
+
+
+def test_a_slow_network_changes_the_plan(store: Store) -> None:
+    """Of a 3B model on 16 GPUs: over a slow network gradients that all 16 replicas share cost more than two stages of a pipeline."""
+    asked = spec(
+        gpus=16,
+        global_batch_size=32,
+        axes={"micro_batch_size": 1, "recompute": "full", "pipeline_parallel_size": [1, 2]},
+        workload={"name": "command", "options": {"argv": ["true"]}},
+    )
+    (cell,) = asked.cells()
+    best = []
+    for token, share in (("fast", 0.4), ("slow", 0.01)):
+        measure_links(store, share, run_token=token)
+        known = learned(store, asked, H100, device_name=None, gpus_per_node=8)
+        found = plan_cell(asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)).candidates
+        best.append(found.table.layout(int(found.order[0])).pipeline_parallel_size)
+    assert best == [1, 2]
