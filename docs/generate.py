@@ -46,6 +46,7 @@ FOLDERS = (
     "workloads/synthetic",
     "workloads/replay",
     "workloads/command",
+    "workloads/netbench",
 )
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "sweep": SweepSpec,

@@ -1,0 +1,108 @@
+"""In how many trials a slow node is found, and how often a healthy one is accused: scores of nodes on synthetic trials.
+
+python -m benchmarks.node_score [--seeds 30] [--healthy 120] [--out FILE.json]
+
+Eight nodes; trials of two cells, one of which is predicted 20 % too fast throughout; scores are taken after every fourth trial, as a sweep
+would. Per case: trials until the slow node (10 % slower) is called slow, median, nine in ten and most, of at most 400; how many of those
+sweeps accused another one as well; and of how many sweeps without a slow node any node was accused within 240 trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.machine import describe_machine, write_result
+from orchestrator.core.node_score import NodeRun, score_nodes
+
+NUM_NODES, SLOW, SLOWER = 8, 3, 0.10
+EVERY, MOST, MOST_HEALTHY = 4, 400, 240
+
+# noise of a run; what predictions miss; share of trials that repeat an earlier layout; nodes of a gang; share of runs disturbed, by 30 % in the mean
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "30 % repeats": {},
+    "50 % repeats": {"repeats": 0.5},
+    "no repeats, predictions miss by 4 %": {"repeats": 0.0, "prediction_error": 0.04},
+    "no repeats, predictions miss by 8 %": {"repeats": 0.0},
+    "gangs of 1, 2 and 4 nodes": {"gangs": (1, 2, 4)},
+    "gangs of 4 nodes": {"gangs": (4,)},
+    "2 % of runs disturbed": {"disturbed": 0.02},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--healthy", type=int, default=120, help="sweeps without a slow node")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    found = {}
+    for name, how in CASES.items():
+        found[name] = outcome(how, seeds=arguments.seeds, healthy=arguments.healthy)
+        print(name, json.dumps(found[name]), flush=True)
+    if arguments.out is not None:
+        result = {"nodes": NUM_NODES, "slower": SLOWER, "seeds": arguments.seeds, "healthy_sweeps": arguments.healthy, "cases": found}
+        write_result(arguments.out, benchmark="node_score", machine=machine, result=result)
+
+
+def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, Any]:
+    firsts = [first_accused(trials(MOST, seed=seed, slow=(SLOW,), **how)) for seed in range(seeds)]
+    counts = [count for count, _ in firsts]
+    alarms = sum(bool(first_accused(trials(MOST_HEALTHY, seed=10_000 + seed, slow=(), **how))[1]) for seed in range(healthy))
+    return {
+        "trials_median": float(np.median(counts)),
+        "trials_nine_in_ten": float(np.quantile(counts, 0.9)),
+        "trials_most": max(counts),
+        "not_found": sum(not names for _, names in firsts),
+        "others_accused": sum(bool(names - {f"n{SLOW}"}) for _, names in firsts),
+        "false_alarms": alarms,
+    }
+
+
+def first_accused(runs: Sequence[NodeRun]) -> tuple[int, set[str]]:
+    """After how many trials any node is called slow, and which."""
+    for count in range(EVERY, len(runs) + 1, EVERY):
+        names = {name for name, score in score_nodes(runs[:count]).items() if score.is_slow}
+        if names:
+            return count, names
+    return len(runs), set()
+
+
+def trials(
+    num: int,
+    *,
+    seed: int,
+    slow: Sequence[int],
+    noise: float = 0.02,
+    prediction_error: float = 0.08,
+    repeats: float = 0.3,
+    gangs: Sequence[int] = (1,),
+    disturbed: float = 0.0,
+) -> list[NodeRun]:
+    rng = np.random.default_rng(seed)
+    layouts: list[tuple[int, float, float]] = []  # cell, log seconds, log predicted
+    runs = []
+    for _ in range(num):
+        if layouts and rng.random() < repeats:
+            place = int(rng.integers(len(layouts)))
+        else:
+            cell, true = int(rng.integers(2)), float(rng.normal(0, 0.5))
+            layouts.append((cell, true, true - 0.2 * cell + float(rng.normal(0, prediction_error))))
+            place = len(layouts) - 1
+        cell, true, predicted = layouts[place]
+        nodes: NDArray[np.intp] = rng.choice(NUM_NODES, int(rng.choice(gangs)), replace=False)
+        seconds = true + float(rng.normal(0, noise)) + (np.log1p(SLOWER) if set(slow) & set(nodes.tolist()) else 0.0)
+        seconds += float(rng.exponential(0.3)) if rng.random() < disturbed else 0.0
+        runs.append(NodeRun(nodes=tuple(f"n{i}" for i in nodes), cell=cell, trial=place, log_seconds=seconds, log_predicted=predicted))
+    return runs
+
+
+if __name__ == "__main__":
+    main()
