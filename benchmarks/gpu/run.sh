@@ -8,8 +8,9 @@
 # PYTHONPATH  where unpacked wheels lie; the repository itself is put before it
 # SECONDS_DEMO, SECONDS_CUT  after so long a sweep starts no further trial (default 60 and 200; about 8 minutes in all)
 #
-# OUT_DIR gets eight small files: facts.txt, run.log, best.jsonl, failures.csv, quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv,
-# sweep.sqlite. Ends with 0 when all three sweeps measured something, 2 when there is no GPU or something is missing, else 1.
+# OUT_DIR gets ten small files: facts.txt, run.log, nodes.json, netbench.json (of two GPUs and more), best.jsonl, failures.csv,
+# quickstart-bf16.csv, quickstart-fp32.csv, one-gpu.csv, sweep.sqlite. Ends with 0 when all three sweeps measured something and the node was
+# found fit, 2 when there is no GPU or something is missing, else 1.
 set -uo pipefail
 
 out=${1:?usage: run.sh OUT_DIR [--dry-run]}
@@ -78,6 +79,8 @@ demo_gpus='[1]'
 demo=("gpus=$demo_gpus" "device=$device" "search.max_wall_time=${SECONDS_DEMO:-60}s")
 
 if [[ $dry == --dry-run ]]; then
+    echo "+ sweep doctor --cluster --json"
+    ((num_gpus == 1)) || echo "+ sweep netbench --device cuda --json"
     echo "dry run: $num_gpus GPU(s) here; planned for $device with $smallest_mib MiB"
     for precision in bf16 fp32; do
         echo "+ sweep run sweeps/quickstart.yaml name=quickstart-$precision precision=$precision ${demo[*]}"
@@ -128,6 +131,23 @@ measure() { # NAME LIMIT_SECONDS FILE OVERRIDE...: one sweep, then its best layo
 : >"$out/best.jsonl"
 facts >"$out/facts.txt" 2>&1
 {
+    # NVML as it is: processes, memory at rest, ECC, Xids, and two seconds of matrix products on every GPU.
+    echo "+ sweep doctor --cluster --json"
+    timeout --foreground 240 "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' doctor --cluster --json >"$out/nodes.json" || bad=1
+    "$PYTHON" - "$out/nodes.json" <<'PY' || bad=1
+import json, sys
+for node in json.load(open(sys.argv[1]))["nodes"]:
+    print(node["node"], "fit" if node["is_fit"] else "NOT FIT", node["facts"]["unread"] if node["facts"] else "")
+    for check in node["checks"]:
+        print(f"  {check['status']:<4} {check['name']:<8} {check['found']}")
+    assert node["facts"] and node["facts"]["gpus"], "no GPU was seen through NVML: is nvidia-ml-py installed?"
+    assert all(gpu["matmul_flops"] for gpu in node["facts"]["gpus"]), "a GPU has done no matrix product"
+PY
+    if ((num_gpus > 1)); then
+        echo "+ sweep netbench --device cuda --json"
+        timeout --foreground 300 "$PYTHON" -c 'import sys; from orchestrator.cli import main; sys.exit(main())' netbench --device cuda --json >"$out/netbench.json" || bad=1
+        sweep sql 'select collective, num_ranks, max(bus_bytes_per_second) / 1e9 as gigabytes_per_second from link group by 1, 2 order by 1, 2' --format csv
+    fi
     for precision in bf16 fp32; do
         measure "quickstart-$precision" $((${SECONDS_DEMO:-60} + 60)) sweeps/quickstart.yaml "name=quickstart-$precision" "precision=$precision" "${demo[@]}"
     done

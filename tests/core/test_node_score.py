@@ -47,7 +47,7 @@ def slow_nodes(runs: Sequence[NodeRun]) -> set[str]:
     return {name for name, score in score_nodes(runs).items() if score.is_slow}
 
 
-# Trials within which a node of eight that is 10 % slower is found: measured over 30 seeds, the slowest tenth took 111, 85, 142 and 142.
+# Trials within which a node of eight that is 10 % slower is found in nine of ten: benchmarks/results/node-score*.json.
 @pytest.mark.parametrize(
     ("num", "how"),
     [
