@@ -68,6 +68,7 @@ class NodeHealth:
         self._asked_at = time.monotonic()
         self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when, and which trial
         self._num_measured, self._num_scored = 0, 0
+        self._left: set[int] = set()  # trials that were under way when others were told to wait again
         self._spared: set[str] = set()  # told to be sick, and needed all the same
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
@@ -101,13 +102,14 @@ class NodeHealth:
 
     def ended(self, trial_id: int, event: Finished, in_flight: Collection[int]) -> set[int]:
         """An attempt is over. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
+        is_due = trial_id in self._left
+        self._left.discard(trial_id)
         if event.failure is not None:
             self._note_fault(trial_id, event.failure, num_nodes=len(event.reports))
-            return set()
-        self._num_measured += 1
-        found = self._bench_the_slow()
-        here = {report.node for report in event.reports}
-        return self._remeasure(in_flight) if found or here & set(self._bad) else set()
+        else:
+            self._num_measured += 1
+            is_due |= self._bench_the_slow() or not {report.node for report in event.reports}.isdisjoint(self._bad)
+        return self._remeasure(in_flight) if is_due else set()
 
     @property
     def _bad(self) -> list[str]:
@@ -115,6 +117,7 @@ class NodeHealth:
         return [node for node, row in self._benched.items() if row.is_remeasured]
 
     def _remeasure(self, in_flight: Collection[int]) -> set[int]:
+        self._left |= set(in_flight)
         return self._store.remeasure(self._sweep_id, self._epoch, self._bad, except_trials=in_flight)
 
     # -- fit, when looked at -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-PROBE_SECONDS = 90.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
+PROBE_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
 PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
 CLOCK_ANSWER_SECONDS = 5.0
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leased-gangs.md)

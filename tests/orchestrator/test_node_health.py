@@ -24,13 +24,16 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.node_health import NodeFacts
-from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.core.protocol import Device, NodeReport, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
-from orchestrator.gang import Prober
+from orchestrator.gang import Finished, Prober
+from orchestrator.node_health import NodeHealth
 from orchestrator.progress import SweepResult
 from orchestrator.sweep import run_sweep
 from tests.core.test_node_health import node
+from tests.db.builders import Bench, measurement
+from tests.db.test_nodes import measured
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 from tests.orchestrator.test_sweep import fast, spec
 
@@ -294,3 +297,16 @@ def test_the_bench_can_be_asked_about_in_sql(store: Store, tmp_path: Path) -> No
     run(store, failing_on("n1", FailureKind.DEVICE_ERROR))
     rows = readonly.query(f"sqlite:///{tmp_path / 'sweep.sqlite'}", "SELECT node, reason FROM node_bench WHERE until IS NULL").rows
     assert rows == [("n1", "faults")]
+
+
+def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(store: Store) -> None:
+    held = Bench.on(store)
+    trial_id = measured(held, 1, "bad")
+    health = NodeHealth(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic, keep_lease=lambda: None)
+    store.start_repeat(trial_id, held.epoch, ["good"])
+    store.bench(held.sweep_id, "bad", reason=BenchReason.ASKED, is_remeasured=True)
+    assert health.refresh({trial_id}, now=True) == set(), "its attempt is under way"
+    store.record_measurement(trial_id, 2, epoch=held.epoch, measurement=measurement(1000.0))
+    end = Finished(trial_id=trial_id, reports=[NodeReport(node="good", ranks=[])], failure=None, gpu_seconds=1.0)
+    assert health.ended(trial_id, end, set()) == {held.cell_id}
+    assert store.trial(trial_id).trial.state is TrialState.QUEUED
