@@ -99,6 +99,7 @@ def _part(name: str) -> str:
         "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, TEMPLATE_NAMES),
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
         "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
+        "scores": score_table,
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "failures": failure_table,
@@ -199,6 +200,23 @@ def measured_rows() -> list[tuple[str, str, str]]:
         where = "PostgreSQL" if database else "SQLite"
         row(f"store-scale{database}", f"`best`, `status` on 100,000 trials, {where}", _said_of_a_store)
     return rows
+
+
+def score_table() -> str:
+    """In how many trials slow nodes are found, of the newest committed result."""
+    files = sorted((PROJECT / "benchmarks" / "results").glob("node-score_*.json"), key=lambda file: file.stem[-10:])
+    result = json.loads(files[-1].read_text())
+    rows = [
+        (
+            name,
+            f"{case['trials_median']:.0f}",
+            f"{case['trials_nine_in_ten']:.0f}",
+            f"{result['seeds'] - case['not_found']} of {result['seeds']}",
+            f"{case['false_alarms']} of {result['healthy_sweeps']}",
+        )
+        for name, case in result["cases"].items()
+    ]
+    return _table(("case", "trials, median", "nine in ten", "found within 400", "healthy sweeps that accused a node"), rows)
 
 
 def _said_of_trials(result: Any) -> str:
