@@ -163,7 +163,7 @@ def _micro_batch(
     return _MicroBatch(
         kept=tokens * kept,
         layer=tokens * working + waits,
-        head=np.where(has_head, _head_moments(model, element, tp, tokens, head, trainer), 0.0),
+        head=np.where(has_head, _head_moments(model, table, element, tokens, head, trainer), 0.0),
         end=3 * waits,
     )
 
@@ -251,11 +251,14 @@ def _gathered_weights(model: ModelShape, table: LayoutTable, element: Floats, lo
     return np.where(sharded, np.minimum(wanted, local * element * (1.0 - 1.0 / shards)), 0.0)
 
 
-def _head_moments(model: ModelShape, element: Floats, tp: Ints, tokens: Ints, head_gradient: Floats, trainer: Trainer) -> Floats:
+def _head_moments(model: ModelShape, table: LayoutTable, element: Floats, tokens: Ints, head_gradient: Floats, trainer: Trainer) -> Floats:
     """The fuller of the loss's backward (final norm, logits in fp32 and their gradient: 12 bytes a logit, unchunked) and the head's."""
-    h, vocab = model.hidden_size, model.vocab_size / tp
+    h, vocab = model.hidden_size, model.vocab_size / table.tensor_parallel_size
+    # No table tells the last stage of a pipeline from its first with one micro-batch: there, what could be held is.
+    accumulates = (table.grad_accum_steps > 1) | (table.pipeline_parallel_size > 1)
+    logit_bytes = trainer.logit_bytes * np.where(accumulates, 1.0 + trainer.accumulated_logits, 1.0)
     fuller: Floats = np.maximum(
-        tokens * (2 * element * h + 4 + trainer.logit_bytes * vocab),
+        tokens * (2 * element * h + 4 + logit_bytes * vocab),
         tokens * (3 * element * h + element * vocab) + head_gradient,
     )
     return fuller

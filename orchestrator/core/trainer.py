@@ -45,6 +45,8 @@ class Trainer:
     """Whether pipeline stages are balanced with the head's work counted, so that the first ones hold more layers than the last."""
     logit_bytes: float = 12.0
     """Per logit at the loss: in fp32, its exponential, and its gradient; 6 in bf16, far less in chunks."""
+    accumulated_logits: float = 0.0
+    """Share of those bytes held besides where a step has several micro-batches: blocks of the one before that the next one can't use."""
     gathered_units: float = 2.0
     """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in use and the next."""
     reserve_bytes: float = 0.0
@@ -59,6 +61,8 @@ _NANOTRON = Trainer(
     activation_factor=1.05,
     pipeline_activation_factor=1.2,
     stages_by_work=True,
+    logit_bytes=1.05 * 10.0,
+    accumulated_logits=0.2,
     reserve_bytes=0.25 * GIB,
 )
 
@@ -67,7 +71,8 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         "llama": Trainer(),
         # bf16 gradients are added to an fp32 copy; DDP's buckets come on top without ZeRO; stages are balanced by work; what the
-        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes. Gathers again in the backward.
+        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes; with accumulation, one more block
+        # of bf16 logits (10 + 2 bytes). Gathers again in the backward.
         "nanotron": replace(_NANOTRON, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.7),
         # Before it did: what was gathered is kept, except in pipelines.
         "nanotron-early": replace(_NANOTRON, gathered_inputs=1.0, gathered_inputs_in_pipeline=0.0),

@@ -144,12 +144,15 @@ def cells_layouts(draw: st.DrawFn) -> list[Layout]:
     ]
 
 
-@given(cells_layouts(), st.booleans(), st.booleans(), st.sampled_from([64, 4096]))
+@given(cells_layouts(), st.booleans(), st.booleans(), st.sampled_from([64, 4096]), st.sampled_from(sorted(TRAINERS)))
 @settings(max_examples=300, deadline=None)
-def test_what_a_proof_condemns_is_never_predicted_to_need_less(layouts: list[Layout], tied: bool, eager: bool, length: int) -> None:
+def test_what_a_proof_condemns_is_never_predicted_to_need_less(
+    layouts: list[Layout], tied: bool, eager: bool, length: int, trainer: str
+) -> None:
     table = LayoutTable.of(layouts)
     model = dataclasses.replace(LLAMA_8B, tied_embeddings=tied)
-    total = predict(*layouts, model=model, sequence_length=length, trainer=Trainer(eager_attention=eager)).total
+    chosen = dataclasses.replace(TRAINERS[trainer], eager_attention=eager)
+    total = predict(*layouts, model=model, sequence_length=length, trainer=chosen).total
     for row, layout in enumerate(layouts):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
@@ -214,6 +217,16 @@ def test_a_large_vocabulary_makes_the_last_stage_the_fullest() -> None:
     assert last.total[0] > first.total[0]
     assert fullest.total[0] == last.total[0]
     assert fullest.loss[0] > 16 * 4096 * 12 * 128_256
+
+
+def test_a_step_of_one_micro_batch_may_hold_fewer_logits() -> None:
+    """Fused losses keep theirs: the share is of whatever a logit takes."""
+    one, several = (Layout(micro_batch_size=8, grad_accum_steps=ga) for ga in (1, 2))
+    for logit_bytes in (8.0, 1.0):
+        trainer = Trainer(logit_bytes=logit_bytes, accumulated_logits=0.5)
+        alone, again = (predict(layout, trainer=trainer) for layout in (one, several))
+        assert alone.total[0] == predict(one, trainer=Trainer(logit_bytes=logit_bytes)).total[0]
+        assert again.total[0] == predict(several, trainer=Trainer(logit_bytes=1.5 * logit_bytes)).total[0]
 
 
 def test_zero_3_gathers_units_but_never_more_than_it_shared_out() -> None:
