@@ -173,6 +173,7 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
             step_covariance=timed.step_covariance,
             step_residual_sd=timed.step_residual_sd,
             cell_offsets=timed.cell_offsets,
+            residuals=timed.residuals,
         )
     return found
 

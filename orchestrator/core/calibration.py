@@ -21,6 +21,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.links import Network
 from orchestrator.core.memory import Stage, predict_memory
+from orchestrator.core.residual import Residual, places_of
 from orchestrator.core.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
 from orchestrator.core.trainer import Trainer
@@ -120,6 +121,7 @@ class Calibration:
     memory_covariance: Floats
     memory_residual_sd: float
     cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
+    residuals: Mapping[str, tuple[Residual, ...]] = field(default_factory=dict)  # by hardware: what constants did not explain, fit by fit
     num_times: int = 0  # rows that it rests on
     num_peaks: int = 0
     num_out_of_memory: int = 0
@@ -163,6 +165,19 @@ class Calibration:
         memory_spread = np.diag([(RELATIVES_SD * sd) ** 2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())])
         return replace(self, step_covariance=self.step_covariance + spread, memory_covariance=self.memory_covariance + memory_spread)
 
+    def log_correction(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
+        """Log seconds on top of the formula: what it missed of the cell as a whole, and of layouts like these elsewhere."""
+        return self.cell_offsets.get((cell, hardware.name), 0.0) + self._residual(table, cell, hardware)
+
+    def _residual(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
+        found = np.zeros(len(table))
+        learned = self.residuals.get(hardware.name, ())
+        if learned:
+            places = places_of(table, cell)
+            for residual in learned:
+                found += residual.at(places)
+        return found
+
     def predict(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST) -> Predicted:
         """Predict times and peaks of the layouts of a table, with their uncertainty. Derivatives are numeric: k + 1 evaluations."""
         model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
@@ -176,12 +191,11 @@ class Calibration:
             return found
 
         seconds, peaks = log_seconds(self.log_constants), log_bytes(self.memory_values)
-        offset = self.cell_offsets.get((cell, hardware.name), 0.0)
         slopes = jacobian(log_seconds, self.log_constants, seconds)
         memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
         memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
         return Predicted(
-            log_step_seconds=seconds + offset,
+            log_step_seconds=seconds + self.log_correction(table, cell, hardware),
             log_step_sd=np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes)),
             step_jacobian=slopes,
             step_covariance=self.step_covariance,
@@ -221,10 +235,13 @@ class _CellGroup:
     def peaked(self) -> list[Observation]:
         return [row for row in self.rows if row.peak_memory_bytes is not None or row.out_of_memory]
 
+    @cached_property
+    def timed_table(self) -> LayoutTable:
+        return LayoutTable.of(row.layout for row in self.timed)
+
     def step_time_model(self) -> StepTimeModel:
         first = self.rows[0]
-        table = LayoutTable.of(row.layout for row in self.timed)
-        return StepTimeModel.of(table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
+        return StepTimeModel.of(self.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
 
 
 def _groups(observations: Iterable[Observation]) -> list[_CellGroup]:
@@ -258,6 +275,7 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
         for _, same in groupby(timed, key=lambda group: group.rows[0].hardware.name)
     ]
     measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))
+    measured -= np.concatenate([prior._residual(group.timed_table, group.rows[0].cell, group.rows[0].hardware) for group in timed])
     weights = _weights([len(group.timed) for group in timed])
     sd = prior.step_residual_sd
 
@@ -282,14 +300,33 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
     covariance[known:, known:] = np.eye(len(timed)) * _NO_LIMIT_SD**2
     beliefs = np.full(len(timed), CELL_OFFSET_WEIGHT)
     found = fit(residuals, mean=mean, covariance=covariance, weights=np.concatenate([weights, beliefs]), slopes_of=slopes)
+    unexplained = np.split(-found.residuals[: len(measured)] * sd, np.cumsum([len(group.timed) for group in timed])[:-1])
     return replace(
         prior,
+        residuals=_with_residuals(prior.residuals, timed, unexplained),
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
         step_residual_sd=robust_sd(found.residuals[: len(measured)] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
         cell_offsets={**prior.cell_offsets, **dict(zip(cells, found.parameters[known:].tolist(), strict=True))},
         num_times=prior.num_times + len(measured),
     )
+
+
+def _with_residuals(
+    prior: Mapping[str, tuple[Residual, ...]], timed: Sequence[_CellGroup], unexplained: Sequence[Floats]
+) -> dict[str, tuple[Residual, ...]]:
+    """What constants, cells' offsets and earlier residuals left, one more residual per kind of hardware with several cells.
+
+    Of one cell alone it could not be told what goes for others; within it, a search learns it row by row (core/surrogate.py).
+    """
+    found = dict(prior)
+    for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
+        groups, errors = zip(*same, strict=True)
+        if len({group.rows[0].cell for group in groups}) < 2:
+            continue
+        places = np.concatenate([places_of(group.timed_table, group.rows[0].cell) for group in groups])
+        found[name] = (*found.get(name, ()), Residual.learn(places, np.concatenate(errors)))
+    return found
 
 
 def _with_memory(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:

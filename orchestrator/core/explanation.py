@@ -84,8 +84,8 @@ def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hard
     seconds = sure = None
     if hardware is not None:
         steps = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants)
-        offset = float(np.exp(calibration.cell_offsets.get((cell, hardware.name), 0.0)))
-        seconds = {part: float(getattr(steps, part)[0]) * offset for part in STEP_PARTS}
+        correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
+        seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}
         sure = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
     illegal = planned.space.reason(layout)
     found = Explanation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 import numpy as np
@@ -110,7 +110,11 @@ class Agreements:
 
 
 def agreement(observations: Sequence[Observation], calibration: Calibration) -> Agreements:
-    """Predict every observation, and hold it against what was measured."""
+    """Predict every observation by the formulas, and hold it against what was measured.
+
+    Without the residuals: what was learned of these very rows would flatter.
+    """
+    calibration = replace(calibration, residuals={})
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, row in enumerate(observations):
         groups.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(place)

@@ -133,7 +133,7 @@ def rank_candidates(
         rank_by = _work(table, cell)
     else:
         seconds = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants).total
-        seconds = seconds * np.exp(calibration.cell_offsets.get((cell, hardware.name), 0.0))
+        seconds = seconds * np.exp(calibration.log_correction(table, cell, hardware))
         tokens = cell.tokens_per_step / seconds / cell.num_gpus
         rank_by = seconds
     # Of two that cannot fit, the one that lacks less comes first: predictions err at the edge.
