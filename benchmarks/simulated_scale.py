@@ -104,7 +104,7 @@ def main() -> None:
             observe=pace,
         )
         seconds = time.perf_counter() - began
-        held = sum(status.gpu_seconds for status in store.status(result.sweep_id))
+        held = store.held(result.sweep_id).total.held
         tenths = pace.tenths
         found = {
             "num_gpus": arguments.nodes * NODE_SLOTS,
