@@ -11,19 +11,28 @@ from dataclasses import dataclass
 from orchestrator.core.held import Leased
 
 
+class _SlotSeconds:
+    """Slots times seconds of what begins and ends at any times, told in any order: known at once, however much there is of it."""
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._weight = 0.0  # slots x when they began, less slots x when they ended
+
+    def begin(self, num_slots: int, at: float) -> None:
+        self._slots += num_slots
+        self._weight += num_slots * at
+
+    def end(self, num_slots: int, at: float) -> None:
+        self.begin(-num_slots, at)
+
+    def until(self, now: float) -> float:
+        return self._slots * now - self._weight
+
+
 @dataclass(kw_only=True)
 class _Lease:
     num_slots: int
-    stood_at: float
-    busy_seconds: float = 0.0  # with attempts that have ended
-    busy_since: float | None = None  # with one that has not
-
-    def held(self, now: float) -> float:
-        return (now - self.stood_at) * self.num_slots
-
-    def idle(self, now: float) -> float:
-        under_way = now - self.busy_since if self.busy_since is not None else 0.0
-        return (now - self.stood_at - self.busy_seconds - under_way) * self.num_slots
+    busy_since: float | None = None  # with an attempt
 
 
 class LeaseMeter:
@@ -31,19 +40,22 @@ class LeaseMeter:
 
     def __init__(self, now: float) -> None:
         self._leases: dict[Hashable, _Lease] = {}
-        self._held = self._idle = self._capacity = 0.0  # of leases that are over; of the cluster until `_seen_at`
-        self._seen_at = now
+        self._held, self._busy = _SlotSeconds(), _SlotSeconds()
+        self._capacity, self._seen_at = 0.0, now
 
     def stands(self, gang: Hashable, *, num_slots: int, at: float) -> None:
         """The slots of a gang are reserved."""
-        self._leases[gang] = _Lease(num_slots=num_slots, stood_at=at)
+        self._leases[gang] = _Lease(num_slots=num_slots)
+        self._held.begin(num_slots, at)
 
     def knows(self, gang: Hashable) -> bool:
         return gang in self._leases
 
     def begins(self, gang: Hashable, at: float) -> None:
         """An attempt has a standing gang for itself."""
-        self._leases[gang].busy_since = at
+        lease = self._leases[gang]
+        lease.busy_since = at
+        self._busy.begin(lease.num_slots, at)
 
     def ends(self, gang: Hashable, at: float) -> float:
         """The attempt on it is over. The GPU-seconds that it held; 0 where it never got as far as to begin."""
@@ -51,22 +63,22 @@ class LeaseMeter:
         if lease is None or lease.busy_since is None:
             return 0.0
         seconds, lease.busy_since = at - lease.busy_since, None
-        lease.busy_seconds += seconds
+        self._busy.end(lease.num_slots, at)
         return seconds * lease.num_slots
 
     def returned(self, gang: Hashable, at: float) -> None:
         """Its slots are given back, whatever was on them; nothing happens where they never were reserved."""
         lease = self._leases.pop(gang, None)
-        if lease is not None:
-            self._held += lease.held(at)
-            self._idle += lease.idle(at)
+        if lease is None:
+            return
+        self._held.end(lease.num_slots, at)
+        if lease.busy_since is not None:
+            self._busy.end(lease.num_slots, at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
         """Up to now. The cluster counts as having had so many slots since this was last asked: nodes come and go."""
         self._capacity += (now - self._seen_at) * total_slots
         self._seen_at = now
-        return Leased(
-            held=self._held + sum(lease.held(now) for lease in self._leases.values()),
-            idle=self._idle + sum(lease.idle(now) for lease in self._leases.values()),
-            capacity=self._capacity,
-        )
+        held = self._held.until(now)
+        # Of large numbers the last digits are lost, and what is 0 may come out below it.
+        return Leased(held=held, idle=max(held - self._busy.until(now), 0.0), capacity=self._capacity)
