@@ -190,6 +190,7 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
     values: records.Columns = {
         **{name: facts.get(name) for name in ("gpu_seconds", "timed_seconds", "warmup_seconds")},
         "processes_killed": facts.get("processes_killed"),
+        "environment": facts.get("environment") or None,
         "fingerprint_digest": fingerprint_digest,
         **records.phase_columns(facts.get("phases") or {}),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from orchestrator.core.failures import Failure
 from orchestrator.core.fingerprint import Fingerprint
@@ -61,6 +61,7 @@ class AttemptFacts(TypedDict, total=False):
     processes_killed: int | None
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None
+    environment: Mapping[str, Any]  # see core.communication.over_nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -350,6 +350,7 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         timed_seconds=row["timed_seconds"],
         warmup_seconds=row["warmup_seconds"],
         fingerprint=records.fingerprint_of(stack) if stack["digest"] is not None else None,
+        environment=row["environment"],
         processes_killed=row["processes_killed"],
         failure=records.failure_of(row),
         measurement=records.measurement_of(numbers) if is_measured else None,

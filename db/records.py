@@ -93,14 +93,14 @@ def model_of(row: Row, *, name: str) -> ModelShape:
 
 
 def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
-    own = fingerprint.model_dump(exclude={"stack"})
-    return {"digest": fingerprint.digest, **own, **fingerprint.stack.model_dump()}
+    own = fingerprint.model_dump(exclude={"stack", "settings"})
+    return {"digest": fingerprint.digest, **own, "settings": dict(fingerprint.settings) or None, **fingerprint.stack.model_dump()}
 
 
 def fingerprint_of(row: Row) -> Fingerprint:
     stack = Stack(**{name: row[name] for name in Stack.model_fields})
-    own = {name: row[name] for name in Fingerprint.model_fields if name != "stack"}
-    return Fingerprint(**own, stack=stack)
+    own = {name: row[name] for name in Fingerprint.model_fields if name not in ("stack", "settings")}
+    return Fingerprint(**own, stack=stack, settings=tuple(sorted((row["settings"] or {}).items())))
 
 
 def phase_columns(phases: Mapping[Phase, float]) -> Columns:

@@ -113,6 +113,7 @@ class AttemptRow:
     gpu_seconds: float | None
     timed_seconds: float | None
     warmup_seconds: float | None
+    environment: Mapping[str, Any] | None  # by which ranks were told how to communicate; None: by nothing, or the attempt left no word
     fingerprint: Fingerprint | None
     processes_killed: int | None
     failure: Failure | None

@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0004"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0005"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -164,6 +164,7 @@ fingerprint = Table(
     Column("nccl", Text),
     Column("driver", Text),
     Column("device_name", Text),
+    Column("settings", Json),  # name -> value of the environment's settings that make numbers incomparable; NULL: none
     Column("first_seen_at", UtcTime, nullable=False),
 )
 
@@ -258,6 +259,7 @@ attempt = Table(
     Column("warmup_seconds", Double),  # and in the steps before them
     Column("fingerprint_digest", Text, ForeignKey("fingerprint.digest")),
     Column("processes_killed", Integer),
+    Column("environment", Json),  # by which ranks were told how to communicate: name -> value, or -> value by node; NULL: by nothing
     Column("failure_kind", Text),
     Column("failure_rank", Integer),
     Column("failure_node", Text),

@@ -11,6 +11,7 @@ from db.rows import TrialRow
 from db.store import Store
 from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
+from orchestrator.core.communication import counted
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
 from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.layout import Layout
@@ -22,7 +23,7 @@ from orchestrator.core.winner import Run
 from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Slots
 from orchestrator.peaks import Peaks
-from orchestrator.provenance import with_stack
+from orchestrator.provenance import measured_with
 from orchestrator.searcher import Failed, Measured, OutOfMemory
 
 
@@ -143,7 +144,7 @@ class Books:
     def _judge(self, flight: Flight, event: Finished) -> _Ending:
         """What an attempt came to, by what its ranks left."""
         results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
-        fingerprint = with_stack(self._code, self._stack_of(results)) if results else None
+        fingerprint = self._fingerprint_of(event, results) if results else None
         return _Ending(
             flight=flight, event=event, results=results, fingerprint=fingerprint, outcome=self._outcome(flight, event, fingerprint)
         )
@@ -255,6 +256,10 @@ class Books:
         self._condemn(run, dict.fromkeys(condemned, (flight.layout, flight.trial_id)))
         run.nothing_fits = run.searcher.nothing_fits()
         return len(condemned)
+
+    def _fingerprint_of(self, event: Finished, results: Sequence[RankResult]) -> Fingerprint:
+        first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
+        return measured_with(self._code, self._stack_of(results), counted(first.environment, chosen=first.chosen))
 
     def _stack_of(self, results: Sequence[RankResult]) -> Stack:
         """As the ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""

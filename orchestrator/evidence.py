@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from db.news import AttemptFacts
+from orchestrator.core.communication import over_nodes
 from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import step_seconds_within
@@ -30,6 +31,7 @@ def attempt_facts(
         fingerprint=fingerprint,
         shared_nodes=event.shared_nodes,
         gpu_seconds=event.gpu_seconds,
+        environment=over_nodes({report.node: report.environment for report in event.reports}),
         processes_killed=sum(report.processes_killed for report in event.reports),
     )
     if measurement is not None:

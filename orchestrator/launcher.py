@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.communication import recorded
 from orchestrator.core.failures import Failure, FailureKind, is_aftermath
 from orchestrator.core.protocol import (
     ATTEMPT_VARIABLE,
@@ -30,6 +31,7 @@ from orchestrator.core.protocol import (
     encode,
 )
 from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
+from orchestrator.interfaces import rank_interfaces
 from orchestrator.launcher_gang import Gang
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import judge
@@ -211,6 +213,8 @@ class NodeLauncher:
             failed_at_unix_seconds=failed_at,
             seconds=time.monotonic() - started,
             processes_killed=gang.processes_killed if gang is not None else 0,
+            environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.environment),
+            chosen=tuple(chosen),
             gpu=gpu or GpuUsage(),
         )
 
@@ -282,9 +286,12 @@ def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, 
         RUN_DIR_VARIABLE: str(run_dir),
         ATTEMPT_VARIABLE: request.tag,
     }
-    if order.local_world_size == request.layout.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to an address that it does not have
-    return environment | dict(order.environment)
+    return environment | _interfaces(order) | dict(order.environment)
+
+
+def _interfaces(order: LaunchOrder) -> dict[str, str]:
+    spans_nodes = order.local_world_size < order.request.layout.world_size
+    return rank_interfaces(order.address if spans_nodes else None, os.environ)
 
 
 def _check(order: LaunchOrder) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -66,8 +66,8 @@ def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence
     return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty)
 
 
-def with_stack(code: Fingerprint, stack: Stack) -> Fingerprint:
-    return code.model_copy(update={"stack": stack})
+def measured_with(code: Fingerprint, stack: Stack, settings: Mapping[str, str]) -> Fingerprint:
+    return code.model_copy(update={"stack": stack, "settings": tuple(sorted(settings.items()))})
 
 
 def _owns(project: Path) -> bool:

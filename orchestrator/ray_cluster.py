@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,12 +14,15 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.node_health import NodeFacts
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
 from orchestrator.gang import Slots
+from orchestrator.head_watch import why_unreachable
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
 PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
 CLOCK_ANSWER_SECONDS = 5.0
+AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
+CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leased-gangs.md)
 
 
@@ -53,6 +57,43 @@ def connect(address: str | None) -> None:
         )
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
     _protect_token()
+
+
+def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds: float, give_up: Callable[[], bool]) -> bool:
+    """Wait until a cluster is large enough for such a gang: its nodes are on their way, or an autoscaler has still to order them.
+
+    A placement group that waits is what an autoscaler goes by; ours ends with this connection. False: given up. Raises
+    ClusterUnavailable when there is no cluster, or the time is over.
+    """
+    connect(address)
+    try:
+        nodes = ClusterNodes.of(device, shape.slots_per_node)
+        if not nodes.slots.hold(shape):
+            placement_group(bundles(shape, device), strategy=strategy(shape))
+        until = time.monotonic() + patience_seconds
+        while not nodes.slots.hold(shape):
+            if give_up():
+                return False
+            if time.monotonic() > until:
+                raise ClusterUnavailable(
+                    f"after {patience_seconds:.0f} s the cluster has nodes of {nodes.slots.by_size} slots; {shape.num_nodes} x"
+                    f" {shape.slots_per_node} are needed. Is the autoscaler's upper limit high enough? `ray status` tells what it waits for"
+                )
+            time.sleep(AWAIT_SECONDS)
+            nodes.refresh()
+        return True
+    finally:
+        ray.shutdown()
+
+
+def bundles(shape: Shape, device: Device) -> list[dict[str, float]]:
+    """What a gang of this shape reserves, node by node. Beside GPUs a core for the agent."""
+    slots = float(shape.slots_per_node)
+    return [{"GPU": slots, "CPU": 1.0} if device is Device.CUDA else {"CPU": slots}] * shape.num_nodes
+
+
+def strategy(shape: Shape) -> str:
+    return "STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK"
 
 
 @dataclass(eq=False)
@@ -93,9 +134,9 @@ class ClusterNodes:
                 self._alive[self._name_of(node["NodeID"], node["NodeManagerHostname"])] = count
         self._count()
 
-    def doubt(self, name: str) -> None:
+    def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
         """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
-        self._doubted[name] = time.monotonic() + DOUBT_SECONDS
+        self._doubted[name] = time.monotonic() + seconds
         self._count()
 
     def id_of(self, name: str) -> str:
@@ -198,15 +239,13 @@ def first_line(exc: BaseException) -> str:
 
 def _knock(address: str) -> None:
     """Ray tries an address that nobody answers for minutes; a look at the port says so at once."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "://" in address:
+    if not address.rpartition(":")[2].isdigit() or "://" in address:
         return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as exc:
+    unreachable = why_unreachable(address, patience_seconds=CONNECT_SECONDS)
+    if unreachable is not None:
         raise ClusterUnavailable(
-            f"no Ray cluster answers at {address}: {exc.strerror or exc}. Start one with `ray start --head`, or correct --ray-address"
-        ) from exc
+            f"no Ray cluster answers at {address}: {unreachable}. Start one with `ray start --head`, or correct --ray-address"
+        )
 
 
 def _protect_token() -> None:

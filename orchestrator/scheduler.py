@@ -24,6 +24,7 @@ from ray.util import placement_group_table
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from orchestrator.core.communication import passed
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.held import Leased
@@ -31,12 +32,15 @@ from orchestrator.core.node_health import ENOUGH_OF_A_KIND, NodeFacts
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
+from orchestrator.head_watch import HeadWatch
 from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
-from orchestrator.ray_cluster import ClusterNodes, connect, first_line, probe_nodes, within
+from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, bundles, connect, first_line, probe_nodes, strategy, within
 from orchestrator.ray_guard import RayGuard, ray_processes
+from orchestrator.ray_job import threads_asked_for
+from orchestrator.silence import SILENCE_SECONDS, Silence
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class NodeAgent:
         os.environ.update(node_environment)
         self._launcher = NodeLauncher(Path(root), node=node)
         self._launcher.prepare(program)  # imports torch while the rest of the gang still forms
+        self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address, self._end)
 
     def address(self) -> str:
         """Where other nodes reach this one."""
@@ -79,7 +84,12 @@ class NodeAgent:
         self._launcher.kill(tag)
 
     def close(self) -> None:
+        self._head_watch.let_go()
         self._launcher.close()
+
+    def _end(self) -> None:
+        within(CLOSE_SECONDS, self._launcher.close)
+        os._exit(1)  # whatever the launcher could not end, its warden does now
 
 
 class _Stage(StrEnum):
@@ -112,6 +122,7 @@ class _Flight:
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
     progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding questions -> index of the agent
     progress_at: float = 0.0  # monotonic; when the last question was asked
+    silence: Silence = field(default_factory=Silence)
     told: Heartbeat | None = None  # the last `Progressed`
     cancelled_at: float | None = None
 
@@ -138,7 +149,7 @@ class RayScheduler:
         self._nodes = ClusterNodes.of(device, gpus_per_node)
         self._nodes_at = time.monotonic()
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
-        threads = os.environ.get("OMP_NUM_THREADS", "1" if self._nodes.device is Device.CPU else "")
+        threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
         self._resource = "GPU" if self._nodes.device is Device.CUDA else "CPU"
         self._agent_class = ray.remote(NodeAgent)
@@ -266,10 +277,9 @@ class RayScheduler:
                 )
 
     def _form(self, shape: Shape, nodes: Sequence[str], program: str) -> _Gang:
-        bundle = {self._resource: float(shape.slots_per_node)} | ({"CPU": 1.0} if self._resource == "GPU" else {})
         group = placement_group(
-            [bundle] * shape.num_nodes,
-            strategy="STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK",
+            bundles(shape, self._nodes.device),
+            strategy=strategy(shape),
             bundle_label_selector=[{NODE_ID: self._nodes.id_of(node)} for node in nodes],
         )
         cpus = 1.0 if self._resource == "GPU" else float(shape.slots_per_node)
@@ -281,7 +291,7 @@ class RayScheduler:
                 max_task_retries=0,
                 max_concurrency=4,  # run, beside kill and progress
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i),
-            ).remote(self._root, program, node, _node_environment())
+            ).remote(self._root, program, node, passed(os.environ))
             for i, node in enumerate(nodes)
         ]
         gang = _Gang(shape=shape, nodes=tuple(nodes), group=group, agents=agents, asked_at=time.monotonic())
@@ -400,6 +410,7 @@ class RayScheduler:
                     node_slots=self._nodes.slots.nodes.get(gang.nodes[i]),
                     master_addr=gang.addresses[0] if master_port is not None else "127.0.0.1",
                     master_port=master_port,
+                    address=gang.addresses[i],
                     environment=self._rank_environment,
                 )
             ): i
@@ -423,6 +434,7 @@ class RayScheduler:
         if flight.stage is not _Stage.RUNNING or self._flights.get(flight.request.trial_id) is not flight:
             return
         running = [index for index in range(len(flight.gang.agents)) if index not in flight.reports]
+        flight.silence.listen(time.monotonic(), set(flight.progress_refs.values()).intersection(running))
         least = least_advanced([flight.progress.get(index) for index in running])
         if least is not None and least != flight.told:
             flight.told = least
@@ -446,6 +458,10 @@ class RayScheduler:
                 FailureKind.LAUNCH_FAILED,
                 f"no {shape.num_nodes} x {shape.slots_per_node} {self._unit} within {PLACEMENT_SECONDS:.0f} s",
             )
+        elif (index := flight.silence.lost()) is not None:
+            node = flight.gang.nodes[index]
+            self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
+            self._lose(flight, FailureKind.NODE_LOST, f"node {node} has been silent for {SILENCE_SECONDS:.0f} s", node=node)
         elif flight.stage is _Stage.RUNNING and waited > flight.request.limits.total + OVERTIME_SECONDS:
             self._lose(flight, FailureKind.NODE_LOST, f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit")
 
@@ -495,9 +511,3 @@ def _reserved_at(gang: _Gang) -> float | None:
 
 def _program(request: TrialRequest) -> str:
     return f"workloads.{request.workload}"
-
-
-def _node_environment() -> dict[str, str]:
-    """Communication settings of the driver that ranks on every node shall see."""
-    passed = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM_THREADS", "MKL_", "HF_", "CUDA_DEVICE_ORDER", "PYTORCH_")
-    return {k: v for k, v in os.environ.items() if k.startswith(passed)}

@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -77,6 +79,14 @@ def run(
             "--ray-address", metavar="ADDRESS", help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.", envvar="RAY_ADDRESS"
         ),
     ] = None,
+    wait_for_nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--wait-for-nodes",
+            metavar="DURATION",
+            help="How long a cluster may take to become large enough for the largest gang: 15min. Default: refused at once.",
+        ),
+    ] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it.")] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="On a cluster that is not there and a clock that is not real; as sweep NAME-simulated.")
@@ -110,6 +120,7 @@ def run(
         spec,
         db=db,
         ray_address=ray_address,
+        patience_seconds=_patience_seconds(wait_for_nodes, spec, ray_address) if wait_for_nodes is not None else None,
         takeover=takeover,
         strict=strict,
         quiet=quiet,
@@ -127,6 +138,7 @@ def run_spec(
     strict: bool,
     quiet: bool,
     as_json: bool,
+    patience_seconds: float | None = None,
     simulator: SimulatedScheduler | None = None,
 ) -> NoReturn:
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
@@ -135,6 +147,7 @@ def run_spec(
     table = replayed_table(spec)
     environment = _rank_environment(spec)
     _check_some_layout_is_legal(spec, table)
+    _check_that_ray_keeps_it(db)
     _check_home()
     if ray_address is None and table is None and simulator is None:
         budget_of(spec, price_of(spec, planned_hardware(spec)))  # of a cluster, its devices tell the price
@@ -155,6 +168,8 @@ def run_spec(
             )
             if simulator is not None:
                 open_scheduler = lambda: simulator  # noqa: E731
+            if patience_seconds is not None and ray_address is not None:
+                _await_nodes(spec, ray_address, patience_seconds, progress, signals)
             clock = simulator.clock if simulator is not None else time.monotonic
             result = _measure(spec, store, progress, signals, open_scheduler, table, clock=clock, takeover=takeover, as_json=as_json)
         where = store.url
@@ -164,6 +179,40 @@ def run_spec(
         _say_how_it_ended(spec, result, where)
         look.best(spec.name, db=db, top=3)
     raise typer.Exit(_exit_code(result, signals, strict=strict))
+
+
+def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> float:
+    """Check at once what can only wait in vain."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.spec_values import Duration
+
+    if ray_address is None:
+        raise UsageInvalid("--wait-for-nodes is for a cluster: add --ray-address")
+    if not isinstance(spec.gpus_per_node, int):
+        raise UsageInvalid("--wait-for-nodes needs gpus_per_node in the sweep file: nodes that are not there yet do not tell their size")
+    try:
+        return float(TypeAdapter(Duration).validate_python(text))
+    except ValidationError as exc:
+        raise UsageInvalid(f"--wait-for-nodes: {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+
+
+def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: _Signals) -> None:
+    from orchestrator.core.packing import Shape
+    from orchestrator.core.protocol import Device
+    from orchestrator.ray_cluster import await_nodes  # ray takes seconds to import
+
+    def gave_up() -> bool:
+        signals.install()  # Ray has put a handler of its own in place
+        return signals.received is not None
+
+    assert isinstance(spec.gpus_per_node, int)
+    largest = Shape.of(max(spec.gpus), gpus_per_node=spec.gpus_per_node)
+    progress.say(f"Waiting for {largest.num_nodes} node(s) with {largest.slots_per_node} slots each, {patience_seconds:.0f} s at most ...")
+    device = Device.CPU if spec.device == "cpu" else Device.CUDA
+    if not await_nodes(ray_address, largest, device, patience_seconds=patience_seconds, give_up=gave_up):
+        raise typer.Exit(128 + (signals.received or signal.SIGINT))
 
 
 def _check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
@@ -200,18 +249,20 @@ def _measure(
     from orchestrator.sweep import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
 
     try:
-        return run_sweep(
-            spec,
-            store=store,
-            open_scheduler=open_scheduler,
-            code=_code_of(spec, table),
-            hardware=lambda slots: _hardware(spec, slots),
-            clock=clock,
-            stop=signals.asked,
-            observe=progress.show,
-            takeover=takeover,
-            among=lambda cell: table.layouts(cell) if table is not None else None,
-        )
+        # Ray prints to stdout that a node is dead, whatever it is asked; only the answer belongs there.
+        with redirect_stdout(sys.stderr):
+            return run_sweep(
+                spec,
+                store=store,
+                open_scheduler=open_scheduler,
+                code=_code_of(spec, table),
+                hardware=lambda slots: _hardware(spec, slots),
+                clock=clock,
+                stop=signals.asked,
+                observe=progress.show,
+                takeover=takeover,
+                among=lambda cell: table.layouts(cell) if table is not None else None,
+            )
     except ClusterUnavailable as exc:
         if signals.received is None:
             raise
@@ -324,6 +375,22 @@ def _check_home() -> None:
         raise StoreUnavailable(
             f"run folders cannot be written to {runs}: {exc.strerror}. Free space, or set SWEEP_HOME to a folder that can"
         ) from None
+
+
+def _check_that_ray_keeps_it(db: str | None) -> None:
+    """What was uploaded with a Ray job is deleted after it: no place for a store."""
+    from db import url
+    from orchestrator.core.errors import UsageInvalid
+    from orchestrator.ray_job import is_unpacked
+
+    store = url.resolve(db)
+    if store.drivername == "sqlite" and is_unpacked(Path(str(store.database))):
+        raise UsageInvalid(
+            f"the store would be {store.database}, in the folder that Ray has unpacked for this job and will delete."
+            ' Name another: --runtime-env-json \'{"env_vars": {"SWEEP_DB": "sqlite:////home/me/sweep.sqlite", "SWEEP_HOME": "/home/me/.sweep"}}\''
+        )
+    if is_unpacked(home.sweep_home()):
+        note(f"Logs go to {home.sweep_home()}, which Ray will delete: SWEEP_HOME names another folder")
 
 
 def _rank_environment(spec: SweepSpec) -> dict[str, str]:

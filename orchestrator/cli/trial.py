@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +125,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         ("phases", phases),
         ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
         ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
+        ("environment", _environment_text(attempt.environment or {})),
         ("fingerprint", _fingerprint_text(attempt)),
     ]
     _print_facts(facts)
@@ -132,6 +133,15 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
+
+
+def _environment_text(environment: Mapping[str, Any]) -> str:
+    """`NAME=value, ...`; where nodes differ, `NAME=value on NODE / value on NODE`."""
+    texts = []
+    for name, value in environment.items():
+        told = value if isinstance(value, str) else " / ".join(f"{of or 'not set'} on {node}" for node, of in value.items())
+        texts.append(f"{name}={told}")
+    return ", ".join(texts)
 
 
 def _fingerprint_text(attempt: AttemptRow) -> str | None:
@@ -144,7 +154,8 @@ def _fingerprint_text(attempt: AttemptRow) -> str | None:
     if fingerprint.git_sha is None and fingerprint.dirty_diff_digest:
         dirty = f"program {fingerprint.dirty_diff_digest}"
     version = f"layout-sweep {fingerprint.orchestrator_version}"
-    return ", ".join([fingerprint.digest, version, *(part for part in (code, dirty) if part), *(f"{k} {v}" for k, v in stack.items())])
+    known = [*(part for part in (code, dirty) if part), *(f"{k} {v}" for k, v in stack.items())]
+    return ", ".join([fingerprint.digest, version, *known, *(f"{k}={v}" for k, v in fingerprint.settings)])
 
 
 def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:

@@ -37,7 +37,10 @@ class Fingerprint(BaseModel):
     # None: nothing uncommitted; `unknown`: git did not tell. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
     dirty_diff_digest: str | None = None
     stack: Stack = Stack()
+    settings: tuple[tuple[str, str], ...] = ()  # names and values of the environment, as `core.communication.counted` tells them apart
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
+        # No settings say nothing: the digests of numbers taken before settings were looked at stay what they are.
+        said = self.model_dump(exclude=set() if self.settings else {"settings"})
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

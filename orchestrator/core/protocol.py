@@ -256,6 +256,8 @@ class NodeReport:
     failed_at_unix_seconds: float | None = None
     seconds: float = 0.0  # wall time from the order to the last process gone
     processes_killed: int = 0  # leftovers beyond the ranks themselves
+    environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
+    chosen: Sequence[str] = ()  # names in it that nobody had set: the launcher chose their values
     gpu: GpuUsage = field(default_factory=GpuUsage)
 
 
@@ -270,6 +272,7 @@ class LaunchOrder:
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int | None = None  # None: this node holds the whole gang, its launcher binds a port itself
+    address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned

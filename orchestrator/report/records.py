@@ -9,6 +9,7 @@ from orchestrator.core.lifecycle import TrialState
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
     from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
+    from orchestrator.core.fingerprint import Fingerprint
     from orchestrator.core.held import HeldGpuSeconds
 
 Record = dict[str, Any]
@@ -133,7 +134,7 @@ def detail_record(detail: TrialDetail) -> Record:
 
 
 def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
-    fingerprint, held = row.fingerprint, row.held(num_gpus)
+    held = row.held(num_gpus)
     return {
         "attempt": row.number,
         "state": row.state,
@@ -147,12 +148,17 @@ def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
         "gpu_seconds": row.gpu_seconds,
         "gpu_seconds_by_part": held.parts if held is not None else None,
         "processes_killed": row.processes_killed,
-        "fingerprint": {"digest": fingerprint.digest, **fingerprint.model_dump()} if fingerprint is not None else None,
+        "environment": row.environment,
+        "fingerprint": _fingerprint_record(row.fingerprint) if row.fingerprint is not None else None,
         "failure": asdict(row.failure) if row.failure is not None else None,
         "measurement": asdict(row.measurement) if row.measurement is not None else None,
         "gpu": asdict(row.gpu) if row.gpu is not None else None,
         "memory_by_part": row.memory_by_part,
     }
+
+
+def _fingerprint_record(fingerprint: Fingerprint) -> Record:
+    return {"digest": fingerprint.digest, **fingerprint.model_dump(), "settings": dict(fingerprint.settings)}
 
 
 def event_record(row: EventRow) -> Record:

@@ -53,6 +53,18 @@ def test_more_gpus_than_the_machine_has(command: Command, tmp_path: Path) -> Non
     assert "gpus: 64" in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--wait-for-nodes", "5min"), "add --ray-address"),
+        (("--wait-for-nodes", "5min", "--ray-address", "auto"), "needs gpus_per_node in the sweep file"),
+        (("--wait-for-nodes", "soon", "--ray-address", "auto", "gpus_per_node=1"), "'soon' is no duration"),
+    ],
+)
+def test_nodes_that_could_only_be_waited_for_in_vain(command: Command, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    assert says in said(command, "run", write_sweep(tmp_path), *arguments, code=2)
+
+
 def test_a_database_that_does_not_answer_keeps_its_password(command: Command, tmp_path: Path) -> None:
     command.store_url = "postgresql://me:s3cr3t@127.0.0.1:9/nothing"
     text = said(command, "run", write_sweep(tmp_path), code=75)

@@ -111,6 +111,8 @@ def test_a_prediction_that_is_no_number_is_unknown(bench: Bench) -> None:
 
 def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
+    with_settings = fingerprint().model_copy(update={"settings": (("NCCL_ALGO", "Ring"),)})
+    environment = {"GLOO_SOCKET_IFNAME": {"node-c": "eth0", "node-d": None}, "NCCL_ALGO": "Ring"}
     trial_id, number = bench.start()
     assert number == 1
     assert store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1) is TrialState.RUNNING
@@ -122,18 +124,20 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         gpu=GpuUsage(utilisation=0.93, power_watts=612.5),
         memory_by_part={"weights": 16 << 30, "activations": 40 << 30},
         phases={Phase.START: 0.05, Phase.STEADY: 12.5},
-        fingerprint=fingerprint(),
+        fingerprint=with_settings,
         nodes=["node-c"],
         shared_nodes=False,
         gpu_seconds=25.0,
         processes_killed=1,
+        environment=environment,
     )
     assert counts
     detail = store.trial(trial_id)
     (attempt,) = detail.attempts
     assert attempt.measurement == measurement()
     assert attempt.gpu == GpuUsage(utilisation=0.93, power_watts=612.5)
-    assert attempt.fingerprint == fingerprint()
+    assert attempt.fingerprint == with_settings
+    assert attempt.environment == environment
     assert attempt.phase_seconds == {Phase.START: 0.05, Phase.STEADY: 12.5}
     assert attempt.memory_by_part == {"weights": 16 << 30, "activations": 40 << 30}
     assert (attempt.nodes, attempt.shared_nodes, attempt.gpu_seconds, attempt.processes_killed) == (("node-c",), False, 25.0, 1)

@@ -375,6 +375,28 @@ def test_ranks_of_all_gangs_share_the_cores_of_their_node(
     assert gang_environment(order(world_size=1, **known), 29500, tmp_path)["OMP_NUM_THREADS"] == str(threads)
 
 
+@pytest.mark.parametrize(
+    ("known", "interfaces"),
+    [
+        ({}, {"GLOO_SOCKET_IFNAME": "lo"}),
+        ({"local_world_size": 1, "master_port": 29500, "address": "127.0.0.1"}, {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}),
+        ({"local_world_size": 1, "master_port": 29500, "address": "192.0.2.77"}, {}),  # RFC 5737: held by no interface
+    ],
+)
+def test_ranks_of_several_nodes_are_told_the_interface_that_holds_the_nodes_address(
+    tmp_path: Path, known: dict[str, Any], interfaces: dict[str, str]
+) -> None:
+    told = gang_environment(order(**known), 29500, tmp_path)
+    assert {name: value for name, value in told.items() if name.endswith("_IFNAME")} == interfaces
+
+
+def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    report = launcher.run(order(environment={"NCCL_SECRET": "s3cr3t", "HF_TOKEN": "s3cr3t"}))
+    assert report.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_ALGO": "Ring"}
+    assert report.chosen == ("GLOO_SOCKET_IFNAME",)
+
+
 def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
     on_cpu = order()
     with pytest.raises(ValueError, match="one device per rank"):

@@ -1,0 +1,13 @@
+"""`sweep` on the head of a cluster, for `ray submit`, which copies one file there and runs it; see docs/operations.md.
+
+ray submit deploy/local/cluster.yaml deploy/local/sweep_on_cluster.py -- run mine.yaml
+"""
+
+import os
+import sys
+
+from orchestrator.cli import main
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_ADDRESS", "auto")
+    sys.exit(main())
