@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.crash_points import Fresh, fresh_postgresql, fresh_sqlite
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
+    """Empty stores to be had again and again, on each of the two databases."""
+    if request.param == "sqlite":
+        return fresh_sqlite(tmp_path)
+    return fresh_postgresql(request.getfixturevalue("postgresql_server"))

@@ -1,0 +1,148 @@
+"""Has an orchestrator die at every one of its statements in turn, without a word: before each, and before and after each commit.
+
+Processes are forked, so that each finds everything imported; a point is counted by the process that dies there.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from db import schema
+from db import url as urls
+from db.store import Store
+from orchestrator.core.spec import SweepSpec
+from tests.faults import forks, small_sweep
+from tests.faults.history import Log, Seen, judge
+from tests.faults.witness import WitnessedStore
+
+DIED = 9  # what a child ends with at its point
+WORKERS = 2  # processes that work through the points, each on a database of its own
+
+Fresh = Callable[[int], str]  # empties the store of a worker, and gives its URL: always the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deaths:
+    """What came of dying everywhere."""
+
+    num_points: int
+    num_acknowledged: int  # by the orchestrators that died
+    complaints: Sequence[str]
+
+
+def die_everywhere(of: SweepSpec, *, num_trials: int, fresh: Fresh, folder: Path, every: int = 1) -> Deaths:
+    """Run a sweep once for each point, to its death there, and each time once more to its end. `every`: of so many points one."""
+    workers = [forks.start(partial(_work_through, worker, of, num_trials, fresh, folder, every)) for worker in range(WORKERS)]
+    codes = [forks.wait(pid) for pid in workers]
+    told = [json.loads(line) for worker in range(WORKERS) for line in (folder / f"told-{worker}.jsonl").read_text().splitlines()]
+    complaints = [f"point {point}: {text}" for point, _, complaints in told for text in complaints]
+    complaints += [f"worker {worker} ended with {code}" for worker, code in enumerate(codes) if code]
+    return Deaths(num_points=len(told), num_acknowledged=sum(acknowledged for _, acknowledged, _ in told), complaints=complaints)
+
+
+def fresh_sqlite(folder: Path) -> Fresh:
+    """A file for each worker, put back as it was for each point."""
+    template = folder / "template.sqlite"
+    Store.open(f"sqlite:///{template}").close()
+
+    def put_back(worker: int) -> str:
+        file = folder / f"sweep-{worker}.sqlite"
+        for old in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
+            old.unlink(missing_ok=True)
+        shutil.copy(template, file)
+        return f"sqlite:///{file}"
+
+    return put_back
+
+
+def fresh_postgresql(server_url: str) -> Fresh:
+    """A database for each worker, emptied for each point."""
+    with sa.create_engine(urls.resolve(server_url), isolation_level="AUTOCOMMIT").connect() as connection:
+        for worker in range(WORKERS):
+            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS crash_{worker} WITH (FORCE)")
+            connection.exec_driver_sql(f"CREATE DATABASE crash_{worker}")
+    databases = [server_url.replace("/postgres?", f"/crash_{worker}?") for worker in range(WORKERS)]
+    for url in databases:
+        Store.open(url).close()
+
+    def emptied(worker: int) -> str:
+        engine = sa.create_engine(urls.resolve(databases[worker]))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"TRUNCATE {', '.join(schema.metadata.tables)} RESTART IDENTITY CASCADE")
+        engine.dispose()
+        return databases[worker]
+
+    return emptied
+
+
+def _work_through(worker: int, of: SweepSpec, num_trials: int, fresh: Fresh, folder: Path, every: int) -> None:
+    """One worker's share of the points, until one is beyond the end of the sweep."""
+    log, into = Log(folder / f"seen-{worker}.jsonl"), folder / f"complaints-{worker}.json"
+    with WitnessedStore.seen_by(log, fresh(worker)) as store, (folder / f"told-{worker}.jsonl").open("w") as told:
+        # Forks find everything imported and every statement compiled: that is two thirds of what a sweep costs.
+        small_sweep.run(store, of=of)
+        store._database.close()
+        gc.freeze()
+        for point in itertools.count(worker * every, WORKERS * every):
+            fresh(worker)
+            log.path.unlink()
+            code = forks.outcome(partial(_die_at, point, store, of))
+            if code == 0:
+                return
+            acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())
+            complaints = [] if code == DIED else [f"the orchestrator ended with {code}"]
+            if (code := forks.outcome(partial(_finish, store, of, num_trials, into))) != 0:
+                complaints.append(f"the next one ended with {code}")
+            else:
+                complaints += json.loads(into.read_text())
+            told.write(json.dumps([point, acknowledged, complaints]) + "\n")
+            told.flush()
+
+
+def _die_at(fatal: int, store: WitnessedStore, of: SweepSpec) -> None:
+    """Run a sweep to its statement of this number, and no further."""
+    passed = 0
+
+    def point(*_: object) -> None:
+        nonlocal passed
+        if passed == fatal:
+            os._exit(DIED)
+        passed += 1
+
+    dialect = store._database.engine.dialect
+    commit = dialect.do_commit
+
+    def watched(connection: Any) -> None:
+        point()
+        commit(connection)
+        point()
+
+    dialect.do_commit = watched  # type: ignore[method-assign, assignment]
+    sa.event.listen(Engine, "before_cursor_execute", point)
+    _run(store, of)
+
+
+def _finish(store: WitnessedStore, of: SweepSpec, num_trials: int, into: Path) -> None:
+    raised = []
+    try:
+        _run(store, of)
+    except Exception as exc:  # noqa: BLE001  what it stumbled over is what the judge is to name
+        raised = [f"the next one raised {type(exc).__name__}: {exc}"]
+    verdict = judge(store, of.name, store.log.entries(), num_trials=num_trials)
+    into.write_text(json.dumps([*raised, *verdict.complaints]))
+
+
+def _run(store: WitnessedStore, of: SweepSpec) -> None:
+    small_sweep.run(store.as_another(), of=of)

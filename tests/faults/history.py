@@ -1,0 +1,217 @@
+"""What was seen from outside of a sweep, and whether its store agrees: nothing acknowledged is lost, nothing counts twice, nothing is stuck.
+
+The log is a file of its own, written at each launch and after each acknowledged end; whoever is killed, its lines stay. The checker reads
+tables, not the store's own answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from db import event_log, schema
+from db.schema import AttemptState
+from db.store import Store
+from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+
+BEGUN = (TrialEvent.GANG_PLACED, TrialEvent.REPEATED)  # one attempt each
+STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that change no state
+
+
+class Seen(StrEnum):
+    LAUNCHED = "launched"
+    MEASURED = "measured"  # acknowledged, and it counts
+    ENDED = "ended"  # acknowledged: the trial is at its end without a number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    seen: Seen
+    trial_id: int
+    attempt: int
+    value: float | None = None  # tokens/s/GPU that were acknowledged
+
+
+class Log:
+    """Lines that survive whoever writes them: one write() each, to a file opened for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, seen: Seen, trial_id: int, attempt: int, value: float | None = None) -> None:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, json.dumps([seen, trial_id, attempt, value]).encode() + b"\n")
+        finally:
+            os.close(file)
+
+    def entries(self) -> list[Entry]:
+        if not self.path.exists():
+            return []
+        rows = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [Entry(seen=Seen(seen), trial_id=trial_id, attempt=attempt, value=value) for seen, trial_id, attempt, value in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Complaints by kind, each a sentence; none of any kind where all is well."""
+
+    acknowledged: int
+    max_attempts: int
+    lost: Sequence[str]
+    duplicated: Sequence[str]
+    stuck: Sequence[str]
+    broken: Sequence[str]  # the log of events does not lead to the rows
+
+    @property
+    def complaints(self) -> list[str]:
+        kinds = [field.name for field in fields(self) if isinstance(getattr(self, field.name), Sequence)]
+        return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
+
+
+def judge(store: Store, sweep: str, entries: Sequence[Entry], *, num_trials: int | None = None) -> Verdict:
+    """Hold what was seen against the store. `num_trials`: the sweep has ended, and so many trials have to be at their end."""
+    rows = _read(store, sweep)
+    return Verdict(
+        acknowledged=sum(entry.seen is not Seen.LAUNCHED for entry in entries),
+        max_attempts=max((trial.num_attempts for trial in rows.trials.values()), default=0),
+        lost=_lost(rows, entries),
+        duplicated=_duplicated(rows, entries),
+        stuck=_stuck(rows, num_trials),
+        broken=_broken(rows, entries),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    trials: Mapping[int, Any]
+    attempts: Mapping[tuple[int, int], Any]
+    events: Mapping[int, list[Any]]
+
+
+def _read(store: Store, sweep: str) -> _Rows:
+    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+    with store._database.engine.connect() as connection:
+        sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
+        trials = connection.execute(sa.select(trial).where(trial.c.sweep_id == sweep_id)).fetchall()
+        attempts = connection.execute(
+            sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
+            .join(trial, trial.c.id == attempt.c.trial_id)
+            .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+            .where(trial.c.sweep_id == sweep_id)
+        ).fetchall()
+        events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
+    by_trial: dict[int, list[Any]] = defaultdict(list)
+    for row in events:
+        by_trial[row.trial_id].append(row)
+    return _Rows(trials={row.id: row for row in trials}, attempts={(row.trial_id, row.number): row for row in attempts}, events=by_trial)
+
+
+def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
+    found = []
+    for entry in entries:
+        name = f"trial {entry.trial_id} attempt {entry.attempt}"
+        attempt, trial = rows.attempts.get((entry.trial_id, entry.attempt)), rows.trials.get(entry.trial_id)
+        if entry.seen is Seen.LAUNCHED or trial is None or attempt is None:
+            if entry.seen is not Seen.LAUNCHED:
+                found.append(f"{name} was acknowledged and is not there")
+        elif entry.seen is Seen.MEASURED:
+            if trial.state != TrialState.MEASURED or attempt.state != AttemptState.MEASURED or not attempt.pooled:
+                found.append(f"{name} was measured, and is {attempt.state} of a trial that is {trial.state}")
+            elif attempt.tokens_per_second_per_gpu != entry.value:
+                found.append(f"{name} was measured at {entry.value}, and says {attempt.tokens_per_second_per_gpu}")
+        elif trial.state in {INITIAL, *IN_FLIGHT}:
+            found.append(f"{name} was at its end, and its trial is {trial.state}")
+    return found
+
+
+def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
+    found = []
+    launches = Counter((entry.trial_id, entry.attempt) for entry in entries if entry.seen is Seen.LAUNCHED)
+    found += [f"trial {trial} attempt {number} was launched {times} times" for (trial, number), times in launches.items() if times > 1]
+    places = Counter((trial.cell_id, trial.layout_key) for trial in rows.trials.values())
+    found += [f"layout {key} of cell {cell} has {times} trials" for (cell, key), times in places.items() if times > 1]
+    counting = Counter(trial for (trial, _), row in rows.attempts.items() if row.state == AttemptState.MEASURED and not row.superseded)
+    found += [f"trial {trial} has {times} attempts that count" for trial, times in counting.items() if times > 1]
+    ends: dict[int, int] = {}
+    for entry in entries:
+        if entry.seen is not Seen.LAUNCHED:
+            ends.setdefault(entry.trial_id, entry.attempt)
+    begun_again = Counter(
+        trial
+        for trial, number in ends.items()
+        for row in rows.events[trial]
+        if row.event == TrialEvent.GANG_PLACED and (row.attempt or 0) > number
+    )
+    found += [f"trial {trial} was at its end, and was run again {times} times" for trial, times in begun_again.items()]
+    measured = Counter(
+        row.trial_id for of in rows.events.values() for row in of if row.event == TrialEvent.MEASURED and row.from_state != row.to_state
+    )
+    found += [f"trial {trial} was measured for the first time {times} times" for trial, times in measured.items() if times > 1]
+    return found
+
+
+def _stuck(rows: _Rows, num_trials: int | None) -> list[str]:
+    over = num_trials is not None
+    never = {INITIAL, *IN_FLIGHT} if over else IN_FLIGHT
+    found = [f"trial {trial.id} is {trial.state}" for trial in rows.trials.values() if trial.state in never]
+    found += [f"trial {trial} attempt {number} runs" for (trial, number), row in rows.attempts.items() if row.state == AttemptState.RUNNING]
+    if over and len(rows.trials) != num_trials:
+        found.append(f"there are {len(rows.trials)} trials, of {num_trials}")
+    return found
+
+
+def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
+    found = []
+    for trial in rows.trials.values():
+        state, begun, trouble = _fold(rows.events[trial.id])
+        if trouble is None and (state, begun) != (trial.state, trial.num_attempts):
+            trouble = f"its events lead to {state} after {begun} attempts, its row says {trial.state} after {trial.num_attempts}"
+        numbers = sorted(number for of, number in rows.attempts if of == trial.id)
+        if trouble is None and numbers != list(range(1, trial.num_attempts + 1)):
+            trouble = f"it has the attempts {numbers} of {trial.num_attempts}"
+        if trouble is not None:
+            found.append(f"trial {trial.id}: {trouble}")
+    for (trial_id, number), row in rows.attempts.items():
+        has_number = row.tokens_per_second_per_gpu is not None
+        if has_number != (row.state == AttemptState.MEASURED) and not row.superseded:
+            found.append(f"trial {trial_id} attempt {number} is {row.state} {'with' if has_number else 'without'} a measurement")
+    found += _stale(rows)
+    unwritten = {(e.trial_id, e.attempt) for e in entries if e.seen is Seen.LAUNCHED} - rows.attempts.keys()
+    found += [f"trial {trial} attempt {number} was launched, and nobody wrote it down" for trial, number in sorted(unwritten)]
+    return found
+
+
+def _stale(rows: _Rows) -> list[str]:
+    """Entries of an orchestrator that had been replaced: after an epoch's first entry there is none of an older one."""
+    newest, found = 0, []
+    for row in sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id):
+        if row.epoch < newest:
+            found.append(f"trial {row.trial_id}: {row.event} of epoch {row.epoch} was written after epoch {newest} had begun")
+        newest = max(newest, row.epoch)
+    return found
+
+
+def _fold(events: Sequence[Any]) -> tuple[str, int, str | None]:
+    """The state that a trial's events lead to, how many attempts they begin, and what is wrong with them."""
+    state, begun = INITIAL, 0
+    if not events or events[0].event != event_log.ADDED:
+        return state, begun, "its first event is not that it was added"
+    for row in events[1:]:
+        if row.from_state != state:
+            return state, begun, f"{row.event} from {row.from_state}, when it was {state}"
+        if row.event not in STANDING_STILL:
+            try:
+                state = advance(state, TrialEvent(row.event))
+            except (ValueError, IllegalTransition) as exc:
+                return state, begun, str(exc)
+        begun += row.event in BEGUN
+    return state, begun, None

@@ -1,0 +1,31 @@
+"""Two orchestrators want one sweep: one works, the other ends with 5; one that was replaced while it slept writes nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.crash_points import Fresh
+from tests.faults.rivals import HELD, pauses, races
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_RACES = 5
+NUM_PAUSES = 10  # 1,000 in `make chaos`
+
+
+def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(fresh: Fresh, tmp_path: Path) -> None:
+    found = races(fresh, tmp_path, count=NUM_RACES)
+    assert found.complaints == []
+    assert all(HELD in codes for codes in found.exits), found.exits
+
+
+def test_an_orchestrator_that_slept_past_its_lease_is_replaced_and_writes_nothing_more(fresh: Fresh, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    found = pauses(fresh, tmp_path, count=NUM_PAUSES, seed=seed)
+    assert found.complaints == []
+    assert found.replaced >= NUM_PAUSES / 2, found.exits  # some are stopped before they begin, or when they have ended
+    assert found.acknowledged > 0

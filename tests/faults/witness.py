@@ -1,0 +1,74 @@
+"""A store and a scheduler that write down, outside of both, what was launched and what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from db import changes
+from db.store import Store
+from orchestrator.core.lifecycle import INITIAL, TrialState
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.protocol import TrialRequest
+from orchestrator.gang import Scheduler, SchedulerEvent, Shape, Slots
+from tests.faults.history import Log, Seen
+
+
+class WitnessedStore(Store):
+    """Each end that was acknowledged stands in the log, once the store has said so."""
+
+    log: Log
+
+    @classmethod
+    def seen_by(cls, log: Log, database_url: str, **options: Any) -> Self:
+        store = cls.open(database_url, **options)
+        assert isinstance(store, cls)
+        store.log = log
+        return store
+
+    def as_another(self) -> Self:
+        """Be another orchestrator than the process that this one was forked from."""
+        self._token = changes.new_token()
+        return self
+
+    def record_measurement(self, trial_id: int, attempt: int, *, measurement: Measurement, **facts: Any) -> bool:
+        counts = super().record_measurement(trial_id, attempt, measurement=measurement, **facts)
+        if counts:
+            self.log.note(Seen.MEASURED, trial_id, attempt, measurement.tokens_per_second_per_gpu)
+        return counts
+
+    def record_failure(self, trial_id: int, attempt: int, **facts: Any) -> TrialState:
+        state = super().record_failure(trial_id, attempt, **facts)
+        if state not in (INITIAL, TrialState.MEASURED):  # it waits for another attempt, or a repeat failed
+            self.log.note(Seen.ENDED, trial_id, attempt)
+        return state
+
+
+class WitnessedScheduler:
+    """Passes everything on; what is started stands in the log before it is."""
+
+    def __init__(self, inner: Scheduler, log: Log) -> None:
+        self._inner, self._log = inner, log
+
+    @property
+    def slots(self) -> Slots:
+        return self._inner.slots
+
+    def can_start(self, shape: Shape) -> bool:
+        return self._inner.can_start(shape)
+
+    def standing(self, shape: Shape) -> Sequence[str] | None:
+        return self._inner.standing(shape)
+
+    def start(self, request: TrialRequest, shape: Shape) -> None:
+        self._log.note(Seen.LAUNCHED, request.trial_id, request.attempt)
+        self._inner.start(request, shape)
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        return self._inner.poll(timeout_seconds)
+
+    def cancel(self, trial_id: int) -> None:
+        self._inner.cancel(trial_id)
+
+    def close(self) -> None:
+        self._inner.close()
