@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,11 @@ logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
 CONNECT_TIMEOUT_SECONDS = 10
-RETRY_SECONDS = 60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
+PATIENCE_SECONDS = 60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
+# A server that vanished without a word (its host, the network) is given up after 10 + 3 x 5 s, not after the kernel's two hours.
+_KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
+# An orchestrator that is stopped within a transaction would keep its successor from the sweep's row for as long as it sleeps.
+_IDLE_IN_TRANSACTION = "SET idle_in_transaction_session_timeout = '20s'"
 # Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
 TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 
@@ -39,9 +44,13 @@ class Change:
 
 
 class Database:
-    def __init__(self, url: sa.URL) -> None:
+    """`patience_seconds`: how long a database that was reached before may stay away. `wait` is what is done for so long between two tries."""
+
+    def __init__(self, url: sa.URL, *, patience_seconds: float | None = None) -> None:
         """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system."""
         self.url = url
+        self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
         self._was_reached = False  # until then an error means a wrong address, and waiting does not mend that
         try:
@@ -86,7 +95,8 @@ class Database:
     def _retrying(self) -> Retrying:
         return Retrying(
             retry=retry_if_exception(lambda exc: self._was_reached and _is_transient(exc)),
-            stop=stop_after_delay(RETRY_SECONDS),
+            sleep=lambda seconds: self.wait(seconds),
+            stop=stop_after_delay(self.patience_seconds),
             wait=wait_random_exponential(multiplier=0.05, max=2),
             before_sleep=self._log_retry,
             reraise=True,
@@ -156,10 +166,17 @@ def _is_transient(exc: BaseException) -> bool:
 
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
-    arguments = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep"}
-    return sa.create_engine(
+    arguments = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep", **_KEEP_ALIVE}
+    engine = sa.create_engine(
         url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True, json_serializer=_json, pool_size=4, max_overflow=4
     )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: Any) -> None:
+        connection.execute(_IDLE_IN_TRANSACTION)
+        connection.commit()
+
+    return engine
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:

@@ -80,12 +80,12 @@ class Store:
         self._token = changes.new_token()
 
     @classmethod
-    def open(cls, database_url: str | None = None) -> Store:
+    def open(cls, database_url: str | None = None, *, patience_seconds: float | None = None) -> Self:
         """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one is given its tables.
 
-        Raises StoreUnavailable with one line when it cannot be reached or written, or when its schema is not this code's.
+        Once it was reached it may stay away for `patience_seconds` (None: a minute) before a call gives up. Raises StoreUnavailable with one line when it cannot be reached or written, or when its schema is not this code's.
         """
-        database = Database(url.resolve(database_url))
+        database = Database(url.resolve(database_url), patience_seconds=patience_seconds)
         try:
             migrate.ensure_head(database)
         except BaseException:
@@ -101,6 +101,10 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def while_away(self, wait: Callable[[float], None]) -> None:
+        """What to do for so many seconds between two tries of a database that does not answer, rather than sleep. What it raises ends the call."""
+        self._database.wait = wait
 
     @property
     def url(self) -> str:

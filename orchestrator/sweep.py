@@ -10,7 +10,9 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
@@ -18,7 +20,7 @@ from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.budget import budget_of, price_of
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import SweepError
+from orchestrator.core.errors import StoreUnavailable, SweepError
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
@@ -32,8 +34,10 @@ from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
 from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
+from orchestrator.salvage import Salvage
 from orchestrator.searcher import Searcher
 from orchestrator.spending import Spending
+from orchestrator.spool import FOLDER, Spool, Spooled
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +59,21 @@ def run_sweep(
     observe: Callable[[Snapshot], None] = lambda _: None,
     takeover: bool = False,
     among: Callable[[Cell], Collection[Layout] | None] = lambda _: None,
+    run_root: Callable[[str], Path] | None = None,
 ) -> SweepResult:
     """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop. `among`: all that can be run in a cell.
 
-    Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable, ClusterUnavailable; whatever was acknowledged by then
-    is in the store.
+    `run_root` gives the folder of a sweep's run folder on this machine: ends of attempts wait there while the database does not answer
+    (None: only in memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable, ClusterUnavailable; whatever was
+    acknowledged by then is in the store, and whatever was measured is there or in that folder, for the next call.
     """
     spec_json = spec.model_dump_json()
     sweep_id = store.ensure_sweep(spec.name, spec_json, spec.conditions())
+    spool = Spool(run_root(store.sweep_named(spec.name).run_folder) / FOLDER) if run_root is not None else None
     epoch = store.acquire(
         sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
     )
-    state = SweepState.STOPPED
+    state: SweepState | None = SweepState.STOPPED
     scheduler: Scheduler | None = None
     reasons: Sequence[str] = ()
     try:
@@ -84,6 +91,7 @@ def run_sweep(
                 stop=stop,
                 observe=observe,
                 among=among,
+                spool=spool,
             )
             result = loop.run()
             state = SweepState.FINISHED if result.finished else SweepState.STOPPED
@@ -91,9 +99,14 @@ def run_sweep(
             return result
         finally:
             scheduler.close()
+    except StoreUnavailable:
+        state = None  # nor would it hear of this; the lease ends by itself
+        raise
     finally:
+        store.while_away(time.sleep)
         leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
-        _release(store, sweep_id, epoch, state, leased, reasons)
+        if state is not None:
+            _release(store, sweep_id, epoch, state, leased, reasons)
 
 
 def _release(store: Store, sweep_id: int, epoch: int, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
@@ -118,11 +131,19 @@ class _Loop:
         stop: Callable[[], Stop],
         observe: Callable[[Snapshot], None],
         among: Callable[[Cell], Collection[Layout] | None],
+        spool: Spool | None,
     ) -> None:
         self._spec, self._sweep_id, self._epoch = spec, sweep_id, epoch
         self._store, self._scheduler, self._clock = store, scheduler, clock
         self._stop, self._observe, self._among = stop, observe, among
         slots = scheduler.slots
+        self._spool = spool
+        self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
+        if spool is not None:
+            plan, name = spec.measurement.plan, slots.device_name
+            salvage = Salvage(store=store, sweep_id=sweep_id, epoch=epoch, plan=plan, code=code, device_name=name)
+            if (found := salvage.take_up(spool)) > 0:
+                logger.warning("%d trials that ended while the database was away are written down", found, extra={"action": "salvaged"})
         lost = store.reap(sweep_id, epoch)
         if lost:
             logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
@@ -173,9 +194,11 @@ class _Loop:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
         self._health.require_room(shapes.values(), self._scheduler.slots.nodes)
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
+        self._store.while_away(self._wait)
         try:
             self._work()
         except BaseException:
+            self._keep_ends()
             for trial_id in self._flights:  # the store or the cluster is gone: its trials are given back by the next call
                 self._scheduler.cancel(trial_id)
             raise
@@ -250,18 +273,22 @@ class _Loop:
                 self._launches.think_ahead(self._runs)
             if not self._flights and not (asked is Stop.GO_ON and self._launches.waits_for_nodes(self._runs)):
                 break
-            self._hear(self._scheduler.poll(POLL_SECONDS))
+            self._poll(POLL_SECONDS)
+            self._hear()
             self._show()
             self._books.blame.raise_if_it_is_not_the_layouts()
             self._keep_lease()
             self._measure_again(self._health.refresh(self._flights))
         self._show(at_once=True)
 
-    def _hear(self, events: Sequence[SchedulerEvent]) -> None:
-        """Write down what happened since the last poll: however much ended, in one commit."""
+    def _poll(self, seconds: float) -> None:
+        self._inbox.extend((event, self._flights[event.trial_id]) for event in self._scheduler.poll(seconds))
+
+    def _hear(self) -> None:
+        """Write down what was said since: however much ended, in one commit."""
+        heard = list(self._inbox)
         over: list[tuple[Flight, Finished]] = []
-        for event in events:
-            flight = self._flights[event.trial_id]
+        for event, flight in heard:
             match event:
                 case Placed():
                     pass  # where, was known before
@@ -273,8 +300,12 @@ class _Loop:
                     over.append((flight, event))
                     self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
         self._finished_now += len(over)
-        for (flight, _), words in zip(over, self._books.ended(over), strict=True):
+        for (flight, end), words in zip(over, self._books.ended(over), strict=True):
             self._say(flight, words)
+            if self._spool is not None:
+                self._spool.drop(Spooled(attempt=flight.attempt, end=end))
+        for _ in heard:  # what came while the database was away stands behind it
+            self._inbox.popleft()
         for flight, event in over:
             self._measure_again(self._health.ended(flight.trial_id, event, self._flights))
 
@@ -287,6 +318,25 @@ class _Loop:
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
             run.take_up(trials, self._store.repeats(run.id))
             run.stopped = None
+
+    def _wait(self, seconds: float) -> None:
+        """The database does not answer: what runs goes on, and what ends is kept where no kill reaches it. Nothing new is started meanwhile."""
+        until = time.monotonic() + seconds
+        self._keep_ends()
+        self._poll(seconds)
+        self._keep_ends()
+        if self._stop() is Stop.CANCEL:
+            raise StoreUnavailable("stopped while the database did not answer. What was measured waits here for the same command")
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def _keep_ends(self) -> None:
+        """Spool what the store has not been told, or not all of it."""
+        for event, flight in self._inbox:
+            if isinstance(event, Finished) and self._spool is not None:
+                try:
+                    self._spool.keep(Spooled(attempt=flight.attempt, end=event))
+                except OSError as exc:
+                    logger.warning("Trial %d has ended, and cannot be written down here either: %s", flight.trial_id, exc)
 
     def _keep_lease(self) -> None:
         # Leases end by the database's clock, whatever clock the sweep goes by.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
+PATIENCE_SECONDS = 300.0  # that a database may stay away from a sweep under way: its trials go on meanwhile, and nothing is lost
 
 
 def register(app: typer.Typer) -> None:
@@ -158,7 +159,11 @@ def run_spec(
     from orchestrator.finished import finished_before
 
     this_host = socket.gethostname() if ray_address is None else None
-    with Store.open(db) as store, Progress(objective=spec.objective, quiet=quiet) as progress, _Signals(progress.note) as signals:
+    with (
+        Store.open(db, patience_seconds=PATIENCE_SECONDS) as store,
+        Progress(objective=spec.objective, quiet=quiet) as progress,
+        _Signals(progress.note) as signals,
+    ):
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
@@ -245,7 +250,7 @@ def _measure(
     takeover: bool,
     as_json: bool,
 ) -> SweepResult:
-    from orchestrator.core.errors import ClusterUnavailable
+    from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
     from orchestrator.sweep import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
 
     try:
@@ -262,8 +267,9 @@ def _measure(
                 observe=progress.show,
                 takeover=takeover,
                 among=lambda cell: table.layouts(cell) if table is not None else None,
+                run_root=home.run_root,
             )
-    except ClusterUnavailable as exc:
+    except (ClusterUnavailable, StoreUnavailable) as exc:
         if signals.received is None:
             raise
         # The signal went to the whole process group or job, so Ray ended with us: that is a stop, not a failure.

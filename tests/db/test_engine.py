@@ -301,6 +301,12 @@ def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: S
     assert store.trial(trial_id).trial.num_attempts == 1
 
 
+def test_an_orchestrator_that_sleeps_within_a_transaction_does_not_keep_its_successor_out(postgresql_url: str) -> None:
+    with Store.open(postgresql_url) as store:
+        asked = store._database.read(lambda connection: connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one())
+    assert asked == "20s"  # by then the server lets go of the sweep's row; a take-over is promised within 30 s
+
+
 def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: str) -> None:
     class Deadlock(Exception):
         sqlstate = "40P01"

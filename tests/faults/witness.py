@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from db import changes
 from db.store import Store
 from orchestrator.core.lifecycle import INITIAL, TrialState
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import TrialRequest
-from orchestrator.gang import Scheduler, SchedulerEvent, Shape, Slots
+from orchestrator.gang import Scheduler, SchedulerEvent, Slots
 from tests.faults.history import Log, Seen
 
 
@@ -22,7 +23,6 @@ class WitnessedStore(Store):
     @classmethod
     def seen_by(cls, log: Log, database_url: str, **options: Any) -> Self:
         store = cls.open(database_url, **options)
-        assert isinstance(store, cls)
         store.log = log
         return store
 
@@ -54,15 +54,12 @@ class WitnessedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def can_start(self, shape: Shape) -> bool:
-        return self._inner.can_start(shape)
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return self._inner.standing()
 
-    def standing(self, shape: Shape) -> Sequence[str] | None:
-        return self._inner.standing(shape)
-
-    def start(self, request: TrialRequest, shape: Shape) -> None:
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         self._log.note(Seen.LAUNCHED, request.trial_id, request.attempt)
-        self._inner.start(request, shape)
+        self._inner.start(request, shape, nodes)
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         return self._inner.poll(timeout_seconds)

@@ -409,7 +409,7 @@ def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_url_is_one_line_without_its_password(sweep: Sweep, url: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("db.engine.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("db.engine.PATIENCE_SECONDS", 0.2)
     said = sweep("status", "--db", url, code=code)
     assert "c4nary" not in said
     assert said.splitlines()[-1].startswith("error: ")

