@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ class Entry:
     trial_id: int
     attempt: int
     value: float | None = None  # tokens/s/GPU that were acknowledged
+    at: float = 0.0  # unix seconds
 
 
 class Log:
@@ -49,7 +51,7 @@ class Log:
     def note(self, seen: Seen, trial_id: int, attempt: int, value: float | None = None) -> None:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, json.dumps([seen, trial_id, attempt, value]).encode() + b"\n")
+            os.write(file, json.dumps([seen, trial_id, attempt, value, time.time()]).encode() + b"\n")
         finally:
             os.close(file)
 
@@ -57,7 +59,7 @@ class Log:
         if not self.path.exists():
             return []
         rows = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [Entry(seen=Seen(seen), trial_id=trial_id, attempt=attempt, value=value) for seen, trial_id, attempt, value in rows]
+        return [Entry(seen=Seen(seen), trial_id=trial, attempt=attempt, value=value, at=at) for seen, trial, attempt, value, at in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,11 +84,11 @@ def races(fresh: Fresh, folder: Path, *, count: int, rivals: int = 4, worker: in
 
 def _warm(store: WitnessedStore, fresh: Fresh, worker: int) -> float:
     """Import and compile everything, and see how long the sweep takes."""
-    small_sweep.run(store, of=OF, scheduler=_scheduler())
+    small_sweep.run(store, of=OF, open_scheduler=_scheduler)
     store._database.close()
     fresh(worker)
     began = time.monotonic()
-    small_sweep.run(store, of=OF, scheduler=_scheduler())
+    small_sweep.run(store, of=OF, open_scheduler=_scheduler)
     seconds = time.monotonic() - began
     store._database.close()
     gc.freeze()
@@ -98,7 +98,7 @@ def _warm(store: WitnessedStore, fresh: Fresh, worker: int) -> float:
 def _orchestrate(store: WitnessedStore, *, at: float = 0.0) -> None:
     sweep.LEASE_SECONDS, sweep.RENEW_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 3
     time.sleep(max(0.0, at - time.monotonic()))
-    small_sweep.run(store.as_another(), of=OF, scheduler=_scheduler())
+    small_sweep.run(store.as_another(), of=OF, open_scheduler=_scheduler)
 
 
 def _scheduler() -> FakeScheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.core.failures import FailureKind
@@ -53,13 +54,19 @@ def ending(request: TrialRequest) -> float | FailureKind:
             return 1.0 / layout.micro_batch_size / layout.world_size
 
 
-def run(store: WitnessedStore, *, of: SweepSpec | None = None, scheduler: Scheduler | None = None, **options: Any) -> SweepResult:
+def run(
+    store: WitnessedStore, *, of: SweepSpec | None = None, open_scheduler: Callable[[], Scheduler] | None = None, **options: Any
+) -> SweepResult:
     """Work on it until all is known, as the same command does after whatever happened before."""
-    inner = scheduler or FakeScheduler(ending, slots=3, device=Device.CUDA)
+
+    def witnessed() -> Scheduler:
+        inner = open_scheduler() if open_scheduler is not None else FakeScheduler(ending, slots=3, device=Device.CUDA)
+        return WitnessedScheduler(inner, store.log)
+
     return run_sweep(
         of or spec(),
         store=store,
-        open_scheduler=lambda: WitnessedScheduler(inner, store.log),
+        open_scheduler=witnessed,
         code=CODE,
         hardware=lambda _: None,
         clock=time.monotonic,

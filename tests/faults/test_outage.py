@@ -68,7 +68,7 @@ def run(url: str, log: Log, ending: Callable[[TrialRequest], float | FailureKind
     """Work on it, three trials at a time; every trial with the number of its attempts."""
     scheduler = FakeScheduler(ending, slots=AT_ONCE, device=Device.CUDA)
     with WitnessedStore.seen_by(log, url, patience_seconds=patience_seconds) as store:
-        small_sweep.run(store, of=OF, scheduler=scheduler, run_root=lambda folder: log.path.parent / folder)
+        small_sweep.run(store, of=OF, open_scheduler=lambda: scheduler, run_root=lambda folder: log.path.parent / folder)
         verdict = judge(store, OF.name, log.entries(), num_trials=NUM_TRIALS)
         assert verdict.complaints == []
         return {trial.id: trial.num_attempts for trial in store.trials(store.sweep_named(OF.name).id)}
@@ -170,7 +170,7 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(postgresql: Server, url: 
         small_sweep.run(
             store,
             of=OF,
-            scheduler=scheduler,
+            open_scheduler=lambda: scheduler,
             run_root=lambda folder: log.path.parent / folder,
             stop=lambda: asked[0] if asked else Stop.GO_ON,
         )
@@ -194,7 +194,7 @@ def test_three_hundred_ended_connections_and_a_killed_server_lose_nothing(postgr
         with WitnessedStore.seen_by(log, url) as store:
             over = log.path.with_name("over")
             stop = lambda: Stop.DRAIN if over.exists() else Stop.GO_ON  # noqa: E731
-            small_sweep.run(store, of=many(), scheduler=scheduler, run_root=lambda folder: log.path.parent / folder, stop=stop)
+            small_sweep.run(store, of=many(), open_scheduler=lambda: scheduler, run_root=lambda folder: log.path.parent / folder, stop=stop)
 
     with forks.running(orchestrate) as orchestrator, postgresql.ending_connections(most_seconds=0.15, seed=seed):
         while postgresql.num_ended - ended_before < NUM_TERMINATIONS / 2:

@@ -1,0 +1,129 @@
+"""A scheduler of real launchers without Ray: one agent process per node, which runs its attempts and dies with its orchestrator.
+
+What Ray would do is done by forks and pipes, so that a process starts in milliseconds and hundreds of them can be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from queue import SimpleQueue
+
+from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.packing import Shape
+from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, TrialRequest
+from orchestrator.gang import Finished, SchedulerEvent, Slots
+from orchestrator.launcher import NodeLauncher
+from orchestrator.processes import kill
+
+PROGRAM = "workloads.synthetic"
+
+
+@dataclass(eq=False)
+class _Agent:
+    pid: int
+    pipe: Connection
+    request: TrialRequest | None = None
+    since: float = 0.0
+
+
+class AgentScheduler:
+    """`nodes` of one machine with two slots each; every gang has one node for itself."""
+
+    def __init__(self, root: Path, *, num_nodes: int = 2) -> None:
+        self._root = root
+        self._slots = Slots(device=Device.CPU, device_name=None, nodes={f"node-{i}": 2 for i in range(num_nodes)})
+        self._agents: dict[str, _Agent] = {}
+        for node in self._slots.nodes:
+            self._agents[node] = self._begin(node)
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+        return {}
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        (node,) = nodes
+        agent = self._agents[node]
+        agent.request, agent.since = request, time.monotonic()
+        try:
+            agent.pipe.send(LaunchOrder(request=request, program=PROGRAM, local_world_size=shape.slots_per_node))
+        except OSError:
+            pass  # it was killed: `poll` finds out
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        pipes = {agent.pipe: node for node, agent in self._agents.items()}
+        return [event for pipe in wait(list(pipes), timeout_seconds) for event in self._said(pipes[pipe])]  # type: ignore[index]
+
+    def cancel(self, trial_id: int) -> None:
+        for agent in self._agents.values():
+            if agent.request is not None and agent.request.trial_id == trial_id:
+                agent.pipe.send(agent.request.tag)
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            agent.pipe.close()
+        for agent in self._agents.values():
+            os.waitpid(agent.pid, 0)
+
+    def _said(self, node: str) -> list[SchedulerEvent]:
+        agent = self._agents[node]
+        request = agent.request
+        try:
+            report: NodeReport = agent.pipe.recv()
+            failure, reports = report.failure, [report]
+        except (EOFError, OSError):
+            agent.pipe.close()
+            os.waitpid(agent.pid, 0)
+            self._agents[node] = self._begin(node)
+            failure, reports = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on {node}", node=node), []
+        agent.request = None
+        if request is None:
+            return []
+        held = 2 * (time.monotonic() - agent.since)
+        return [Finished(trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=held)]
+
+    def _begin(self, node: str) -> _Agent:
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            for other in self._agents.values():
+                other.pipe.close()  # else the end of the orchestrator would not be the end of that pipe
+            _serve(theirs, self._root, node)
+        theirs.close()
+        return _Agent(pid, ours)
+
+
+def _serve(pipe: Connection, root: Path, node: str) -> None:
+    """An agent: runs what it is told, until the pipe ends. Never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    orders: SimpleQueue[LaunchOrder] = SimpleQueue()
+    launcher = NodeLauncher(root, node=node)
+    launcher.prepare(PROGRAM)
+
+    def listen() -> None:
+        try:
+            while True:
+                said = pipe.recv()
+                launcher.kill(said) if isinstance(said, str) else orders.put(said)
+        except (EOFError, OSError):
+            launcher.close()
+        finally:
+            os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        while True:
+            pipe.send(launcher.run(orders.get()))
+    finally:
+        kill(os.getpid())

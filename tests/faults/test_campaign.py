@@ -1,0 +1,29 @@
+"""Two hundred kills at random of orchestrators, agents, wardens, rank servers and ranks: nothing is lost, doubled, stuck or left over."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import LEVELS, Campaign
+
+pytestmark = pytest.mark.timeout(400)
+
+KILLS = {"sqlite": 130, "postgresql": 70}  # 5,000 in `make chaos`
+MOST_SECONDS = 120.0  # on a machine that others use; 40 s where nobody does
+
+
+def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(
+    store_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    kills = KILLS[request.node.callspec.params["store_url"]]
+    out = Campaign(store_url, tmp_path, seed=seed).run(kills=kills, seconds=MOST_SECONDS)
+    print(json.dumps(out.as_json()))
+    assert out.complaints == []
+    assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (0, 0, 0, 0, 0)
+    assert out.acknowledged > 0 and out.kills >= kills / 4 and set(out.victims) == set(LEVELS), "the machine is too busy to say anything"
+    assert out.slowest_takeover_seconds <= 30.0
