@@ -28,7 +28,8 @@ from tests.faults.witness import WitnessedStore
 from tests.orchestrator.fake_scheduler import FakeScheduler
 
 SURVIVOR_SECONDS = 5.0  # promised: after it nobody is left of what was killed
-LONGEST_WAIT_SECONDS = 0.3  # between two kills: a trial takes 0.05 s, a new rank server 0.3 s
+LONGEST_WAIT_SECONDS = 0.1  # from a launch to a kill: a trial takes 0.05 s and more
+PATIENCE_SECONDS = 3.0  # for something new to be launched between two kills, without which nobody would ever get far
 LONGEST_SCRIPTED_SECONDS = 0.4  # from the fork of an orchestrator without processes to its death
 START_SECONDS = 60.0  # for an orchestrator to launch its first trial, however busy the machine
 # How often each is the victim; by how far it is below the orchestrator.
@@ -143,8 +144,14 @@ class Campaign:
                     self._strike(orchestrator, "orchestrator")
                 return
             if self._chance.random() < 0.7:  # the others may die before they have begun
-                self._await_launch(orchestrator)
+                began = time.monotonic()
+                if not self._await_launch(orchestrator, START_SECONDS):
+                    self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
+                    return
+                self._out.slowest_takeover_seconds = max(self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2))
             while self._out.kills < kills and time.monotonic() < until:
+                if self._chance.random() < 0.8:
+                    self._await_launch(orchestrator, PATIENCE_SECONDS)
                 time.sleep(self._chance.uniform(0.0, LONGEST_WAIT_SECONDS))
                 if forks.has_ended(orchestrator):
                     self._note_end(forks.wait(orchestrator))
@@ -155,14 +162,14 @@ class Campaign:
                     self._out.leaked_processes += len(self._survivors(SURVIVOR_SECONDS))
                     return
 
-    def _await_launch(self, orchestrator: int) -> None:
-        before, began = self._num_launches(), time.monotonic()
+    def _await_launch(self, orchestrator: int, patience_seconds: float) -> bool:
+        """Wait for the next launch. True: there was one, or the orchestrator has ended."""
+        before, until = self._num_launches(), time.monotonic() + patience_seconds
         while self._num_launches() == before and not forks.has_ended(orchestrator):
-            if time.monotonic() - began > START_SECONDS:
-                self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
-                return
+            if time.monotonic() > until:
+                return False
             time.sleep(0.005)
-        self._out.slowest_takeover_seconds = max(self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2))
+        return True
 
     def _strike(self, orchestrator: int, victim: str) -> bool:
         """Kill one of a kind, if there is one now."""

@@ -29,6 +29,7 @@ class WitnessedStore(Store):
     def as_another(self) -> Self:
         """Be another orchestrator than the process that this one was forked from."""
         self._token = changes.new_token()
+        self._database.engine.dispose(close=False)  # its connections belong to that process
         return self
 
     def record_measurement(self, trial_id: int, attempt: int, *, measurement: Measurement, **facts: Any) -> bool:
