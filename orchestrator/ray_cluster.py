@@ -33,6 +33,7 @@ PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated no
 CLOCK_ANSWER_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
+HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leased-gangs.md)
 
 
@@ -220,7 +221,14 @@ def _probe_actor(nodes: ClusterNodes, name: str, *, reserve: bool) -> Any:
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    """Raises ClusterUnavailable where the head is gone: Ray itself would wait for a minute, and then end this process."""
+    told: list[dict[str, Any]] = []
+    if not within(HEAD_SECONDS, lambda: told.extend(ray.nodes())):  # type: ignore[no-untyped-call]
+        raise ClusterUnavailable(
+            f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone. Nothing acknowledged is lost;"
+            " the same command goes on once a cluster is there again"
+        )
+    nodes = [node for node in told if node["Alive"]]
     return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
 
 

@@ -239,7 +239,7 @@ class RayScheduler:
         for gang in self._gangs:
             self._meter.returned(gang, time.monotonic())
         if ray.is_initialized():
-            ray.shutdown()
+            within(CLOSE_SECONDS, ray.shutdown)  # it waits for a head that is gone
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None

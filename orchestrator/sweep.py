@@ -20,7 +20,7 @@ from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.budget import budget_of, price_of
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import StoreUnavailable, SweepError
+from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
@@ -199,10 +199,17 @@ class _Loop:
             self._work()
         except BaseException:
             self._keep_ends()
-            for trial_id in self._flights:  # the store or the cluster is gone: its trials are given back by the next call
-                self._scheduler.cancel(trial_id)
+            self._abandon()
             raise
         return self._result()
+
+    def _abandon(self) -> None:
+        """The store or the cluster is gone: what runs is given back by the next call."""
+        try:
+            for trial_id in list(self._flights):
+                self._scheduler.cancel(trial_id)
+        except ClusterUnavailable as exc:  # what is known already says more
+            logger.debug("Nothing can be cancelled: %s", exc)
 
     # -- opening -------------------------------------------------------------------------------------------------------------
 

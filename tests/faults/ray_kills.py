@@ -1,0 +1,186 @@
+"""Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
+
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS SECONDS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+from orchestrator.core.errors import ClusterUnavailable
+from orchestrator.processes import descendants, kill, start_time
+from tests.faults.campaign import SURVIVOR_SECONDS, Outcome
+from tests.faults.history import Log, Seen, judge
+from tests.faults.witness import WitnessedStore
+
+NAME = "on-ray"
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
+VICTIMS = {"orchestrator": 3, "agent": 4, "rank": 5, "raylet": 2}
+HEAD_SECONDS = 60.0  # promised: an orchestrator whose cluster is gone has said so by then
+START_SECONDS = 90.0
+NUM_TRIALS = 40
+LONGEST_WAIT_SECONDS = 1.5
+
+
+class RayKills:
+    """One cluster, whose head lives until the end."""
+
+    def __init__(self, url: str, folder: Path, seed: int) -> None:
+        self._url, self._folder, self._chance = url, folder, random.Random(seed)
+        self._log = Log(folder / "seen.jsonl")
+        self._out = Outcome(campaign="ray", seed=seed)
+        self._seen: dict[int, int] = {}
+        self._begin_cluster()
+
+    def run(self, *, kills: int, seconds: float) -> Outcome:
+        began = time.monotonic()
+        while self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
+            self._under_fire(kills, until=began + seconds)
+        self._lose_the_head()
+        self._finish()
+        self._out.seconds = round(time.monotonic() - began, 1)
+        return self._out
+
+    def _begin_cluster(self) -> None:
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
+        self._workers = [self._cluster.add_node(**NODE) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._cluster.wait_for_nodes()
+
+    def _orchestrator(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.faults.ray_orchestrator", self._cluster.address, self._url, str(self._folder)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(self._folder / "orchestrator.txt").open("ab"))
+
+    def _under_fire(self, kills: int, *, until: float) -> None:
+        orchestrator, began = self._orchestrator(), time.monotonic()
+        try:
+            if not self._await_launch(orchestrator, START_SECONDS):
+                self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
+                return
+            self._out.slowest_takeover_seconds = max(self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2))
+            while self._out.kills < kills and time.monotonic() < until:
+                time.sleep(self._chance.uniform(0.0, LONGEST_WAIT_SECONDS))
+                if orchestrator.poll() is not None:
+                    if orchestrator.returncode not in (0, ClusterUnavailable.exit_code):
+                        self._out.complaints.append(f"an orchestrator ended with {orchestrator.returncode}")
+                    self._out.kills += kills if orchestrator.returncode == 0 else 0  # it is done: nothing is left to kill
+                    return
+                (victim,) = self._chance.choices(list(VICTIMS), list(VICTIMS.values()))
+                if self._strike(victim, orchestrator) and victim == "orchestrator":
+                    return
+        finally:
+            orchestrator.kill()
+            orchestrator.wait()
+
+    def _strike(self, victim: str, orchestrator: subprocess.Popen[bytes]) -> bool:
+        agents = self._agents()
+        self._look(agents)
+        match victim:
+            case "orchestrator":
+                orchestrator.kill()
+            case "raylet":
+                self._lose_a_node()
+            case "agent" | "rank":
+                pids = agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[2:]]  # below warden and server
+                if not pids:
+                    return False
+                kill(self._chance.choice(pids))
+        self._out.kills += 1
+        self._out.victims[victim] = self._out.victims.get(victim, 0) + 1
+        return True
+
+    def _lose_a_node(self) -> None:
+        lost = self._chance.choice(self._workers)
+        self._workers.remove(lost)
+        self._cluster.remove_node(lost, allow_graceful=False)  # type: ignore[no-untyped-call]
+        self._workers.append(self._cluster.add_node(**NODE))  # type: ignore[no-untyped-call]
+
+    def _lose_the_head(self) -> None:
+        """Kill the head under an orchestrator: it says so in time, and nothing that it knew is lost."""
+        orchestrator = self._orchestrator()
+        try:
+            self._await_launch(orchestrator, START_SECONDS)
+            if orchestrator.poll() is None:
+                began = time.monotonic()
+                self._look(self._agents())
+                self._cluster.head_node.kill_gcs_server(check_alive=False)
+                self._out.kills += 1
+                self._out.victims["head"] = 1
+                with suppress(subprocess.TimeoutExpired):
+                    orchestrator.wait(HEAD_SECONDS)
+                if orchestrator.poll() not in (0, ClusterUnavailable.exit_code):
+                    said = f"ended with {orchestrator.returncode}" if orchestrator.poll() is not None else "went on"
+                    self._out.complaints.append(f"an orchestrator without a head {said}, {time.monotonic() - began:.0f} s later")
+        finally:
+            orchestrator.kill()
+            orchestrator.wait()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._begin_cluster()
+
+    def _finish(self) -> None:
+        orchestrator = self._orchestrator()
+        code = orchestrator.wait(600)
+        if code != 0:
+            self._out.complaints.append(f"the last orchestrator ended with {code}")
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._out.leaked_processes = len(self._survivors())
+        with WitnessedStore.seen_by(self._log, self._url) as store:
+            verdict = judge(store, NAME, self._log.entries(), num_trials=NUM_TRIALS)
+        self._out.acknowledged, self._out.max_attempts = verdict.acknowledged, verdict.max_attempts
+        for kind in ("lost", "duplicated", "stuck", "broken"):
+            setattr(self._out, kind, len(getattr(verdict, kind)))
+        self._out.complaints += verdict.complaints
+
+    def _await_launch(self, orchestrator: subprocess.Popen[bytes], patience_seconds: float) -> bool:
+        before, until = self._num_launches(), time.monotonic() + patience_seconds
+        while self._num_launches() == before and orchestrator.poll() is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _num_launches(self) -> int:
+        return sum(entry.seen is Seen.LAUNCHED for entry in self._log.entries())
+
+    def _agents(self) -> list[int]:
+        return [pid for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid)]
+
+    def _look(self, agents: list[int]) -> None:
+        """Remember who runs below agents."""
+        for pid in (pid for agent in agents for pid in (agent, *descendants(agent))):
+            if (started := start_time(pid)) is not None:
+                self._seen[pid] = started
+
+    def _survivors(self) -> list[int]:
+        deadline = time.monotonic() + SURVIVOR_SECONDS
+        while alive := [pid for pid, started in self._seen.items() if start_time(pid) == started]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return alive
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def main() -> int:
+    url, folder, seed, kills, seconds = sys.argv[1:6]
+    out = RayKills(url, Path(folder), int(seed)).run(kills=int(kills), seconds=float(seconds))
+    print("OUT " + json.dumps(out.as_json()))
+    return 0 if out.is_clean else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
