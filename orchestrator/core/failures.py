@@ -62,7 +62,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.STORAGE: Policy(Fault.MACHINE, 2),
         _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
         _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
-        _K.NODE_LOST: Policy(Fault.MACHINE, 2),
+        _K.NODE_LOST: Policy(Fault.MACHINE, 1),  # a second node lost under the same trial may well be what the trial does to nodes
         _K.ORCHESTRATOR_LOST: Policy(Fault.MACHINE, 5),  # a trial under way at six deaths may well be what takes the machine down
         _K.CANCELLED: Policy(Fault.NOBODY, 0),
     }

@@ -292,7 +292,7 @@ def test_memory_exceptions_are_known_by_name_or_text() -> None:
 def test_every_kind_has_a_policy_and_results_are_not_retried() -> None:
     assert set(POLICIES) == set(FailureKind)
     assert not may_retry(K.OOM_GPU, {K.OOM_GPU: 1})
-    assert may_retry(K.NODE_LOST, {K.NODE_LOST: 2}) and not may_retry(K.NODE_LOST, {K.NODE_LOST: 3})
+    assert may_retry(K.NODE_LOST, {K.NODE_LOST: 1}) and not may_retry(K.NODE_LOST, {K.NODE_LOST: 2})
     assert all(POLICIES[kind].fault is Fault.LAYOUT for kind in OUT_OF_MEMORY_KINDS)
 
 
