@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -23,7 +24,7 @@ from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 
 NAME = "on-ray"
-NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000}
 VICTIMS = {"orchestrator": 3, "agent": 4, "rank": 5, "raylet": 2}
 HEAD_SECONDS = 60.0  # promised: an orchestrator whose cluster is gone has said so by then
 START_SECONDS = 90.0
@@ -52,8 +53,8 @@ class RayKills:
 
     def _begin_cluster(self) -> None:
         head = {**NODE, "num_cpus": 0, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
-        self._workers = [self._cluster.add_node(**NODE) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        self._workers = [self._cluster.add_node(**NODE) for _ in range(2)]
         self._cluster.wait_for_nodes()
 
     def _orchestrator(self) -> subprocess.Popen[bytes]:
@@ -90,7 +91,9 @@ class RayKills:
             case "raylet":
                 self._lose_a_node()
             case "agent" | "rank":
-                pids = agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[2:]]  # below warden and server
+                pids = (
+                    agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[2:]]
+                )  # below warden and server
                 if not pids:
                     return False
                 kill(self._chance.choice(pids))
@@ -101,8 +104,8 @@ class RayKills:
     def _lose_a_node(self) -> None:
         lost = self._chance.choice(self._workers)
         self._workers.remove(lost)
-        self._cluster.remove_node(lost, allow_graceful=False)  # type: ignore[no-untyped-call]
-        self._workers.append(self._cluster.add_node(**NODE))  # type: ignore[no-untyped-call]
+        self._cluster.remove_node(lost, allow_graceful=False)
+        self._workers.append(self._cluster.add_node(**NODE))
 
     def _lose_the_head(self) -> None:
         """Kill the head under an orchestrator: it says so in time, and nothing that it knew is lost."""
@@ -123,7 +126,7 @@ class RayKills:
         finally:
             orchestrator.kill()
             orchestrator.wait()
-        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._cluster.shutdown()
         self._begin_cluster()
 
     def _finish(self) -> None:
@@ -131,7 +134,7 @@ class RayKills:
         code = orchestrator.wait(600)
         if code != 0:
             self._out.complaints.append(f"the last orchestrator ended with {code}")
-        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._cluster.shutdown()
         self._out.leaked_processes = len(self._survivors())
         with WitnessedStore.seen_by(self._log, self._url) as store:
             verdict = judge(store, NAME, self._log.entries(), num_trials=NUM_TRIALS)

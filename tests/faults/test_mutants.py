@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from db import changes, lease, records, schema
-from db.changes import _Standing
+from db import batch, changes, lease, records, schema
+from db.news import Ended, MeasuredEnd, Recorded
 from db.schema import SweepState, now
 from db.store import Store
 from orchestrator.core.errors import SweepHeld
 from orchestrator.core.lifecycle import TrialEvent, TrialState
-from orchestrator.core.measurement import Measurement
-from orchestrator.core.protocol import GpuUsage
 from tests.faults import small_sweep
 from tests.faults.crash_points import die_everywhere, fresh_sqlite
 from tests.faults.rivals import pauses, races
@@ -54,41 +52,44 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a transaction each: a trial is measured for a moment, without a number."""
+    in_one = Store.record_ends
 
-    def record_measurement(
-        self: Store, trial_id: int, attempt: int, *, epoch: int, measurement: Measurement, gpu: GpuUsage, memory_by_part: Any, **_: Any
-    ) -> bool:
-        self._database.write(
-            lambda connection, change: changes.transition(connection, change, trial_id, TrialEvent.MEASURED, epoch, attempt, None)
-        )
+    def record_ends(self: Store, ends: Sequence[Ended], *, epoch: int) -> list[Recorded]:
+        return [recorded for end in ends for recorded in record(self, end, epoch)]
+
+    def record(self: Store, end: Ended, epoch: int) -> list[Recorded]:
+        outcome = end.outcome
+        if not isinstance(outcome, MeasuredEnd):
+            return in_one(self, [end], epoch=epoch)
+        if self.trial(end.trial_id).trial.state is TrialState.LAUNCHING:
+            self.note_first_steps([(end.trial_id, end.attempt)], epoch=epoch)
+        moves, measured = [(end.trial_id, end.attempt)], TrialEvent.MEASURED
+        self._database.write(lambda connection, change: changes.transition(connection, change, moves, measured, epoch, None))
 
         def result(connection: sa.Connection, _: Any) -> None:
             table = schema.attempt
-            of = (table.c.trial_id == trial_id, table.c.number == attempt)
+            of = (table.c.trial_id == end.trial_id, table.c.number == end.attempt)
             attempt_id = connection.execute(sa.select(table.c.id).where(*of)).scalar_one()
-            columns = records.measurement_columns(measurement, gpu, memory_by_part)
+            columns = records.measurement_columns(outcome.measurement, outcome.gpu, outcome.memory_by_part)
             connection.execute(sa.insert(schema.measurement), {"attempt_id": attempt_id, **columns})
             connection.execute(sa.update(table).where(*of).values(pooled=True))
 
         self._database.write(result)
-        return True
+        return [Recorded(state=TrialState.MEASURED, counts=True)]
 
-    monkeypatch.setattr(Store, "record_measurement", record_measurement)
+    monkeypatch.setattr(Store, "record_ends", record_ends)
 
 
 def writes_whatever_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An orchestrator that was replaced goes on writing."""
+    """An orchestrator that was replaced goes on writing, as if the epoch were its own."""
+    standings, fence_cells = batch._standings, changes._fence_cells
 
-    def standing(connection: sa.Connection, trial_id: int, epoch: int) -> _Standing:
-        row = connection.execute(changes._STANDING, {"trial_id": trial_id}).one()
-        return _Standing(trial_id, row.sweep_id, row.cell_id, TrialState(row.state), row.num_attempts)
-
-    def fence_cell(connection: sa.Connection, cell_id: int, epoch: int) -> int:
-        return int(connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one())
+    def newest(connection: sa.Connection) -> int:
+        return int(connection.execute(sa.select(sa.func.max(schema.sweep.c.owner_epoch))).scalar_one())
 
     monkeypatch.setattr(lease, "_is_owner", lambda sweep_id, epoch: (schema.sweep.c.id == sweep_id,))
-    monkeypatch.setattr(changes, "_standing", standing)
-    monkeypatch.setattr(changes, "_fence_cell", fence_cell)
+    monkeypatch.setattr(batch, "_standings", lambda connection, ids, _: standings(connection, ids, newest(connection)))
+    monkeypatch.setattr(changes, "_fence_cells", lambda connection, ids, _: fence_cells(connection, ids, newest(connection)))
 
 
 def die(folder: Path) -> list[str]:

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from db import changes
+from db.news import Ended, MeasuredEnd, Recorded
 from db.store import Store
-from orchestrator.core.lifecycle import INITIAL, TrialState
-from orchestrator.core.measurement import Measurement
+from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.gang import Scheduler, SchedulerEvent, Slots
 from tests.faults.history import Log, Seen
+
+WITHOUT_A_NUMBER = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
 
 class WitnessedStore(Store):
@@ -32,17 +34,15 @@ class WitnessedStore(Store):
         self._database.engine.dispose(close=False)  # its connections belong to that process
         return self
 
-    def record_measurement(self, trial_id: int, attempt: int, *, measurement: Measurement, **facts: Any) -> bool:
-        counts = super().record_measurement(trial_id, attempt, measurement=measurement, **facts)
-        if counts:
-            self.log.note(Seen.MEASURED, trial_id, attempt, measurement.tokens_per_second_per_gpu)
-        return counts
-
-    def record_failure(self, trial_id: int, attempt: int, **facts: Any) -> TrialState:
-        state = super().record_failure(trial_id, attempt, **facts)
-        if state not in (INITIAL, TrialState.MEASURED):  # it waits for another attempt, or a repeat failed
-            self.log.note(Seen.ENDED, trial_id, attempt)
-        return state
+    def record_ends(self, ends: Sequence[Ended], *, epoch: int) -> list[Recorded]:
+        recorded = super().record_ends(ends, epoch=epoch)
+        for end, came_to in zip(ends, recorded, strict=True):
+            if isinstance(end.outcome, MeasuredEnd):
+                if came_to.counts:
+                    self.log.note(Seen.MEASURED, end.trial_id, end.attempt, end.outcome.measurement.tokens_per_second_per_gpu)
+            elif came_to.state in WITHOUT_A_NUMBER:  # else it waits for another attempt, or a repeat failed
+                self.log.note(Seen.ENDED, end.trial_id, end.attempt)
+        return recorded
 
 
 class WitnessedScheduler:
