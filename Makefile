@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check install install-dev clean
+.PHONY: demo test chaos check install install-dev clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -27,6 +27,10 @@ demo: install
 
 test: install-dev
 	$(BIN)/python -m pytest
+
+# Kills everything that may be killed, 5,000 times, within an hour; one line of JSON says what that cost.
+chaos: install-dev
+	$(BIN)/python -m benchmarks.chaos
 
 check: install-dev
 	$(BIN)/ruff check .

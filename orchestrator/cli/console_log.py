@@ -20,6 +20,8 @@ _SHORTEST_SECRET = 4  # a shorter one would blot out ordinary words wherever it 
 
 
 PROJECT_LOGGERS = ("orchestrator", "db")
+# A connection that breaks is told by the store, in a line; these would show a traceback each time.
+SILENT_LOGGERS = ("sqlalchemy", "psycopg")
 
 
 class LogFormat(StrEnum):
@@ -55,6 +57,8 @@ def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level)
+    for name in SILENT_LOGGERS:
+        logging.getLogger(name).handlers[:] = [logging.NullHandler()]
 
 
 class _Stderr(logging.Handler):

@@ -1,6 +1,6 @@
 """Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS SECONDS
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison SECONDS
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ HEAD_SECONDS = 60.0  # promised: an orchestrator whose cluster is gone has said 
 START_SECONDS = 90.0
 NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
+POISONED = 5  # a trial among others
 
 
 class RayKills:
@@ -39,6 +40,7 @@ class RayKills:
         self._url, self._folder, self._chance = url, folder, random.Random(seed)
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
+        self._time_scale = 30.0
         self._seen: dict[int, int] = {}
         self._begin_cluster()
 
@@ -51,6 +53,51 @@ class RayKills:
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
 
+    def run_poison(self) -> Outcome:
+        """One trial takes its node down whenever it runs: it is stopped after two, and all others are measured."""
+        began = time.monotonic()
+        self._out.campaign, self._time_scale = "ray-poison", 300.0  # so that a trial is still there when its node is
+        orchestrator = self._orchestrator()
+        try:
+            for attempt in (1, 2, 3):
+                if not self._await_attempt(orchestrator, POISONED, attempt):
+                    break
+                worker = self._worker_of(POISONED, attempt)
+                self._look(self._agents())
+                self._lose_a_node(worker)
+                self._out.kills += 1
+        finally:
+            with suppress(subprocess.TimeoutExpired):
+                orchestrator.wait(300)
+            orchestrator.kill()
+            orchestrator.wait()
+        self._out.victims = {"raylet": self._out.kills}
+        self._finish()
+        if self._out.kills != 2:
+            self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
+        self._out.seconds = round(time.monotonic() - began, 1)
+        return self._out
+
+    def _await_attempt(self, orchestrator: subprocess.Popen[bytes], trial_id: int, attempt: int) -> bool:
+        """False: the orchestrator has ended without it."""
+        while orchestrator.poll() is None:
+            if any((e.seen, e.trial_id, e.attempt) == (Seen.LAUNCHED, trial_id, attempt) for e in self._log.entries()):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _worker_of(self, trial_id: int, attempt: int) -> Any:
+        """The node below whose raylet a launcher writes the attempt's logs."""
+        folder = f"/trial-{trial_id}/attempt-{attempt}/"
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            for worker in self._workers:
+                below = [pid for process in worker.all_processes["raylet"] for pid in descendants(process.process.pid)]
+                if any(folder in path for pid in below for path in _open_files(pid)):
+                    return worker
+            time.sleep(0.05)
+        raise AssertionError(f"{folder} is written nowhere")
+
     def _begin_cluster(self) -> None:
         head = {**NODE, "num_cpus": 0, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
@@ -58,7 +105,15 @@ class RayKills:
         self._cluster.wait_for_nodes()
 
     def _orchestrator(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.faults.ray_orchestrator", self._cluster.address, self._url, str(self._folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.faults.ray_orchestrator",
+            self._cluster.address,
+            self._url,
+            str(self._folder),
+            str(self._time_scale),
+        ]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(self._folder / "orchestrator.txt").open("ab"))
 
     def _under_fire(self, kills: int, *, until: float) -> None:
@@ -89,7 +144,7 @@ class RayKills:
             case "orchestrator":
                 orchestrator.kill()
             case "raylet":
-                self._lose_a_node()
+                self._lose_a_node(self._chance.choice(self._workers))
             case "agent" | "rank":
                 pids = (
                     agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[2:]]
@@ -101,8 +156,7 @@ class RayKills:
         self._out.victims[victim] = self._out.victims.get(victim, 0) + 1
         return True
 
-    def _lose_a_node(self) -> None:
-        lost = self._chance.choice(self._workers)
+    def _lose_a_node(self, lost: Any) -> None:
         self._workers.remove(lost)
         self._cluster.remove_node(lost, allow_graceful=False)
         self._workers.append(self._cluster.add_node(**NODE))
@@ -178,9 +232,19 @@ def _command(pid: int) -> str:
     return ""
 
 
+def _open_files(pid: int) -> list[str]:
+    found = []
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.append(str(link.readlink()))
+    return found
+
+
 def main() -> int:
     url, folder, seed, kills, seconds = sys.argv[1:6]
-    out = RayKills(url, Path(folder), int(seed)).run(kills=int(kills), seconds=float(seconds))
+    campaign = RayKills(url, Path(folder), int(seed))
+    out = campaign.run_poison() if kills == "poison" else campaign.run(kills=int(kills), seconds=float(seconds))
     print("OUT " + json.dumps(out.as_json()))
     return 0 if out.is_clean else 1
 

@@ -1,4 +1,4 @@
-"""An orchestrator on a Ray cluster, as a program that can be killed: python -m tests.faults.ray_orchestrator ADDRESS URL FOLDER"""
+"""An orchestrator on a Ray cluster, as a program that can be killed: python -m tests.faults.ray_orchestrator ADDRESS URL FOLDER TIME_SCALE"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.errors import SweepError
 from orchestrator.core.protocol import Device
@@ -19,8 +18,8 @@ from tests.faults.witness import WitnessedStore
 NAME = "on-ray"
 
 
-def spec(**changes: Any) -> SweepSpec:
-    """Forty layouts of two ranks on one node, a quarter of a second each and more."""
+def spec(time_scale: float) -> SweepSpec:
+    """Forty layouts of two ranks on one node, 7 milliseconds and more each, times the scale."""
     return SweepSpec.model_validate(
         {
             "name": NAME,
@@ -29,12 +28,16 @@ def spec(**changes: Any) -> SweepSpec:
             "device": "cpu",
             "sequence_length": 64,
             "global_batch_size": 1024,
-            "axes": {"data_parallel_size": [2], "recompute": ["none"], "zero_stage": [0, 1, 2, 3]},
+            "axes": {
+                "data_parallel_size": [2],
+                "micro_batch_size": [512, 256, 128, 64, 32],
+                "recompute": ["none", "full"],
+                "zero_stage": [0, 1, 2, 3],
+            },
             "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 5, "precision": 0.5},
-            "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50, "sleep": True, "time_scale": 2.0}},
+            "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50, "sleep": True, "time_scale": time_scale}},
             "search": {"strategy": "exhaustive", "max_parallel_trials": 2, "confirm": {"repeats": 0}},
         }
-        | changes
     )
 
 
@@ -44,7 +47,7 @@ def main() -> int:
     scheduler = partial(RayScheduler, address=address, device=Device.CPU, root=folder / "runs")
     try:
         with WitnessedStore.seen_by(Log(folder / "seen.jsonl"), url) as store:
-            small_sweep.run(store, of=spec(), open_scheduler=scheduler, run_root=folder.joinpath)
+            small_sweep.run(store, of=spec(float(sys.argv[4])), open_scheduler=scheduler, run_root=folder.joinpath)
     except SweepError as exc:
         logging.error("%s", exc)
         return exc.exit_code

@@ -45,21 +45,23 @@ class Rivalry:
     exits: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
-def pauses(fresh: Fresh, folder: Path, *, count: int, seed: int, worker: int = 0) -> Rivalry:
+def pauses(fresh: Fresh, folder: Path, *, count: int, seed: int, seconds: float = 600.0, worker: int = 0) -> Rivalry:
     """Stop an orchestrator past its lease, start another, and let the first go on while the other works."""
     chance, found = random.Random(seed), Rivalry()
     log = Log(folder / f"rivals-{worker}.jsonl")
     with WitnessedStore.seen_by(log, fresh(worker)) as store:
-        seconds = _warm(store, fresh, worker)
+        run_seconds, until = _warm(store, fresh, worker), time.monotonic() + seconds
         for number in range(count):
+            if time.monotonic() > until:
+                break
             fresh(worker)
             log.path.unlink(missing_ok=True)
             with forks.running(partial(_orchestrate, store)) as first:
-                time.sleep(chance.uniform(0.0, seconds))
+                time.sleep(chance.uniform(0.0, run_seconds))
                 os.kill(first, signal.SIGSTOP)
                 time.sleep(LEASE_SECONDS * 1.2)
                 with forks.running(partial(_orchestrate, store)) as second:
-                    time.sleep(chance.uniform(0.0, seconds))
+                    time.sleep(chance.uniform(0.0, run_seconds))
                     os.kill(first, signal.SIGCONT)
                     codes = forks.wait(first), forks.wait(second)
             _close(found, store, codes, f"pause {number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.long_sweep import SWEEP
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import Device, TrialRequest
-from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import Stop
 from orchestrator.spool import FOLDER
 from tests.faults import forks, small_sweep
 from tests.faults.history import Log, judge
+from tests.faults.outage import terminations
 from tests.faults.postgresql import Server, server
 from tests.faults.witness import WitnessedStore
 from tests.orchestrator.fake_scheduler import FakeScheduler
@@ -179,38 +179,11 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(postgresql: Server, url: 
     postgresql.start()
 
 
-def many() -> SweepSpec:
-    return SweepSpec.model_validate({**SWEEP, "name": "many", "search": {"strategy": "exhaustive", "confirm": {"repeats": 0}}})
-
-
-def test_three_hundred_ended_connections_and_a_killed_server_lose_nothing(postgresql: Server, url: str, log: Log) -> None:
+def test_three_hundred_ended_connections_and_a_killed_server_lose_nothing(postgresql: Server, url: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
-    print(f"seed {seed}")
-    Store.open(url).close()
-    ended_before = postgresql.num_ended
-
-    def orchestrate() -> None:
-        scheduler = FakeScheduler(lambda request: 0.001 * request.trial_id, slots=4, device=Device.CUDA)
-        with WitnessedStore.seen_by(log, url) as store:
-            over = log.path.with_name("over")
-            stop = lambda: Stop.DRAIN if over.exists() else Stop.GO_ON  # noqa: E731
-            small_sweep.run(store, of=many(), open_scheduler=lambda: scheduler, run_root=lambda folder: log.path.parent / folder, stop=stop)
-
-    with forks.running(orchestrate) as orchestrator, postgresql.ending_connections(most_seconds=0.15, seed=seed):
-        while postgresql.num_ended - ended_before < NUM_TERMINATIONS / 2:
-            assert not forks.has_ended(orchestrator)
-            time.sleep(0.05)
-        postgresql.kill()
-        time.sleep(1.0)
-        postgresql.start()
-        while postgresql.num_ended - ended_before < NUM_TERMINATIONS:
-            assert not forks.has_ended(orchestrator)
-            time.sleep(0.05)
-        log.path.with_name("over").touch()
-        assert forks.wait(orchestrator) == 0
-    with Store.open(url) as store:
-        verdict = judge(store, "many", log.entries())
-    print(f"{postgresql.num_ended - ended_before} connections ended, {verdict.acknowledged} results acknowledged")
-    assert verdict.complaints == []
-    assert verdict.max_attempts == 1, "nothing had to be measured again"
-    assert verdict.acknowledged > 100
+    out = terminations(postgresql, tmp_path, seed=seed, count=NUM_TERMINATIONS, away_seconds=1.0)
+    print(json.dumps(out.as_json()))
+    assert out.complaints == []
+    assert out.victims["connection"] >= NUM_TERMINATIONS
+    assert out.max_attempts == 1, "something had to be measured again"
+    assert out.acknowledged > 100

@@ -124,6 +124,16 @@ def test_a_log_line_is_one_json_object_with_its_extra_fields_and_no_secret(capsy
     assert "\x1b" not in lines[0]
 
 
+def test_what_a_driver_says_of_a_lost_connection_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(verbosity=0, log_format=LogFormat.TEXT, redact=Redactor([]))
+    try:
+        raise OSError("the connection is lost")
+    except OSError:
+        logging.getLogger("sqlalchemy.pool.impl.QueuePool").error("Exception during reset or similar", exc_info=True)
+    logging.getLogger("psycopg").warning("error ignored terminating")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_plain_log_line_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(verbosity=0, log_format=LogFormat.TEXT, redact=Redactor([]))
     logging.getLogger("db.test").warning(HOSTILE)

@@ -1,0 +1,200 @@
+"""Everything that may be killed, is, thousands of times; then it is told what that cost: one line of JSON, and 1 where anything was lost.
+
+python -m benchmarks.chaos [--kills 5000] [--pauses 1000] [--seconds 3600] [--seed N] [--only NAME ...] [--out FILE.json]
+
+Deaths at every statement and in every campaign count as kills. Each part has its share of the seconds, and ends early where it is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import PROJECT, describe_machine, write_result
+from tests.faults import outage, small_sweep
+from tests.faults.campaign import Campaign, Outcome, total
+from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite
+from tests.faults.postgresql import Server, server
+from tests.faults.rivals import pauses, races
+
+SHOWN_COMPLAINTS = 20
+RAY_SECONDS = 900.0  # beyond its share: a cluster takes a while to come and to go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What all parts share."""
+
+    kills: int
+    pauses: int
+    seconds: float
+    seed: int
+
+
+def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """An orchestrator dies at every statement of twelve trials."""
+    with server() as postgresql:
+        for name, fresh in _both(folder, postgresql):
+            began = time.monotonic()
+            deaths = die_everywhere(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS, fresh=fresh, folder=folder)
+            yield Outcome(
+                campaign=f"crash-points-{name}",
+                seed=0,
+                kills=deaths.num_points,
+                victims={"orchestrator": deaths.num_points},
+                acknowledged=deaths.num_acknowledged,
+                seconds=round(time.monotonic() - began, 1),
+                **_counted(deaths.complaints),
+            )
+
+
+def scripted(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """Orchestrators alone are killed, on both databases: most of all kills, since they cost least."""
+    with server() as postgresql:
+        for number, url in enumerate((f"sqlite:///{folder}/scripted.sqlite", postgresql.url)):
+            campaign = Campaign(url, _new(folder / f"scripted-{number}"), seed=bounds.seed + number, name="scripted", scripted=True)
+            yield campaign.run(kills=int(0.32 * bounds.kills), seconds=0.2 * bounds.seconds)
+
+
+def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """Orchestrators, agents, wardens, rank servers and ranks, on both databases."""
+    with server() as postgresql:
+        for number, url in enumerate((f"sqlite:///{folder}/processes.sqlite", postgresql.url)):
+            campaign = Campaign(url, _new(folder / f"processes-{number}"), seed=bounds.seed + 10 + number)
+            yield campaign.run(kills=int(0.1 * bounds.kills), seconds=0.15 * bounds.seconds)
+
+
+def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """Orchestrators that begin at once, and orchestrators that sleep past their lease. Nobody is killed."""
+    with server() as postgresql:
+        for name, fresh in _both(folder, postgresql):
+            began = time.monotonic()
+            slept = pauses(fresh, folder, count=bounds.pauses // 2, seed=bounds.seed, seconds=0.1 * bounds.seconds)
+            raced = races(fresh, folder, count=max(1, bounds.pauses // 50))
+            yield Outcome(
+                campaign=f"rivals-{name}",
+                seed=bounds.seed,
+                victims={"paused": slept.rounds, "raced": raced.rounds},
+                acknowledged=slept.acknowledged + raced.acknowledged,
+                seconds=round(time.monotonic() - began, 1),
+                **_counted([*slept.complaints, *raced.complaints]),
+            )
+
+
+def outages(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """PostgreSQL's connections are ended under load, its server is killed, and once it stays away for 20 s."""
+    with server() as postgresql:
+        yield outage.terminations(postgresql, _new(folder / "outages"), seed=bounds.seed, count=300, away_seconds=20.0)
+
+
+def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """Real Ray: orchestrators, agents, ranks, raylets and the head; and a trial that takes its node down whenever it runs."""
+    for number, kills in enumerate((str(max(4, bounds.kills // 200)), "poison")):
+        place = _new(folder / f"ray-{number}")
+        arguments = [f"sqlite:///{place}/sweep.sqlite", str(place), str(bounds.seed + 20 + number), kills, str(0.1 * bounds.seconds)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.faults.ray_kills", *arguments],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=0.1 * bounds.seconds + RAY_SECONDS,
+            check=False,
+        )
+        told = done.stdout.partition("OUT ")[2]
+        if told:
+            yield Outcome(**json.loads(told))
+        else:
+            yield Outcome(campaign=f"ray-{number}", seed=bounds.seed, complaints=[f"it ended with {done.returncode}: {done.stderr[-500:]}"])
+
+
+PARTS: Mapping[str, Callable[[Bounds, Path], Iterator[Outcome]]] = {
+    "crash-points": crash_points,
+    "scripted": scripted,
+    "processes": processes,
+    "rivals": rivals,
+    "outages": outages,
+    "ray": on_ray,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5000)
+    parser.add_argument("--pauses", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if arguments.seed is None else arguments.seed
+    bounds = Bounds(kills=arguments.kills, pauses=arguments.pauses, seconds=arguments.seconds, seed=seed)
+    machine, began = describe_machine(), time.monotonic()
+    logging.getLogger().addHandler(logging.NullHandler())  # what each orchestrator warns of is what is done to it
+    outcomes = list(_all(bounds, arguments.only))
+    result = _summed(outcomes, seed=seed, seconds=time.monotonic() - began)
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="chaos", machine=machine, result=result | {"parts": [o.as_json() for o in outcomes]})
+    print(json.dumps(result))
+    return 0 if all(outcome.is_clean for outcome in outcomes) else 1
+
+
+def _all(bounds: Bounds, names: Sequence[str]) -> Iterator[Outcome]:
+    for name in names:
+        with _folder() as folder:
+            for outcome in PARTS[name](bounds, folder):
+                print(json.dumps(outcome.as_json()), file=sys.stderr, flush=True)
+                yield outcome
+
+
+def _summed(outcomes: Sequence[Outcome], *, seed: int, seconds: float) -> dict[str, Any]:
+    """The one line."""
+    sums = total(outcomes)
+    pauses_and_races = {kind: sum(o.victims.get(kind, 0) for o in outcomes) for kind in ("paused", "raced")}
+    return {
+        **{name: sums[name] for name in ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken")},
+        **pauses_and_races,
+        "max_attempts": max((outcome.max_attempts for outcome in outcomes), default=0),
+        "leaked_processes": sums["leaked_processes"],
+        "slowest_takeover_seconds": max((outcome.slowest_takeover_seconds for outcome in outcomes), default=0.0),
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "complaints": [text for outcome in outcomes for text in outcome.complaints][:SHOWN_COMPLAINTS],
+    }
+
+
+def _both(folder: Path, postgresql: Server) -> Iterator[tuple[str, Fresh]]:
+    """Empty stores to be had again and again."""
+    yield "sqlite", fresh_sqlite(folder)
+    yield "postgresql", fresh_postgresql(postgresql.url)
+
+
+def _counted(complaints: Sequence[str]) -> dict[str, Any]:
+    """How many complaints of each kind there are, and all of them."""
+    kinds = ("lost", "duplicated", "stuck", "broken")
+    return {kind: sum(f"{kind}: " in text for text in complaints) for kind in kinds} | {"complaints": list(complaints)}
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sweep-chaos-") as folder:
+        yield Path(folder)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
