@@ -18,6 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
+from sqlalchemy.engine.default import DefaultDialect
 
 from db import schema
 from db import url as urls
@@ -98,7 +99,7 @@ def _work_through(worker: int, of: SweepSpec, num_trials: int, fresh: Fresh, fol
         for point in itertools.count(worker * every, WORKERS * every):
             fresh(worker)
             log.path.unlink()
-            code = forks.outcome(partial(_die_at, point, store, of))
+            code = forks.outcome(partial(die_at, point, partial(_run, store, of)))
             if code == 0:
                 return
             acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())
@@ -111,8 +112,8 @@ def _work_through(worker: int, of: SweepSpec, num_trials: int, fresh: Fresh, fol
             told.flush()
 
 
-def _die_at(fatal: int, store: WitnessedStore, of: SweepSpec) -> None:
-    """Run a sweep to its statement of this number, and no further."""
+def die_at(fatal: int, work: Callable[[], object]) -> None:
+    """Do something up to its statement of this number, and no further. Only in a fork: nobody takes the watch off again."""
     passed = 0
 
     def point(*_: object) -> None:
@@ -121,17 +122,16 @@ def _die_at(fatal: int, store: WitnessedStore, of: SweepSpec) -> None:
             os._exit(DIED)
         passed += 1
 
-    dialect = store._database.engine.dialect
-    commit = dialect.do_commit
+    commit = DefaultDialect.do_commit
 
-    def watched(connection: Any) -> None:
+    def watched(dialect: DefaultDialect, connection: Any) -> None:
         point()
-        commit(connection)
+        commit(dialect, connection)  # type: ignore[no-untyped-call]
         point()
 
-    dialect.do_commit = watched  # type: ignore[method-assign, assignment]
+    DefaultDialect.do_commit = watched  # type: ignore[method-assign]
     sa.event.listen(Engine, "before_cursor_execute", point)
-    _run(store, of)
+    work()
 
 
 def _finish(store: WitnessedStore, of: SweepSpec, num_trials: int, into: Path) -> None:
