@@ -99,8 +99,8 @@ def outages(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 
 
 def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """Real Ray: orchestrators, agents, ranks, raylets and the head; and a trial that takes its node down whenever it runs."""
-    for number, kills in enumerate((str(max(4, bounds.kills // 200)), "poison")):
+    """Real Ray: orchestrators, agents, ranks, raylets and the head; a trial that takes its node down whenever it runs; messages that are lost."""
+    for number, kills in enumerate((str(max(4, bounds.kills // 200)), "poison", "rpc")):
         place = _new(folder / f"ray-{number}")
         arguments = [f"sqlite:///{place}/sweep.sqlite", str(place), str(bounds.seed + 20 + number), kills, str(0.1 * bounds.seconds)]
         done = subprocess.run(

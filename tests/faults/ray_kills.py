@@ -1,6 +1,6 @@
 """Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison SECONDS
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS
 """
 
 from __future__ import annotations
@@ -31,6 +31,21 @@ START_SECONDS = 90.0
 NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
+MOST_CALLS = 10
+# Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
+_LOST = {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}
+RPC_FAULTS = {
+    "RAY_testing_rpc_failure": json.dumps(
+        {
+            "CoreWorkerService.grpc_client.PushTask": _LOST,
+            "NodeManagerService.grpc_client.RequestWorkerLease": _LOST,
+            "NodeManagerService.grpc_client.PrepareBundleResources": _LOST,
+            "NodeManagerService.grpc_client.CommitBundleResources": _LOST,
+            "ray::rpc::ActorInfoGcsService.grpc_client.CreateActor": _LOST,
+        }
+    ),
+    "RAY_testing_asio_delay_us": "NodeManagerService.grpc_server.PrepareBundleResources=1000:300000",
+}
 
 
 class RayKills:
@@ -75,6 +90,20 @@ class RayKills:
         self._finish()
         if self._out.kills != 2:
             self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
+        self._out.seconds = round(time.monotonic() - began, 1)
+        return self._out
+
+    def run_rpc(self) -> Outcome:
+        """Ray's own messages are lost and late (`RPC_FAULTS`): the sweep gets through, if need be in several calls."""
+        began = time.monotonic()
+        self._out.campaign = "ray-rpc"
+        for _ in range(MOST_CALLS):
+            orchestrator = self._orchestrator()
+            code = orchestrator.wait(START_SECONDS + 120)
+            if code == 0:
+                break
+            self._out.victims["call"] = self._out.victims.get("call", 0) + 1
+        self._finish()
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
 
@@ -243,8 +272,16 @@ def _open_files(pid: int) -> list[str]:
 
 def main() -> int:
     url, folder, seed, kills, seconds = sys.argv[1:6]
+    if kills == "rpc":
+        os.environ |= RPC_FAULTS
     campaign = RayKills(url, Path(folder), int(seed))
-    out = campaign.run_poison() if kills == "poison" else campaign.run(kills=int(kills), seconds=float(seconds))
+    match kills:
+        case "poison":
+            out = campaign.run_poison()
+        case "rpc":
+            out = campaign.run_rpc()
+        case _:
+            out = campaign.run(kills=int(kills), seconds=float(seconds))
     print("OUT " + json.dumps(out.as_json()))
     return 0 if out.is_clean else 1
 
