@@ -100,6 +100,7 @@ def _part(name: str) -> str:
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
         "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
         "scores": score_table,
+        "scoreboard": lambda: _table(("figure", "result", "file in `benchmarks/results/`"), scoreboard_rows()),
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "failures": failure_table,
@@ -217,6 +218,47 @@ def score_table() -> str:
         for name, case in result["cases"].items()
     ]
     return _table(("case", "trials, median", "nine in ten", "found within 400", "healthy sweeps that accused a node"), rows)
+
+
+def scoreboard_rows() -> list[tuple[str, str, str]]:
+    """What the newest committed results say of faults; a result that is not there is left out."""
+    rows: list[tuple[str, str, str]] = []
+    if (found := _newest("chaos")) is not None:
+        name, result = found
+        parts = {part["campaign"]: part for part in result["parts"]}
+        points = {name: parts[f"crash-points-{name}"]["kills"] for name in ("sqlite", "postgresql")}
+        struck = [part["victims"] for part in result["parts"] if part["campaign"] == "processes"]
+        kinds = {kind: sum(victims.get(kind, 0) for victims in struck) for kind in struck[0]}
+        outage = parts["outages"]
+        said = {
+            "results lost, of those acknowledged": f"{result['lost']} of {result['acknowledged']:,}, in {result['kills']:,} kills",
+            "results that count twice; trials stuck": f"{result['duplicated']}; {result['stuck']}",
+            "statements and commits at which an orchestrator died, of twelve trials": (
+                f"all: {points['sqlite']} on SQLite, {points['postgresql']} on PostgreSQL"
+            ),
+            "processes alive 5 s after a kill": f"{result['leaked_processes']} ({_list_of(kinds)} killed)",
+            "orchestrators that slept past their lease, were replaced, and wrote": f"{result['broken']} in {result['paused']:,} pauses",
+            "PostgreSQL connections ended, servers killed under load": (
+                f"{outage['victims']['connection']} and {outage['victims']['server']}: {outage['lost']} of {outage['acknowledged']} results lost"
+            ),
+            "from the death of an orchestrator to the next one's first launch, at the slowest": f"{_digits(result['slowest_takeover_seconds'])} s",
+        }
+        rows += [(what, value, f"`{name}`") for what, value in said.items()]
+    if (found := _newest("resume")) is not None:
+        name, result = found
+        what = f"a sweep of {result['num_trials']:,} trials goes on: from the command to its first launch, Ray apart, at the slowest"
+        rows.append((what, f"{_digits(result['slowest_resumed_seconds'])} s", f"`{name}`"))
+    return rows
+
+
+def _newest(benchmark: str) -> tuple[str, Any] | None:
+    """The newest committed result of a benchmark, with its file's name."""
+    files = sorted((PROJECT / "benchmarks" / "results").glob(f"{benchmark}_cpu-*.json"), key=lambda file: file.stem[-10:])
+    return (files[-1].name, json.loads(files[-1].read_text())) if files else None
+
+
+def _list_of(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind.replace('_', ' ')}s" for kind, count in counts.items())
 
 
 def _said_of_trials(result: Any) -> str:

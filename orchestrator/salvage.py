@@ -52,8 +52,9 @@ class Salvage:
         end = spooled.end
         results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
         fingerprint = with_stack(self.code, self._stack_of(results)) if results else None
-        facts = attempt_facts(end, results, fingerprint)
         outcome = self._outcome(spooled, detail, results, peaks)
+        measurement = outcome if isinstance(outcome, Measurement) else None
+        facts = attempt_facts(end, results, fingerprint, num_gpus=detail.cell.cell.num_gpus, measurement=measurement)
         trial_id, attempt, epoch = end.trial_id, spooled.attempt, self.epoch
         if isinstance(outcome, Measurement):
             gpu, parts = gpu_usage(end.reports), worst_parts(results)

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.held import Leased
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.gang import Finished, SchedulerEvent, Slots
@@ -40,6 +41,7 @@ class AgentScheduler:
         self._root = root
         self._slots = Slots(device=Device.CPU, device_name=None, nodes={f"node-{i}": 2 for i in range(num_nodes)})
         self._agents: dict[str, _Agent] = {}
+        self._held_gpu_seconds = 0.0
         for node in self._slots.nodes:
             self._agents[node] = self._begin(node)
 
@@ -68,6 +70,11 @@ class AgentScheduler:
             if agent.request is not None and agent.request.trial_id == trial_id:
                 agent.pipe.send(agent.request.tag)
 
+    def leased(self) -> Leased:
+        now = time.monotonic()
+        under_way = sum(2 * (now - agent.since) for agent in self._agents.values() if agent.request is not None)
+        return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=None)
+
     def close(self) -> None:
         for agent in self._agents.values():
             agent.pipe.close()
@@ -89,6 +96,7 @@ class AgentScheduler:
         if request is None:
             return []
         held = 2 * (time.monotonic() - agent.since)
+        self._held_gpu_seconds += held
         return [Finished(trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=held)]
 
     def _begin(self, node: str) -> _Agent:

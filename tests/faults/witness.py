@@ -8,6 +8,7 @@ from typing import Any, Self
 from db import changes
 from db.news import Ended, MeasuredEnd, Recorded
 from db.store import Store
+from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import TrialRequest
@@ -67,6 +68,9 @@ class WitnessedScheduler:
 
     def cancel(self, trial_id: int) -> None:
         self._inner.cancel(trial_id)
+
+    def leased(self) -> Leased:
+        return self._inner.leased()
 
     def close(self) -> None:
         self._inner.close()
