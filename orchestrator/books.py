@@ -11,19 +11,17 @@ from db.rows import TrialRow
 from db.store import Store
 from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
-from orchestrator.core.communication import counted
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
-from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.protocol import Device, Phase, RankResult
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.winner import Run
-from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, relative_excess, worst_parts
+from orchestrator.evidence import attempt_facts, failed_memory, fingerprint_of, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Slots
 from orchestrator.peaks import Peaks
-from orchestrator.provenance import measured_with
 from orchestrator.searcher import Failed, Measured, OutOfMemory
 
 
@@ -144,7 +142,7 @@ class Books:
     def _judge(self, flight: Flight, event: Finished) -> _Ending:
         """What an attempt came to, by what its ranks left."""
         results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
-        fingerprint = self._fingerprint_of(event, results) if results else None
+        fingerprint = fingerprint_of(event, results, code=self._code, device_name=self._slots.device_name) if results else None
         return _Ending(
             flight=flight, event=event, results=results, fingerprint=fingerprint, outcome=self._outcome(flight, event, fingerprint)
         )
@@ -256,15 +254,6 @@ class Books:
         self._condemn(run, dict.fromkeys(condemned, (flight.layout, flight.trial_id)))
         run.nothing_fits = run.searcher.nothing_fits()
         return len(condemned)
-
-    def _fingerprint_of(self, event: Finished, results: Sequence[RankResult]) -> Fingerprint:
-        first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
-        return measured_with(self._code, self._stack_of(results), counted(first.environment, chosen=first.chosen))
-
-    def _stack_of(self, results: Sequence[RankResult]) -> Stack:
-        """As the ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
-        stack = results[0].stack
-        return stack if stack.device_name is not None else stack.model_copy(update={"device_name": self._slots.device_name})
 
     def _move(self, before: TrialState, after: TrialState) -> None:
         self.counts[before] -= 1

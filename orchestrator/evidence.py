@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from db.news import AttemptFacts
-from orchestrator.core.communication import over_nodes
+from orchestrator.core.communication import counted, over_nodes
 from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import step_seconds_within
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult
 from orchestrator.gang import Finished
+from orchestrator.provenance import measured_with
 
 
 def attempt_facts(
@@ -38,6 +39,14 @@ def attempt_facts(
         timed, warmup = step_seconds_within(event.gpu_seconds / num_gpus, timed=measurement.step_seconds, results=results, phases=phases)
         facts |= {"timed_seconds": timed, "warmup_seconds": warmup}
     return facts
+
+
+def fingerprint_of(event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None) -> Fingerprint:
+    """What an attempt was measured with, as its ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
+    stack = results[0].stack
+    stack = stack if stack.device_name is not None else stack.model_copy(update={"device_name": device_name})
+    first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
+    return measured_with(code, stack, counted(first.environment, chosen=first.chosen))
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:

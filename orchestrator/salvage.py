@@ -13,13 +13,12 @@ from db.rows import TrialDetail
 from db.store import Store
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, may_retry
-from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.protocol import MeasurementPlan, RankResult
-from orchestrator.evidence import attempt_facts, failed_memory, gpu_usage, worst_parts
+from orchestrator.evidence import attempt_facts, failed_memory, fingerprint_of, gpu_usage, worst_parts
 from orchestrator.peaks import Peaks
-from orchestrator.provenance import with_stack
 from orchestrator.spool import Spool, Spooled
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Salvage:
     def _record(self, spooled: Spooled, detail: TrialDetail, peaks: Peaks) -> None:
         end = spooled.end
         results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
-        fingerprint = with_stack(self.code, self._stack_of(results)) if results else None
+        fingerprint = fingerprint_of(end, results, code=self.code, device_name=self.device_name) if results else None
         outcome = self._outcome(spooled, detail, results, peaks)
         measurement = outcome if isinstance(outcome, Measurement) else None
         facts = attempt_facts(end, results, fingerprint, num_gpus=detail.cell.cell.num_gpus, measurement=measurement)
@@ -83,10 +82,6 @@ class Salvage:
             return peaks.measure(end.reports, model=cell.model, sequence_length=cell.sequence_length, layout=layout, plan=self.plan)
         except ImplausibleMeasurement as exc:
             return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
-
-    def _stack_of(self, results: list[RankResult]) -> Stack:
-        stack = results[0].stack
-        return stack if stack.device_name is not None else stack.model_copy(update={"device_name": self.device_name})
 
 
 def _event_of(failure: Failure, detail: TrialDetail) -> TrialEvent:
