@@ -257,7 +257,7 @@ class NodeReport:
     seconds: float = 0.0  # wall time from the order to the last process gone
     processes_killed: int = 0  # leftovers beyond the ranks themselves
     environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
-    chosen: Sequence[str] = ()  # names in it that nobody had set: the launcher chose their values
+    chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values
     gpu: GpuUsage = field(default_factory=GpuUsage)
 
 

@@ -17,5 +17,5 @@ def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(fresh: Fresh
     deaths = die_everywhere(small_sweep.spec(gpus=[1]), num_trials=6, fresh=fresh, folder=tmp_path)
     print(f"{deaths.num_points} points, {deaths.num_acknowledged} results acknowledged before a death")
     assert deaths.complaints == []
-    assert deaths.num_points > 200  # of 5 launched trials, a retry and a repeat, with 25 statements and more each
+    assert deaths.num_points > 150  # of 5 launched trials, a retry and a repeat, with 25 statements and more each
     assert deaths.num_acknowledged > deaths.num_points  # otherwise nothing could have been lost
