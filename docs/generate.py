@@ -196,11 +196,24 @@ def measured_rows() -> list[tuple[str, str, str]]:
     row("orchestration", "the same with torch, gloo and four steps of llama-tiny", lambda r: f"{_rate(r, 'sweep_torch')}/s")
     row("long-sweep", "ask + tell + store at 5,000 trials; memory gained over them", _said_of_a_long_sweep)
     row("long-sweep-scripted", "the same at 10,000 trials", lambda r: f"{_digits(r['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial")
+    row(
+        "packing",
+        "GPU-seconds used of 512 GPUs by the study of `sweeps/playbook.yaml`, until its tail; its time over the shortest possible",
+        _said_of_packing,
+    )
     row("enumerate", "enumerate and rank the layouts of a large cell", _said_of_layouts)
     for database in ("", "-postgresql"):
         where = "PostgreSQL" if database else "SQLite"
         row(f"store-scale{database}", f"`best`, `status` on 100,000 trials, {where}", _said_of_a_store)
     return rows
+
+
+def _said_of_packing(result: Any) -> str:
+    ours, in_line = result["median"]["packing"], result["median"]["first_come"]
+    return (
+        f"{ours['used_share_until_tail']:.0%}; {ours['makespan_over_bound']:.2f}."
+        f" First come, first served in the same run: {in_line['used_share_until_tail']:.0%}; {in_line['makespan_over_bound']:.2f}"
+    )
 
 
 def score_table() -> str:
