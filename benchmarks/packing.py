@@ -34,6 +34,7 @@ from orchestrator.core.packing import Floor, Shape, Start, WaitingGang
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec_yaml import load
 from orchestrator.core.trial_cost import TrialCost
+from orchestrator.turns import FIRST_TRIALS
 
 SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
 GPUS_PER_NODE = 8
@@ -88,7 +89,13 @@ def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: 
     while True:
         shown = [place for place, queue in enumerate(left) if queue]
         waiting = [
-            WaitingGang(shape=left[at][0].shape, seconds=left[at][0].predicted_seconds, passed_over=len(began) - since[at]) for at in shown
+            WaitingGang(
+                shape=left[at][0].shape,
+                seconds=left[at][0].predicted_seconds,
+                passed_over=len(began) - since[at],
+                is_first=len(queues[at]) - len(left[at]) < FIRST_TRIALS,
+            )
+            for at in shown
         ]
         start = policy(floor, waiting, now) if waiting else None
         if start is not None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from orchestrator.cell_run import CellRun
 from orchestrator.core.packing import Floor, Shape, WaitingGang
 
+FIRST_TRIALS = 8  # of each cell, before any goes on: a search is near its best by then, and a budget may end soon after
+
 
 class Turns:
     """Of one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
@@ -36,6 +38,7 @@ class Turns:
             WaitingGang(
                 shape=run.shape,
                 seconds=run.expected_seconds,
+                is_first=run.launched < FIRST_TRIALS,
                 passed_over=self._num_starts - self._since.setdefault(run.id, self._num_starts),
                 exclusive=self.is_exclusive(run),
             )

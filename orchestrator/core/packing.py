@@ -1,4 +1,4 @@
-"""Which waiting gang starts next, and on which nodes: the largest has a reservation, others fill in where they do not delay it.
+"""Which waiting gang starts next, and on which nodes: who is first has a reservation, others fill in where they do not delay it.
 
 Backfilling as batch schedulers do it (EASY: Lifka 1995; Mu'alem and Feitelson 2001), for gangs of whole slots on whole nodes. Knows
 nothing of clocks, Ray or trials: times are the caller's, in seconds, and durations are predictions that may be wrong.
@@ -42,6 +42,7 @@ class WaitingGang:
     shape: Shape
     seconds: float  # that it is predicted to hold its slots
     passed_over: int = 0  # gangs that were started since it began to wait
+    is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
 
 
@@ -210,10 +211,15 @@ class Floor:
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
-    """Who was passed over for too long, then the largest; of equals the one that takes longest, so that the end is not one long trial."""
+    """Who was passed over for too long; then first trials, the cheapest first, for they teach the dearer ones; then the largest.
+
+    Of equals the one that takes longest, so that it is not the last.
+    """
     if _is_overdue(gang, num_waiting):
         return 0, -gang.passed_over
-    return 1, -gang.shape.num_slots, -gang.seconds
+    if gang.is_first:
+        return 1, gang.shape.num_slots, -gang.seconds
+    return 2, -gang.shape.num_slots, -gang.seconds
 
 
 def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:

@@ -19,8 +19,8 @@ def shape(num_slots: int) -> Shape:
     return Shape.of(num_slots, gpus_per_node=8)
 
 
-def gang(num_slots: int, seconds: float = 60.0, *, passed_over: int = 0, exclusive: bool = False) -> WaitingGang:
-    return WaitingGang(shape=shape(num_slots), seconds=seconds, passed_over=passed_over, exclusive=exclusive)
+def gang(num_slots: int, seconds: float = 60.0, *, passed_over: int = 0, is_first: bool = False, exclusive: bool = False) -> WaitingGang:
+    return WaitingGang(shape=shape(num_slots), seconds=seconds, passed_over=passed_over, is_first=is_first, exclusive=exclusive)
 
 
 def started(floor: Floor, *waiting: WaitingGang, now: float = 0.0) -> tuple[int, tuple[str, ...]] | None:
@@ -81,6 +81,10 @@ def test_one_that_was_passed_over_for_long_goes_before_larger_ones() -> None:
     floor = Floor({"a": 8})
     assert started(floor, gang(8), gang(1, passed_over=2 * PATIENCE - 1)) == (0, ("a",))
     assert started(floor, gang(8), gang(1, passed_over=2 * PATIENCE)) == (1, ("a",))
+
+
+def test_the_first_trials_of_every_cell_go_before_the_later_ones_of_a_larger_one() -> None:
+    assert started(Floor(EIGHT), gang(32), gang(16, is_first=True), gang(8, is_first=True)) == (2, ("node-0",))
 
 
 def test_an_overdue_gang_s_nodes_are_kept_even_from_what_is_predicted_to_end_in_time() -> None:

@@ -59,7 +59,7 @@ def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same
     assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
     assert scheduler.most_at_once > 1
     assert any(others for _, others in scheduler.beside)
-    assert scheduler.started[0][0].world_size == 4, "the largest goes first"
+    assert scheduler.started[0][0].world_size == 1, "first trials: the cheapest go first, and teach the others"
     nodes = {trial.id: store.trial(trial.id).attempts[0].nodes for trial in store.trials(1)}
     assert {len(on) for on in nodes.values() if on is not None} == {1, 2}
     assert nodes == {trial_id: tuple(on) for trial_id, on in scheduler.nodes_of.items()}
