@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -26,6 +26,8 @@ from orchestrator.head_watch import why_unreachable
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
@@ -221,15 +223,29 @@ def _probe_actor(nodes: ClusterNodes, name: str, *, reserve: bool) -> Any:
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
-    """Raises ClusterUnavailable where the head is gone: Ray itself would wait for a minute, and then end this process."""
-    told: list[dict[str, Any]] = []
-    if not within(HEAD_SECONDS, lambda: told.extend(ray.nodes())):  # type: ignore[no-untyped-call]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+
+
+def answered(call: Callable[[], _T]) -> _T:
+    """What the head answers. Raises ClusterUnavailable where it is gone: Ray itself would wait for a minute, and then end this process."""
+    told: list[_T] = []
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            told.append(call())
+        except Exception as exc:  # noqa: BLE001  raised again below, in the caller's thread
+            raised.append(exc)
+
+    if not within(HEAD_SECONDS, ask):
         raise ClusterUnavailable(
             f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone. Nothing acknowledged is lost;"
             " the same command goes on once a cluster is there again"
         )
-    nodes = [node for node in told if node["Alive"]]
-    return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+    if raised:
+        raise raised[0]
+    return told[0]
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:

@@ -11,11 +11,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
@@ -37,12 +37,14 @@ from orchestrator.launcher import NodeLauncher
 from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
-from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, bundles, connect, first_line, probe_nodes, strategy, within
+from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, answered, bundles, connect, first_line, probe_nodes, strategy, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 from orchestrator.ray_job import threads_asked_for
 from orchestrator.silence import SILENCE_SECONDS, Silence
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
@@ -145,6 +147,7 @@ class RayScheduler:
         self._root = str(root)
         self._local = address is None
         connect(address)
+        self._head_is_gone = False
         self._guard = RayGuard.over(ray_processes()) if self._local else None
         self._nodes = ClusterNodes.of(device, gpus_per_node)
         self._nodes_at = time.monotonic()
@@ -183,7 +186,8 @@ class RayScheduler:
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if self._ray_is_gone():
-            raise ClusterUnavailable("the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on")
+            whose = "the local Ray was ended from outside" if self._local else "the head of the Ray cluster does not answer"
+            raise ClusterUnavailable(f"{whose}. Nothing acknowledged is lost; the same command goes on")
         if not self._events and self._flights:
             refs = [ref for f in self._flights.values() for ref in (*f.refs, *f.progress_refs)]
             try:
@@ -203,7 +207,7 @@ class RayScheduler:
         elif not self._events:
             time.sleep(timeout_seconds)
         if time.monotonic() - self._nodes_at > NODES_SECONDS:
-            self._nodes.refresh()
+            self._ask(self._nodes.refresh)
             self._nodes_at = time.monotonic()
         events, self._events = self._events, []
         return events
@@ -213,6 +217,8 @@ class RayScheduler:
         if flight is None:
             return
         flight.cancelled_at = time.monotonic()
+        if self._ray_is_gone():
+            return
         if flight.stage is _Stage.RUNNING:
             for agent in flight.gang.agents:
                 agent.kill.remote(flight.request.tag)
@@ -248,7 +254,27 @@ class RayScheduler:
         return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
 
     def _ray_is_gone(self) -> bool:
-        return self._guard is not None and self._guard.ray_is_gone()
+        return self._head_is_gone or (self._guard is not None and self._guard.ray_is_gone())
+
+    def _reserved_at(self, gang: _Gang) -> float | None:
+        """When Ray had reserved the slots of a gang, by its own account of how long that took; None: it has not, or is gone with its account."""
+        if self._ray_is_gone():
+            return None
+        try:
+            told = self._ask(lambda: placement_group_table(gang.group))
+        except (RayError, ClusterUnavailable):
+            return None
+        if told.get("state") != "CREATED":
+            return None
+        return float(gang.asked_at + told["stats"]["end_to_end_creation_latency_ms"] / 1e3)
+
+    def _ask(self, call: Callable[[], _T]) -> _T:
+        """Have the head answer; what would have to wait for it is left undone from then on where it does not."""
+        try:
+            return answered(call)
+        except ClusterUnavailable:
+            self._head_is_gone = True
+            raise
 
     # -- gangs ---------------------------------------------------------------------------------------------------------------
 
@@ -277,23 +303,27 @@ class RayScheduler:
                 )
 
     def _form(self, shape: Shape, nodes: Sequence[str], program: str) -> _Gang:
-        group = placement_group(
-            bundles(shape, self._nodes.device),
-            strategy=strategy(shape),
-            bundle_label_selector=[{NODE_ID: self._nodes.id_of(node)} for node in nodes],
+        group = self._ask(
+            lambda: placement_group(
+                bundles(shape, self._nodes.device),
+                strategy=strategy(shape),
+                bundle_label_selector=[{NODE_ID: self._nodes.id_of(node)} for node in nodes],
+            )
         )
         cpus = 1.0 if self._resource == "GPU" else float(shape.slots_per_node)
-        agents = [
-            self._agent_class.options(
-                num_cpus=cpus,
-                num_gpus=float(shape.slots_per_node) if self._resource == "GPU" else 0,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=4,  # run, beside kill and progress
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i),
-            ).remote(self._root, program, node, passed(os.environ))
-            for i, node in enumerate(nodes)
-        ]
+        agents = self._ask(
+            lambda: [
+                self._agent_class.options(
+                    num_cpus=cpus,
+                    num_gpus=float(shape.slots_per_node) if self._resource == "GPU" else 0,
+                    max_restarts=0,
+                    max_task_retries=0,
+                    max_concurrency=4,  # run, beside kill and progress
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i),
+                ).remote(self._root, program, node, passed(os.environ))
+                for i, node in enumerate(nodes)
+            ]
+        )
         gang = _Gang(shape=shape, nodes=tuple(nodes), group=group, agents=agents, asked_at=time.monotonic())
         self._gangs.append(gang)
         return gang
@@ -304,13 +334,14 @@ class RayScheduler:
             self._close_agents(gang.agents)
         for agent in gang.agents:
             try:
-                ray.kill(agent)
+                self._ask(partial(ray.kill, agent))
             except RayError as exc:
                 logger.debug("Agent already gone: %s", first_line(exc))
         if gang in self._gangs:
             self._gangs.remove(gang)
             self._meter.returned(gang, time.monotonic())
         if not within(REMOVE_SECONDS, lambda: remove_placement_group(gang.group)):
+            self._head_is_gone = True
             raise ClusterUnavailable(
                 "Ray does not give slots back: it is gone, or going. Nothing acknowledged is lost; the same command goes on"
             )
@@ -327,7 +358,7 @@ class RayScheduler:
         held = sum(gang.shape.num_slots for gang in self._gangs)
         deadline = time.monotonic() + LEASE_SETTLE_SECONDS
         while time.monotonic() < deadline:
-            available = ray.available_resources()  # type: ignore[no-untyped-call]
+            available = self._ask(ray.available_resources)
             if available.get(self._resource, 0.0) >= min(shape.num_slots, self._nodes.slots.total - held):
                 return
             time.sleep(0.01)
@@ -383,7 +414,7 @@ class RayScheduler:
         """From here on the gang is the attempt's; one that was formed for it, from the moment that Ray had reserved its slots."""
         gang, at = flight.gang, time.monotonic()
         if not self._meter.knows(gang):
-            reserved_at = _reserved_at(gang)
+            reserved_at = self._reserved_at(gang)
             if reserved_at is None:
                 return
             at = min(reserved_at, at)
@@ -493,20 +524,6 @@ class RayScheduler:
                 shared_nodes=flight.shares_nodes if flight.placed_at is not None else None,
             )
         )
-
-
-def _reserved_at(gang: _Gang) -> float | None:
-    """When Ray had reserved the slots of a gang, by its own account of how long that took; None: it has not, or is gone with its account."""
-    told: list[dict[str, Any]] = []
-
-    def ask() -> None:
-        with suppress(RayError):
-            told.append(placement_group_table(gang.group))
-
-    within(REMOVE_SECONDS, ask)
-    if not told or told[0].get("state") != "CREATED":
-        return None
-    return float(gang.asked_at + told[0]["stats"]["end_to_end_creation_latency_ms"] / 1e3)
 
 
 def _program(request: TrialRequest) -> str:
