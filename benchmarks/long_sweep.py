@@ -61,7 +61,7 @@ class ScriptedScheduler:
     def slots(self) -> Slots:
         return Slots(device=Device.CPU, device_name=None, nodes={"here": 2}, usual_at_once=1)
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ class TimedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return self._inner.standing()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

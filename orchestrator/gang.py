@@ -125,8 +125,8 @@ class Scheduler(Protocol):
         """May change from poll to poll: nodes come and go."""
         ...
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
-        """The nodes of each gang that stands idle, by its shape: an attempt begins there at once, where elsewhere a gang has to form."""
+    def standing(self) -> Mapping[int, Sequence[str]]:
+        """The nodes on which an agent stands idle, by the slots that it has: on others one has to start first, which takes seconds."""
         ...
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""What gangs hold, added up: slots by seconds from the moment they are reserved until they are given back, with and without an attempt on them.
+"""What leases hold, added up: slots by seconds from the moment they are reserved until they are given back, with and without an attempt on them.
 
-It has no clock: times are seconds of its caller's, real or simulated. It does not know what a gang is, beyond telling one from another.
+It has no clock: times are seconds of its caller's, real or simulated. It does not know what a lease is, beyond telling one from another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _SlotSeconds:
 
 
 @dataclass(kw_only=True)
-class _Lease:
+class _Span:
     num_slots: int
     busy_since: float | None = None  # with an attempt
 
@@ -39,41 +39,41 @@ class LeaseMeter:
     """Of one scheduler, from when it was opened."""
 
     def __init__(self, now: float) -> None:
-        self._leases: dict[Hashable, _Lease] = {}
+        self._spans: dict[Hashable, _Span] = {}
         self._held, self._busy = _SlotSeconds(), _SlotSeconds()
         self._capacity, self._seen_at = 0.0, now
 
-    def stands(self, gang: Hashable, *, num_slots: int, at: float) -> None:
-        """The slots of a gang are reserved."""
-        self._leases[gang] = _Lease(num_slots=num_slots)
+    def stands(self, lease: Hashable, *, num_slots: int, at: float) -> None:
+        """The slots of a lease are reserved."""
+        self._spans[lease] = _Span(num_slots=num_slots)
         self._held.begin(num_slots, at)
 
-    def knows(self, gang: Hashable) -> bool:
-        return gang in self._leases
+    def knows(self, lease: Hashable) -> bool:
+        return lease in self._spans
 
-    def begins(self, gang: Hashable, at: float) -> None:
-        """An attempt has a standing gang for itself."""
-        lease = self._leases[gang]
-        lease.busy_since = at
-        self._busy.begin(lease.num_slots, at)
+    def begins(self, lease: Hashable, at: float) -> None:
+        """An attempt has a standing lease for itself."""
+        span = self._spans[lease]
+        span.busy_since = at
+        self._busy.begin(span.num_slots, at)
 
-    def ends(self, gang: Hashable, at: float) -> float:
+    def ends(self, lease: Hashable, at: float) -> float:
         """The attempt on it is over. The GPU-seconds that it held; 0 where it never got as far as to begin."""
-        lease = self._leases.get(gang)
-        if lease is None or lease.busy_since is None:
+        span = self._spans.get(lease)
+        if span is None or span.busy_since is None:
             return 0.0
-        seconds, lease.busy_since = at - lease.busy_since, None
-        self._busy.end(lease.num_slots, at)
-        return seconds * lease.num_slots
+        seconds, span.busy_since = at - span.busy_since, None
+        self._busy.end(span.num_slots, at)
+        return seconds * span.num_slots
 
-    def returned(self, gang: Hashable, at: float) -> None:
+    def returned(self, lease: Hashable, at: float) -> None:
         """Its slots are given back, whatever was on them; nothing happens where they never were reserved."""
-        lease = self._leases.pop(gang, None)
-        if lease is None:
+        span = self._spans.pop(lease, None)
+        if span is None:
             return
-        self._held.end(lease.num_slots, at)
-        if lease.busy_since is not None:
-            self._busy.end(lease.num_slots, at)
+        self._held.end(span.num_slots, at)
+        if span.busy_since is not None:
+            self._busy.end(span.num_slots, at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
         """Up to now. The cluster counts as having had so many slots since this was last asked: nodes come and go."""

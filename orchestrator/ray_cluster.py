@@ -24,6 +24,7 @@ from orchestrator.core.protocol import Device
 from orchestrator.gang import Slots
 from orchestrator.head_watch import why_unreachable
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
+from orchestrator.ray_guard import RayGuard
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds:
     try:
         nodes = ClusterNodes.of(device, shape.slots_per_node)
         if not nodes.slots.hold(shape):
-            placement_group(bundles(shape, device), strategy=strategy(shape))
+            strategy = "STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK"
+            placement_group([bundle(shape.slots_per_node, device)] * shape.num_nodes, strategy=strategy)
         until = time.monotonic() + patience_seconds
         while not nodes.slots.hold(shape):
             if give_up():
@@ -89,14 +91,9 @@ def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds:
         ray.shutdown()
 
 
-def bundles(shape: Shape, device: Device) -> list[dict[str, float]]:
-    """What a gang of this shape reserves, node by node. Beside GPUs a core for the agent."""
-    slots = float(shape.slots_per_node)
-    return [{"GPU": slots, "CPU": 1.0} if device is Device.CUDA else {"CPU": slots}] * shape.num_nodes
-
-
-def strategy(shape: Shape) -> str:
-    return "STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK"
+def bundle(num_slots: int, device: Device) -> dict[str, float]:
+    """What so many slots of a node are to Ray. Beside GPUs a core for the agent."""
+    return {"GPU": float(num_slots), "CPU": 1.0} if device is Device.CUDA else {"CPU": float(num_slots)}
 
 
 @dataclass(eq=False)
@@ -141,6 +138,10 @@ class ClusterNodes:
         """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
         self._doubted[name] = time.monotonic() + seconds
         self._count()
+
+    def is_alive(self, name: str) -> bool:
+        """Whether Ray has it among its nodes, doubted or not."""
+        return name in self._alive
 
     def id_of(self, name: str) -> str:
         return next(node_id for node_id, given in self._names.items() if given == name)
@@ -225,6 +226,29 @@ def _probe_actor(nodes: ClusterNodes, name: str, *, reserve: bool) -> Any:
 def _alive_nodes() -> list[dict[str, Any]]:
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return sorted(nodes, key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+
+
+class Head:
+    """The head of the cluster: once it has not answered in time, or the local Ray that `guard` watches has ended, it is gone for good."""
+
+    def __init__(self, guard: RayGuard | None) -> None:
+        self._guard, self._is_lost = guard, False
+
+    @property
+    def is_gone(self) -> bool:
+        return self._is_lost or (self._guard is not None and self._guard.ray_is_gone())
+
+    def ask(self, call: Callable[[], _T]) -> _T:
+        """What it answers. Raises ClusterUnavailable where it is gone."""
+        try:
+            return answered(call)
+        except ClusterUnavailable:
+            self._is_lost = True
+            raise
+
+    def lost(self) -> None:
+        """Something else shows that it is gone."""
+        self._is_lost = True
 
 
 def answered(call: Callable[[], _T]) -> _T:

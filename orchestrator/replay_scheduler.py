@@ -76,7 +76,7 @@ class ReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ class RayReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

@@ -126,7 +126,7 @@ class SimulatedScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

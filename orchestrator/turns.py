@@ -30,9 +30,7 @@ class Turns:
         """Whether the nodes that are left hold such a gang, once they are free."""
         return self._floor.holds(shape)
 
-    def next(
-        self, runs: Sequence[CellRun], now: float, standing: Mapping[Shape, Sequence[tuple[str, ...]]]
-    ) -> tuple[CellRun, tuple[str, ...]] | None:
+    def next(self, runs: Sequence[CellRun], now: float, standing: Mapping[int, Sequence[str]]) -> tuple[CellRun, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
         waiting = [
             WaitingGang(

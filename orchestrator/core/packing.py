@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 PATIENCE = 8  # starts of others, times the gangs that wait: after so many, the one that was passed over goes before larger ones
@@ -127,11 +128,11 @@ class Floor:
                 self._set_free(node, self._free[node] + self._taken(held, node))
 
     def next_start(
-        self, waiting: Sequence[WaitingGang], *, now: float, standing: Mapping[Shape, Sequence[tuple[str, ...]]] | None = None
+        self, waiting: Sequence[WaitingGang], *, now: float, standing: Mapping[int, Sequence[str]] | None = None
     ) -> Start | None:
         """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
 
-        `standing`: nodes on which agents of a shape wait idle; a gang of that shape is placed there where it may be.
+        `standing`: nodes on which an agent waits idle, by the slots that it has; a gang that wants so many of a node is placed there first.
         """
         if self._num_free < min((gang.shape.num_slots for gang in waiting), default=0):
             return None
@@ -141,9 +142,9 @@ class Floor:
         starts_at = inf
         for index in order:
             gang = waiting[index]
-            places = standing.get(gang.shape, ()) if standing is not None else ()
+            idle = standing.get(gang.shape.slots_per_node, ()) if standing is not None else ()
             ends_before = now + gang.seconds <= starts_at
-            nodes = self._place(gang, places, without=frozenset() if ends_before else reserved)
+            nodes = self._place(gang, idle, without=frozenset() if ends_before else reserved)
             if nodes is not None:
                 return Start(index=index, nodes=nodes)
             if index == order[0]:
@@ -152,14 +153,13 @@ class Floor:
                     starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
         return None
 
-    def _place(self, gang: WaitingGang, places: Sequence[tuple[str, ...]], *, without: frozenset[str]) -> tuple[str, ...] | None:
-        """Nodes that have room now: where such a gang stands idle, else those that it leaves the fewest free slots on."""
-        if sum(len(nodes) for free, nodes in self._by_free.items() if free >= gang.shape.slots_per_node) < gang.shape.num_nodes:
+    def _place(self, gang: WaitingGang, idle: Sequence[str], *, without: frozenset[str]) -> tuple[str, ...] | None:
+        """Nodes that have room now: where agents for it stand idle, then those that it leaves the fewest free slots on."""
+        shape = gang.shape
+        if sum(len(nodes) for free, nodes in self._by_free.items() if free >= shape.slots_per_node) < shape.num_nodes:
             return None
-        for nodes in places:
-            if without.isdisjoint(nodes) and all(self._has_room(node, gang.shape, exclusive=gang.exclusive) for node in nodes):
-                return nodes
-        return _first(self._roomy(gang, without), gang.shape.num_nodes)
+        stands = (node for node in idle if node not in without and self._has_room(node, shape, exclusive=gang.exclusive))
+        return _first(chain(stands, self._roomy(gang, without)), shape.num_nodes)
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
         for free in sorted(free for free in self._by_free if free >= gang.shape.slots_per_node):
@@ -227,9 +227,10 @@ def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:
 
 
 def _first(nodes: Iterable[str], count: int) -> tuple[str, ...] | None:
-    found = []
+    """So many different ones."""
+    found: dict[str, None] = {}
     for node in nodes:
-        found.append(node)
+        found[node] = None
         if len(found) == count:
             return tuple(found)
     return None

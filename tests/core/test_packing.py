@@ -107,11 +107,24 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
     assert floor.free_slots == 15
 
 
-def test_a_gang_starts_where_its_like_stands_idle() -> None:
+@pytest.mark.parametrize(
+    ("num_gpus", "nodes"),
+    [(8, ("node-3",)), (16, ("node-3", "node-1")), (24, ("node-3", "node-1", "node-0")), (4, ("node-2",))],
+    ids=["one of them", "all of them", "more than stand", "of its own size"],
+)
+def test_a_gang_starts_where_agents_stand_idle_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
     floor = Floor(EIGHT)
-    found = floor.next_start([gang(16)], now=0.0, standing={shape(16): [("node-2", "node-3")], shape(8): [("node-1",)]})
+    found = floor.next_start([gang(num_gpus)], now=0.0, standing={8: ["node-3", "node-1"], 4: ["node-2", "node-2"]})
     assert found is not None
-    assert found.nodes == ("node-2", "node-3")
+    assert found.nodes == nodes
+
+
+def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
+    floor = Floor(EIGHT)
+    floor.take(1, shape(4), ["node-3"], ends_at=1.0)
+    found = floor.next_start([gang(16)], now=0.0, standing={8: ["gone", "node-3", "node-2"]})
+    assert found is not None
+    assert found.nodes == ("node-2", "node-0")
 
 
 def test_no_slot_is_given_twice() -> None:

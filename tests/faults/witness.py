@@ -56,7 +56,7 @@ class WitnessedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def standing(self) -> Mapping[int, Sequence[str]]:
         return self._inner.standing()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

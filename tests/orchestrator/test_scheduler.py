@@ -87,13 +87,14 @@ def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) ->
     assert end.shared_nodes is False
 
 
-def test_a_gang_is_kept_while_the_next_attempt_has_its_shape(scheduler: RayScheduler) -> None:
+def test_an_agent_is_kept_while_the_next_attempt_wants_as_many_slots(scheduler: RayScheduler) -> None:
     begin(scheduler, request(), PAIR)
     until_finished(scheduler)
-    agents = {id(gang) for gang in scheduler._gangs}
+    agents = _agents()
+    assert agents
     begin(scheduler, request(), PAIR)
     until_finished(scheduler)
-    assert {id(gang) for gang in scheduler._gangs} == agents
+    assert _agents() == agents
 
 
 def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayScheduler) -> None:
@@ -147,7 +148,7 @@ def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: Ra
     ends = finished(until_finished(scheduler, slots))
     assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
     (node,) = scheduler.slots.nodes
-    assert scheduler.standing() == {SINGLE: [(node,)] * slots}
+    assert scheduler.standing() == {1: [node] * slots}
     begin(scheduler, request(), PAIR)  # in the place of two of these
     until_finished(scheduler)
 
@@ -185,7 +186,7 @@ def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler
     while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
         pass
     time.sleep(0.7)
-    agent = next(pid for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid))
+    (agent,) = _agents()
     below = {pid: start_time(pid) for pid in descendants(agent)}
     assert len(below) >= 3, "a server and two ranks"
     os.kill(agent, signal.SIGKILL)
@@ -199,6 +200,10 @@ def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler
     begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None, "a new gang takes its place"
+
+
+def _agents() -> set[int]:
+    return {pid for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid)}
 
 
 def _command(pid: int) -> str:

@@ -50,9 +50,14 @@ def test_nodes_of_one_host_have_names_of_their_own(out: dict[str, Any]) -> None:
     assert second.startswith(f"{first}-")
 
 
-def test_a_gang_stands_where_it_was_placed_until_another_needs_its_nodes(out: dict[str, Any]) -> None:
+def test_agents_stand_where_their_gang_was_placed(out: dict[str, Any]) -> None:
     assert out["placed"] == out["names"]
     assert out["standing"] == [0, 0, out["names"]]
+
+
+def test_gangs_of_fewer_and_of_more_nodes_share_the_agents_that_stand(out: dict[str, Any]) -> None:
+    assert out["split"] == [None, None, None]
+    assert out["same_agents"]
 
 
 def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_by_their_names(out: dict[str, Any]) -> None:
@@ -73,4 +78,10 @@ def test_a_rank_that_fails_on_one_node_ends_those_of_the_other_at_once(out: dict
 def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:
     assert out["lost"] == "node_lost"
     assert out["lost_seconds"] < 30
-    assert out["left"] == 1, "nothing more is put on a node that is gone"
+    assert out["names"] == sorted([out["lost_on"], out["left"]]), "nothing more is put on a node that is gone"
+
+
+def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) -> None:
+    assert out["kept_agents"] == [2, 1, True, True]
+    assert out["standing_after_loss"] == {"2": [out["left"]]}
+    assert out["after_loss"] is None

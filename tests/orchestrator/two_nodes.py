@@ -6,6 +6,7 @@ Run as a program, since a process joins one cluster at a time.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,12 @@ from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
-from orchestrator.scheduler import NODES_SECONDS, NodeAgent, RayScheduler
+from orchestrator.node_agent import NodeAgent
+from orchestrator.processes import descendants, start_time
+from orchestrator.scheduler import NODES_SECONDS, RayScheduler
 from tests.orchestrator.test_scheduler import finished, request, until_finished
 
-WHOLE, PART = Shape(num_nodes=2, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
+WHOLE, HALF, PART = Shape(num_nodes=2, slots_per_node=2), Shape(num_nodes=1, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
 
 
 class AgentOfItsNode(NodeAgent):
@@ -42,6 +45,7 @@ def main() -> None:
     out |= (
         _looks(scheduler)
         | _meets(scheduler)
+        | _splits(scheduler)
         | _lands_where_it_is_asked(scheduler)
         | _hangs_on_the_second_node(scheduler)
         | _fails_on_the_second_node(scheduler)
@@ -73,18 +77,43 @@ def _meets(scheduler: RayScheduler) -> dict[str, Any]:
     during = len(scheduler.standing())
     events = until_finished(scheduler)
     (end,) = finished(events)
-    (stands,) = scheduler.standing()[WHOLE]
+    stands = scheduler.standing()[2]
     return {
         "names": sorted(scheduler.slots.nodes),
         "ranks": [outcome.rank for report in end.reports for outcome in report.ranks],
         "first": end.failure.kind if end.failure else None,
-        "standing": [before, during, list(stands)],
+        "standing": [before, during, sorted(stands)],
         "placed": next(list(event.nodes) for event in events if isinstance(event, Placed)),
     }
 
 
+def _splits(scheduler: RayScheduler) -> dict[str, Any]:
+    """Gangs of one node where one of two stood, and the one of two again: with the agents that were there."""
+    before = _agents()
+    for name in scheduler.slots.nodes:
+        scheduler.start(request(2), HALF, [name])
+    ends = finished(until_finished(scheduler, 2))
+    _begin(scheduler, request(4))
+    ends += finished(until_finished(scheduler))
+    return {"split": [end.failure.kind if end.failure else None for end in ends], "same_agents": len(before) == 2 and _agents() == before}
+
+
+def _agents() -> dict[int, int | None]:
+    """Process ids and start times."""
+    return {pid: start_time(pid) for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid)}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
-    agent_class, scheduler._agent_class = scheduler._agent_class, ray.remote(AgentOfItsNode)
+    leases = scheduler._leases
+    leases.discard(leases._idle())
+    agent_class, leases._agent_class = leases._agent_class, ray.remote(AgentOfItsNode)
     names = sorted(scheduler.slots.nodes)
     landed = []
     for name in names:
@@ -94,9 +123,8 @@ def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
     _begin(scheduler, request(4), names[::-1])
     (end,) = finished(until_finished(scheduler))
     order = [report.node for report in end.reports for _ in report.ranks]
-    scheduler._agent_class = agent_class
-    for gang in list(scheduler._gangs):
-        scheduler._release(gang)
+    leases._agent_class = agent_class
+    leases.discard(leases._idle())
     return {"landed": landed, "numbered": order == [scheduler._nodes.id_of(name) for name in names for _ in range(2)]}
 
 
@@ -137,13 +165,26 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
     while not any(isinstance(event, Placed) for event in scheduler.poll(0.2)):
         pass
     time.sleep(1.0)
+    agents = _agents()
     began = time.monotonic()
     lose()
     end: Finished
     (end,) = finished(until_finished(scheduler, seconds=30))
     lost_seconds = time.monotonic() - began
     scheduler.poll(NODES_SECONDS + 1)
-    return {"lost": end.failure.kind if end.failure else None, "lost_seconds": lost_seconds, "left": len(scheduler.slots.nodes)}
+    (left,) = scheduler.slots.nodes
+    kept = _agents()
+    scheduler.start(request(2), HALF, [left])
+    (after,) = finished(until_finished(scheduler))
+    return {
+        "lost": end.failure.kind if end.failure else None,
+        "lost_on": end.failure.node if end.failure else None,
+        "lost_seconds": lost_seconds,
+        "left": left,
+        "standing_after_loss": {str(slots): list(nodes) for slots, nodes in scheduler.standing().items()},
+        "kept_agents": [len(agents), len(kept), kept.items() <= agents.items(), _agents() == kept],
+        "after_loss": after.failure.kind if after.failure else None,
+    }
 
 
 if __name__ == "__main__":
