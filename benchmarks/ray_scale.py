@@ -1,0 +1,303 @@
+"""Run the playbook's study on a real Ray cluster of simulated nodes, with kills on the way; print JSON, and end with 1 where anything was lost.
+
+python -m benchmarks.ray_scale [--nodes 64] [--gpus-per-node 8] [--trials-per-cell 147] [--kills 5] [--node-kills 5] [--seed 1] [--out FILE.json]
+
+Each node is a raylet of its own on this machine, with declared GPUs; one process of workload synthetic stands for all ranks of a node, and
+waits for nothing. Everything else is what a cluster runs: placement groups, agents, launchers, rank servers, files, SQL. The 28 cells of
+sweeps/playbook.yaml want gangs of 8 to 512 GPUs. Orchestrators are killed with SIGKILL and started again by the same command; of a node the
+raylet is killed, and another joins. Both happen at random moments, spread over the trials.
+
+What was acknowledged stands in a log that no kill reaches, and is held against the store at the end (tests/faults/history.py).
+`seconds` is from the start of the first orchestrator to the end of the last one; starting the cluster is not in it.
+`trials_per_second`: ends in the middle eight tenths of the trials, over the time between. `cpu_seconds` and `memory_bytes`: of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+from benchmarks.machine import PROJECT, describe_machine, write_result
+from orchestrator.core.errors import ClusterUnavailable, SweepError
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.protocol import Device
+from orchestrator.core.spec import SweepSpec
+from orchestrator.core.spec_yaml import load
+from orchestrator.processes import descendants, start_time
+from orchestrator.scheduler import RayScheduler
+from orchestrator.sweep import run_sweep
+from tests.faults.history import Log, Seen, judge
+from tests.faults.witness import WitnessedScheduler, WitnessedStore
+
+SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
+OVERRIDES = (
+    "workload.options={one_rank_per_node: true}",
+    "search.strategy=random",
+    "search.confirm={repeats: 0}",
+    "measurement.preflight=false",  # of nodes that are one machine
+)
+KILLED_BETWEEN = (0.05, 0.9)  # of the trials
+MIDDLE = (0.1, 0.9)
+LOOK_SECONDS = 0.5
+SURVIVOR_SECONDS = 5.0
+LONGEST_SECONDS = 3600.0
+NODE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
+
+
+def study(arguments: argparse.Namespace) -> SweepSpec:
+    """Of the cells that fit the cluster: on 512 GPUs all of them."""
+    sizes = [8 << power for power in range(7) if 8 << power <= arguments.nodes * arguments.gpus_per_node]
+    overrides = [f"gpus={sizes}", f"gpus_per_node={arguments.gpus_per_node}", f"search.max_trials={arguments.trials_per_cell}"]
+    return load(SWEEP_FILE.read_text(encoding="utf-8"), source=SWEEP_FILE.name, overrides=[*OVERRIDES, *overrides])
+
+
+def orchestrate(address: str, folder: Path, spec: SweepSpec) -> int:
+    """What `sweep run` does, and each acknowledged end in the log."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    scheduler = partial(RayScheduler, address=address, device=Device.CUDA, root=folder / "runs", gpus_per_node=int(spec.gpus_per_node))
+    try:
+        with WitnessedStore.seen_by(Log(folder / "seen.jsonl"), _url(folder)) as store:
+            run_sweep(
+                spec,
+                store=store,
+                open_scheduler=lambda: WitnessedScheduler(scheduler(), store.log),
+                code=Fingerprint(orchestrator_version="benchmark"),
+                hardware=lambda _: DEVICES[spec.device],
+                clock=time.monotonic,
+                run_root=folder.joinpath,
+            )
+    except SweepError as exc:
+        logging.error("%s", exc)
+        return exc.exit_code
+    return 0
+
+
+class Study:
+    """One cluster, and the orchestrators that work on one sweep there, one after the other."""
+
+    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+        self._folder, self._arguments, self._chance = folder, arguments, random.Random(arguments.seed)
+        self.log = Log(folder / "seen.jsonl")
+        self._node = NODE | {"num_cpus": arguments.gpus_per_node, "num_gpus": arguments.gpus_per_node}
+        began = time.monotonic()
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
+        self._workers = [self._cluster.add_node(wait=False, **self._node) for _ in range(arguments.nodes)]
+        self._cluster.wait_for_nodes(timeout=300)
+        self.cluster_seconds = time.monotonic() - began
+        self.killed = {"orchestrator": 0, "node": 0}
+        self.calls = 0
+        self._processes: dict[int, int] = {}  # of ours, seen below raylets: process id -> start time
+        self.least_available_bytes = _available_bytes()
+        self.slowest_takeover_seconds = 0.0
+
+    def run(self, num_trials: int) -> float:
+        """To the end; the seconds that took."""
+        victims = ["orchestrator"] * self._arguments.kills + ["node"] * self._arguments.node_kills
+        self._chance.shuffle(victims)
+        moments = sorted(self._chance.uniform(*KILLED_BETWEEN) * num_trials for _ in victims)
+        began, killed_at = time.monotonic(), None
+        orchestrator = self._orchestrator()
+        try:
+            while time.monotonic() - began < LONGEST_SECONDS:
+                code = orchestrator.poll()
+                if code == 0:
+                    return time.monotonic() - began
+                if code is not None and code != ClusterUnavailable.exit_code and killed_at is None:
+                    raise RuntimeError(f"the orchestrator ended with {code}; see {self._folder}/orchestrator.txt")
+                if code is not None:
+                    orchestrator = self._orchestrator()
+                self._look()
+                launches, ends = self._counts()
+                if killed_at is not None and launches > killed_at[1]:
+                    self.slowest_takeover_seconds = max(self.slowest_takeover_seconds, time.monotonic() - killed_at[0])
+                    killed_at = None
+                if killed_at is None and moments and ends >= moments[0]:
+                    moments.pop(0)
+                    victim = victims.pop(0)
+                    self.killed[victim] += 1
+                    if victim == "node":
+                        self._lose_a_node()
+                    else:
+                        orchestrator.kill()
+                        orchestrator.wait()
+                        killed_at = time.monotonic(), self._counts()[0]
+                time.sleep(LOOK_SECONDS)
+        finally:
+            orchestrator.kill()
+            orchestrator.wait()
+        raise RuntimeError(f"not at its end after {LONGEST_SECONDS:.0f} s")
+
+    def num_left(self) -> int:
+        """Processes of agents and ranks that outlive the last orchestrator by more than they may."""
+        until = time.monotonic() + SURVIVOR_SECONDS
+        while (left := self._alive()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return len(left)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+    def _orchestrator(self) -> subprocess.Popen[bytes]:
+        self.calls += 1
+        arguments = self._arguments
+        command = [sys.executable, "-m", "benchmarks.ray_scale", "--orchestrate", self._cluster.address, "--folder", str(self._folder)]
+        for name in ("nodes", "gpus_per_node", "trials_per_cell"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        log = (self._folder / "orchestrator.txt").open("ab")
+        return subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log)
+
+    def _lose_a_node(self) -> None:
+        lost = self._chance.choice(self._workers)
+        self._workers.remove(lost)
+        self._cluster.remove_node(lost, allow_graceful=False)
+        self._workers.append(self._cluster.add_node(wait=False, **self._node))
+
+    def _counts(self) -> tuple[int, int]:
+        """Launches and acknowledged ends so far."""
+        if not self.log.path.exists():
+            return 0, 0
+        text = self.log.path.read_text()
+        launches = text.count(f'["{Seen.LAUNCHED}"')
+        return launches, text.count("\n") - launches
+
+    def _look(self) -> None:
+        self.least_available_bytes = min(self.least_available_bytes, _available_bytes())
+        for pid in self._ours():
+            if pid not in self._processes and (started := start_time(pid)) is not None:
+                self._processes[pid] = started
+
+    def _ours(self) -> Iterator[int]:
+        """Agents, and what runs below them."""
+        for agent in descendants(os.getpid()):
+            if _command(agent).startswith("ray::NodeAgent"):
+                yield from (agent, *descendants(agent))
+
+    def _alive(self) -> list[int]:
+        return [pid for pid, started in self._processes.items() if start_time(pid) == started] + list(self._ours())
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _available_bytes() -> int:
+    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) * 1024
+
+
+def _cpu_seconds() -> float:
+    """That the machine has worked so far."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _url(folder: Path) -> str:
+    return f"sqlite:///{folder}/sweep.sqlite"
+
+
+def trials_per_second(ends: list[float]) -> float:
+    first, last = (int(share * (len(ends) - 1)) for share in MIDDLE)
+    return (last - first) / (ends[last] - ends[first])
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="sweep-scale-") as made:
+        yield Path(made)
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    spec = study(arguments)
+    num_trials = len(spec.cells()) * arguments.trials_per_cell
+    available = _available_bytes()
+    work = Study(folder, arguments)
+    try:
+        cpu = _cpu_seconds()
+        seconds = work.run(num_trials)
+        cpu = _cpu_seconds() - cpu
+        leaked = work.num_left()
+    finally:
+        work.close()
+    entries = work.log.entries()
+    launched = len({entry.trial_id for entry in entries})
+    with WitnessedStore.seen_by(work.log, _url(folder)) as store:
+        pruned = sum(trial.state is TrialState.PRUNED for trial in store.trials(store.sweep_named(spec.name).id))
+        verdict = judge(store, spec.name, entries, num_trials=num_trials + pruned)
+        held = store.held(store.sweep_named(spec.name).id).total
+    ends = sorted(entry.at for entry in entries if entry.seen is not Seen.LAUNCHED)
+    return {
+        "num_nodes": arguments.nodes,
+        "gpus_per_node": arguments.gpus_per_node,
+        "num_gpus": arguments.nodes * arguments.gpus_per_node,
+        "num_cells": len(spec.cells()),
+        "num_trials": launched,
+        "num_pruned": pruned,  # never launched: smaller ones had run out of memory
+        "num_attempts": sum(entry.seen is Seen.LAUNCHED for entry in entries),
+        "seed": arguments.seed,
+        "killed": work.killed,
+        "orchestrators": work.calls,
+        "slowest_takeover_seconds": round(work.slowest_takeover_seconds, 1),
+        "acknowledged": verdict.acknowledged,
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "stuck": len(verdict.stuck),
+        "broken": len(verdict.broken),
+        "complaints": verdict.complaints[:20],
+        "max_attempts": verdict.max_attempts,
+        "leaked_processes": leaked,
+        "cluster_seconds": round(work.cluster_seconds, 1),
+        "seconds": round(seconds, 1),
+        "trials_per_second": round(trials_per_second(ends), 2),
+        "cpu_seconds": round(cpu, 1),
+        "memory_bytes": available - work.least_available_bytes,
+        "held_gpu_seconds": {name: round(getattr(held, name), 1) for name in held.parts},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--trials-per-cell", type=int, default=147)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--node-kills", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keeps what is written; default: a temporary one, removed")
+    parser.add_argument("--orchestrate", metavar="ADDRESS", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.orchestrate is not None:
+        return orchestrate(arguments.orchestrate, arguments.folder, study(arguments))
+    machine = describe_machine()
+    with _folder(arguments.folder) as folder:
+        found = measure(arguments, folder)
+    print(json.dumps(found, indent=1))
+    if arguments.out is not None:
+        write_result(arguments.out, benchmark="ray_scale", machine=machine, result=found)
+    return 1 if any(found[kind] for kind in ("lost", "duplicated", "stuck", "broken", "leaked_processes")) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
