@@ -159,8 +159,9 @@ class RayScheduler:
             time.sleep(timeout_seconds)
         if time.monotonic() - self._nodes_at > NODES_SECONDS:
             self._head.ask(self._nodes.refresh)
-            self._leases.discard_lost()
             self._nodes_at = time.monotonic()
+            self._leases.discard_lost()
+            self._lose_what_cannot_form()
         events, self._events = self._events, []
         return events
 
@@ -335,18 +336,30 @@ class RayScheduler:
         """Throw away every agent that owes an answer."""
         self._lose(flight, sorted(set(flight.refs.values())), Failure(kind=kind, message=message))
 
+    def _lose_what_cannot_form(self) -> None:
+        """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
+        for flight in list(self._flights.values()):
+            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node)]
+            if gone and flight.stage is not _Stage.RUNNING:  # of a running one the agents themselves tell
+                node = flight.leases[gone[0]].node
+                text = f"node {node} left the cluster while the gang formed"
+                self._lose(flight, gone, Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
+
     def _lose(self, flight: _Flight, indices: Sequence[int], failure: Failure) -> None:
         """Agents are gone, or cannot be trusted any more: they die, and with them their ranks. The others end theirs, and stay."""
         known = first_failure(list(flight.reports.values()))
         if flight.loss is None and (known is None or is_aftermath(known)):
             flight.loss = Failure(kind=FailureKind.CANCELLED, message="cancelled") if flight.is_cancelled else failure
-        if flight.stage is not _Stage.RUNNING:  # nothing runs yet: whoever has not answered is not waited for
-            indices = sorted({*indices, *flight.refs.values()})
-            self._leases.stand(flight.leases)  # slots may have been reserved while their agents were on their way
         flight.lost |= set(indices)
+        if flight.stage is not _Stage.RUNNING:  # nothing runs yet: the others are not waited for
+            flight.refs = {}
+            self._leases.stand(flight.leases)  # slots may have been reserved while their agents were on their way
         flight.refs = {ref: index for ref, index in flight.refs.items() if index not in flight.lost}
         flight.gpu_seconds += self._leases.discard([flight.leases[index] for index in indices])
-        self._end_ranks(flight) if flight.refs else self._end(flight)
+        if flight.refs:
+            self._end_ranks(flight)
+        else:
+            self._end(flight)
 
     def _end(self, flight: _Flight) -> None:
         """Nobody owes an answer: the attempt is over."""

@@ -85,3 +85,9 @@ def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) 
     assert out["kept_agents"] == [2, 1, True, True]
     assert out["standing_after_loss"] == {"2": [out["left"]]}
     assert out["after_loss"] is None
+
+
+def test_a_gang_that_cannot_form_since_its_node_is_dead_does_not_wait_out_its_time(out: dict[str, Any]) -> None:
+    assert out["unformed"] == ["node_lost", None]
+    assert out["unformed_seconds"] < 45, "of the 120 and more for which a gang may form"
+    assert out["kept_when_unformed"]

@@ -51,6 +51,9 @@ def main() -> None:
         | _fails_on_the_second_node(scheduler)
     )
     out |= _loses_a_node(scheduler, lambda: cluster.remove_node(second, allow_graceful=False))
+    third = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
+    cluster.wait_for_nodes()
+    out |= _loses_a_node_on_the_way(scheduler, lambda: cluster.remove_node(third, allow_graceful=False))
     scheduler.close()
     cluster.shutdown()  # type: ignore[no-untyped-call]
     print("OUT " + json.dumps(out))
@@ -184,6 +187,24 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
         "standing_after_loss": {str(slots): list(nodes) for slots, nodes in scheduler.standing().items()},
         "kept_agents": [len(agents), len(kept), kept.items() <= agents.items(), _agents() == kept],
         "after_loss": after.failure.kind if after.failure else None,
+    }
+
+
+def _loses_a_node_on_the_way(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
+    """A gang is to form on a node that is dead, and that Ray still counts among its own."""
+    deadline = time.monotonic() + 30
+    while len(scheduler.slots.nodes) < 2:
+        assert time.monotonic() < deadline
+        scheduler.poll(NODES_SECONDS + 1)
+    agents = _agents()
+    lose()
+    _begin(scheduler, request(4))
+    began = time.monotonic()
+    (end,) = finished(until_finished(scheduler, seconds=60))
+    return {
+        "unformed": [end.failure.kind if end.failure else None, end.shared_nodes],
+        "unformed_seconds": time.monotonic() - began,
+        "kept_when_unformed": _agents() == agents,
     }
 
 
