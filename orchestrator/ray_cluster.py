@@ -1,4 +1,4 @@
-"""One Ray cluster, seen from its driver: joined or started, and what it has. With scheduler.py the only importer of ray."""
+"""One Ray cluster, seen from its driver: joined or started, what it has, and whether its head answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLOCK_ANSWER_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
-DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leased-gangs.md)
+DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
 
 
 def connect(address: str | None) -> None:
