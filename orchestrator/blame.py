@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, Fault
@@ -18,20 +19,17 @@ class Blame:
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
-        self._machine_faults_in_a_row, self._last_machine_fault = 0, ""
+        self.suspects_the_machine = False  # whether the last attempt failed by the machine's fault
+        self._machine_faults_in_a_row, self._last_machine_fault, self._known_at = 0, "", -inf
         self._nothing_measured = True
         self._same_failures, self._first_failure = 0, ""
 
-    @property
-    def suspects_the_machine(self) -> bool:
-        """Whether the last attempt failed by the machine's fault."""
-        return self._machine_faults_in_a_row > 0
-
     def note_measured(self) -> None:
-        self._machine_faults_in_a_row = 0
+        self._trust_the_machine()
         self._nothing_measured, self._same_failures = False, 0
 
-    def note_failure(self, failure: Failure) -> None:
+    def note_failure(self, failure: Failure, *, began: float, now: float) -> None:
+        """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
         fault = POLICIES[failure.kind].fault
         if fault is Fault.NOBODY:  # we ended it: several at once say the same words
             return
@@ -40,11 +38,13 @@ class Blame:
             said = re.sub(r"^rank \d+ ", "", failure.message)
             self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
             self._first_failure = said
-        if is_machines:
+        if not is_machines:
+            self._trust_the_machine()
+            return
+        self.suspects_the_machine = True
+        if began >= self._known_at:
             self._machine_faults_in_a_row += 1
-            self._last_machine_fault = failure.message
-        else:
-            self._machine_faults_in_a_row = 0
+            self._last_machine_fault, self._known_at = failure.message, now
 
     def raise_if_it_is_not_the_layouts(self) -> None:
         """Raise UsageInvalid for the program's mistake, ClusterUnavailable for the machine's."""
@@ -56,6 +56,9 @@ class Blame:
             )
         if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
             raise ClusterUnavailable(
-                f"the last {self._machine_faults_in_a_row} attempts failed by the machine's fault, the last one: {self._last_machine_fault}."
-                f" Mend it (`sweep doctor` helps to find it); the same command goes on"
+                f"{self._machine_faults_in_a_row} attempts one after the other failed by the machine's fault, the last one:"
+                f" {self._last_machine_fault}. Mend it (`sweep doctor` helps to find it); the same command goes on"
             )
+
+    def _trust_the_machine(self) -> None:
+        self.suspects_the_machine, self._machine_faults_in_a_row = False, 0

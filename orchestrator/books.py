@@ -99,7 +99,7 @@ class Books:
             flight.stepped = True
             self._move(TrialState.LAUNCHING, TrialState.RUNNING)
 
-    def ended(self, over: Sequence[tuple[Flight, Finished]]) -> list[str]:
+    def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float) -> list[str]:
         """Write down how attempts ended, whatever became of them, in one commit; then tell their searches. Returns each in words."""
         endings = [self._judge(flight, event) for flight, event in over]
         events = self._events_of([ending for ending in endings if isinstance(ending.outcome, Failure)])
@@ -113,6 +113,7 @@ class Books:
                 words.append(self._measured(ending, ending.outcome, counts=came_to.counts))
             else:
                 trial_id = ending.flight.trial_id
+                self.blame.note_failure(ending.outcome, began=ending.flight.since, now=now)
                 words.append(self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id)))
         self._write_condemned()
         for run in anew.values():
@@ -216,7 +217,6 @@ class Books:
 
     def _failed(self, ending: _Ending, failure: Failure, event: TrialEvent, row: TrialRow | None) -> str:
         """`row` is the trial's, where it waits again."""
-        self.blame.note_failure(failure)
         flight = ending.flight
         if flight.is_repeat:
             return f"measured before; once more it failed, {failure.kind}: {failure.message}"

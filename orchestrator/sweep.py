@@ -307,7 +307,7 @@ class _Loop:
                     over.append((flight, event))
                     self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
         self._finished_now += len(over)
-        for (flight, end), words in zip(over, self._books.ended(over), strict=True):
+        for (flight, end), words in zip(over, self._books.ended(over, now=self._clock()), strict=True):
             self._say(flight, words)
             if self._spool is not None:
                 self._spool.drop(Spooled(attempt=flight.attempt, end=end))

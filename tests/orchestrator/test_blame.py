@@ -17,10 +17,10 @@ OF_THE_PROGRAM = [
 
 
 def told(blame: Blame, kind: FailureKind, *messages: str) -> Blame:
-    """The blame after failures of a kind, none of which was enough so far."""
+    """The blame after failures of a kind, one after the other, none of which was enough so far."""
     for message in messages:
         blame.raise_if_it_is_not_the_layouts()
-        blame.note_failure(Failure(kind=kind, message=message))
+        blame.note_failure(Failure(kind=kind, message=message), began=0.0, now=0.0)
     return blame
 
 
@@ -67,7 +67,23 @@ def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measureme
     blame.note_measured()
     told(blame, kind, *(f"node-a is gone, {n}" for n in range(MACHINE_FAULTS_IN_A_ROW)))
     last = re.escape(f"the last one: node-a is gone, {MACHINE_FAULTS_IN_A_ROW - 1}.")
-    with pytest.raises(ClusterUnavailable, match=rf"the last {MACHINE_FAULTS_IN_A_ROW} attempts failed by the machine's fault, {last}"):
+    with pytest.raises(
+        ClusterUnavailable, match=rf"{MACHINE_FAULTS_IN_A_ROW} attempts one after the other failed by the machine's fault, {last}"
+    ):
+        blame.raise_if_it_is_not_the_layouts()
+
+
+def test_what_ran_beside_each_other_fails_once_however_much_it_was() -> None:
+    blame = Blame("t")
+    lost = Failure(kind=FailureKind.NODE_LOST, message="node-a is gone")
+    for gang in range(3 * MACHINE_FAULTS_IN_A_ROW):  # all begun when the sweep was, and told one after the other
+        blame.note_failure(lost, began=0.1 * gang, now=100.0 + gang)
+    blame.raise_if_it_is_not_the_layouts()
+    assert blame.suspects_the_machine
+    for again in range(1, MACHINE_FAULTS_IN_A_ROW):  # begun when the one before was known, and lost as well
+        blame.raise_if_it_is_not_the_layouts()
+        blame.note_failure(lost, began=100.0 * again, now=100.0 * (again + 1))
+    with pytest.raises(ClusterUnavailable, match=f"^{MACHINE_FAULTS_IN_A_ROW} attempts one after the other"):
         blame.raise_if_it_is_not_the_layouts()
 
 
@@ -80,7 +96,7 @@ def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(kind: Failu
         if kind is None:
             blame.note_measured()
         else:
-            blame.note_failure(Failure(kind=kind, message=f"of its own, {number}"))
+            blame.note_failure(Failure(kind=kind, message=f"of its own, {number}"), began=0.0, now=0.0)
         assert not blame.suspects_the_machine
     blame.raise_if_it_is_not_the_layouts()
 

@@ -13,6 +13,7 @@ import pytest
 from db.schema import AttemptState
 from db.store import Store
 from orchestrator import cli
+from orchestrator.blame import MACHINE_FAULTS_IN_A_ROW
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
@@ -151,6 +152,21 @@ def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
     assert {a.state for a in lost} == {AttemptState.REQUEUED}
     assert not {t.state for t in store.trials(result.sweep_id)} & {TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING}
     assert len(scheduler.slots.nodes) < 8 or scheduler.clock() > NODE_AWAY_SECONDS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_lost_with_all_its_gangs_does_not_end_a_sweep(store: Store, seed: int) -> None:
+    # Eight gangs of one GPU to a node, and one of eight nodes is lost every 54 s in the mean.
+    wide = spec(
+        gpus=1,
+        model="llama-3.2-1b",
+        sequence_length=[1024, 2048, 4096],
+        axes={"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "full", "selective_ops", "selective_attention"]},
+        search={"seed": seed, "confirm": {"repeats": 0}},
+    )
+    result, _ = run(store, wide, num_nodes=8, node_loss_hours=0.12)
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    assert max(store.node_faults(result.sweep_id).values()) >= MACHINE_FAULTS_IN_A_ROW, "so many gangs went with one node"
 
 
 def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store) -> None:

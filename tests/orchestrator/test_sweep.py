@@ -278,12 +278,27 @@ def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Sto
 
 
 def test_a_machine_that_fails_everybody_ends_the_call_before_any_trial_is_used_up(store: Store) -> None:
-    with pytest.raises(ClusterUnavailable, match="the last 5 attempts failed by the machine's fault"):
+    with pytest.raises(ClusterUnavailable, match="5 attempts one after the other failed by the machine's fault"):
         run(store, lambda _: FailureKind.LAUNCH_FAILED)
     assert TrialState.FAILED not in states(store)
     assert store.sweep_named("t").holder is None
     run(store, fast)
     assert states(store) == {TrialState.MEASURED: 12}
+
+
+def test_a_node_that_is_lost_with_eight_gangs_costs_each_an_attempt_and_ends_no_sweep(store: Store) -> None:
+    wide = spec(
+        gpus=1, global_batch_size=64, axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full", "selective_ops"]}
+    )
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        is_on_the_lost_node = request.trial_id <= 16 and scheduler.nodes_of[request.trial_id] == ("a",)
+        return FailureKind.NODE_LOST if is_on_the_lost_node and request.attempt == 1 else fast(request)
+
+    scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 8, "b": 8})
+    run(store, script, spec=wide, scheduler=scheduler)
+    assert states(store) == {TrialState.MEASURED: 21}
+    assert Counter(trial.num_attempts for trial in store.trials(1)) == {2: 8, 1: 13}
 
 
 def test_one_mistake_in_the_program_is_told_once_not_once_per_layout(store: Store) -> None:
