@@ -66,7 +66,7 @@ class NodeHealth:
         self._shapes: set[Shape] = set()  # of the gangs that have to find room
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
-        self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when, and which trial
+        self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when it was known, and which trial
         self._num_measured, self._num_scored = 0, 0
         self._left: set[int] = set()  # trials that were under way when others were told to wait again
         self._spared: set[str] = set()  # told to be sick, and needed all the same
@@ -100,12 +100,12 @@ class NodeHealth:
         self._benched = {row.node: row for row in self._store.benches(self._sweep_id) if row.until is None}
         return self._remeasure(in_flight) if set(self._bad) - before else set()
 
-    def ended(self, trial_id: int, event: Finished, in_flight: Collection[int]) -> set[int]:
-        """An attempt is over. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
+    def ended(self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float) -> set[int]:
+        """An attempt is over, that began then. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
         is_due = trial_id in self._left
         self._left.discard(trial_id)
         if event.failure is not None:
-            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports))
+            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports), began=began)
         else:
             self._num_measured += 1
             is_due |= self._bench_the_slow() or not {report.node for report in event.reports}.isdisjoint(self._bad)
@@ -146,13 +146,15 @@ class NodeHealth:
 
     # -- sick, by what happens on it -----------------------------------------------------------------------------------------
 
-    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int) -> None:
+    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int, began: float) -> None:
         node = failure.node
         blamed = OF_ITS_NODE | OF_THE_GANG if num_nodes == 1 else OF_ITS_NODE
         if node is None or failure.kind not in blamed:
             return
         now = self._clock()
         recent = [(at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS]
+        if recent and began < recent[-1][0]:
+            return  # of the same event, as when a node is lost with all that it ran
         recent.append((now, trial_id))
         self._faults[node] = recent
         # Of several trials: one that fails wherever it runs is not its nodes' fault.

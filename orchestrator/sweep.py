@@ -314,7 +314,7 @@ class _Loop:
         for _ in heard:  # what came while the database was away stands behind it
             self._inbox.popleft()
         for flight, event in over:
-            self._measure_again(self._health.ended(flight.trial_id, event, self._flights))
+            self._measure_again(self._health.ended(flight.trial_id, event, self._flights, began=flight.since))
 
     def _measure_again(self, cells: Collection[int]) -> None:
         """Trials of these cells wait again, since a node that they were measured on is sick: their searches begin anew with what still counts."""

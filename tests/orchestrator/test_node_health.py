@@ -242,6 +242,17 @@ def test_other_failures_bench_nobody(store: Store, kind: FailureKind, times: int
     assert store.benches(store.sweep_named("t").id) == [], why
 
 
+def test_a_node_that_was_lost_once_with_all_its_gangs_is_not_benched(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        is_lost = request.attempt == 1 and request.trial_id <= 6 and scheduler.nodes_of[request.trial_id] == ("n0",)
+        return FailureKind.NODE_LOST if is_lost else fast(request)
+
+    scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"n0": 3, "n1": 3})
+    run(store, scheduler)
+    assert store.node_faults(store.sweep_named("t").id) == {"n0": 3}
+    assert store.benches(store.sweep_named("t").id) == []
+
+
 def test_two_faults_half_an_hour_apart_bench_nobody(store: Store) -> None:
     now = [0.0]
     scheduler = failing_on("n1", FailureKind.DEVICE_ERROR, times=2)
@@ -308,5 +319,5 @@ def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(s
     assert health.refresh({trial_id}, now=True) == set(), "its attempt is under way"
     store.record_measurement(trial_id, 2, epoch=held.epoch, measurement=measurement(1000.0))
     end = Finished(trial_id=trial_id, reports=[NodeReport(node="good", ranks=[])], failure=None, gpu_seconds=1.0)
-    assert health.ended(trial_id, end, set()) == {held.cell_id}
+    assert health.ended(trial_id, end, set(), began=0.0) == {held.cell_id}
     assert store.trial(trial_id).trial.state is TrialState.QUEUED
