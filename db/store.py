@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0  # renewed every few seconds; a dead orchestrator on another host is replaced after this long
 # An end of no attempt, or with a value that no column takes: drivers wrap some of what they refuse, and let the rest through as it is.
-_REFUSED = (UsageInvalid, ValueError, OverflowError, sa.exc.StatementError)
+REFUSED = (UsageInvalid, ValueError, OverflowError, sa.exc.StatementError)
 
 
 class Store:
@@ -371,7 +371,7 @@ class Store:
             return []
         try:
             return self._database.write(lambda connection, change: endings.record(connection, change, ends, epoch), durable=True)
-        except _REFUSED:
+        except REFUSED:
             if len(ends) > 1:
                 self._record_each(ends, epoch)
             raise
@@ -381,7 +381,7 @@ class Store:
         for end in ends:
             try:
                 self.record_ends([end], epoch=epoch)
-            except _REFUSED as exc:
+            except REFUSED as exc:
                 logger.error(
                     "The end of attempt %d of trial %d cannot be recorded: %s",
                     end.attempt,

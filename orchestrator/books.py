@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from db.news import Ended, FailedEnd, MeasuredEnd, Pruned, Recorded
 from db.rows import TrialRow
-from db.store import Store
+from db.store import REFUSED, Store
 from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
@@ -101,9 +101,7 @@ class Books:
 
     def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float) -> list[str]:
         """Write down how attempts ended, whatever became of them, in one commit; then tell their searches. Returns each in words."""
-        endings = [self._judge(flight, event) for flight, event in over]
-        events = self._events_of([ending for ending in endings if isinstance(ending.outcome, Failure)])
-        recorded = self._store.record_ends([_ended(ending, events) for ending in endings], epoch=self._epoch)
+        endings, events, recorded = self._record([self._judge(flight, event) for flight, event in over])
         rows = {row.id: row for row in self._store.trials_by_id([i for i, event in events.items() if event is TrialEvent.REQUEUED])}
         anew = self._measured_with_other_software(endings, recorded)
         words = []
@@ -120,6 +118,23 @@ class Books:
             self._take_up(run)
         self._write_condemned()
         return words
+
+    def _record(self, endings: list[_Ending]) -> tuple[list[_Ending], dict[int, TrialEvent], list[Recorded]]:
+        """Have the store record them all; what it refuses is a bad result, of that trial alone."""
+        events = self._events_of([ending for ending in endings if isinstance(ending.outcome, Failure)])
+        try:
+            return endings, events, self._store.record_ends([_ended(ending, events) for ending in endings], epoch=self._epoch)
+        except REFUSED:
+            pass  # those that can be recorded are, and may be told again
+        recorded = []
+        for place, ending in enumerate(endings):
+            try:
+                recorded += self._store.record_ends([_ended(ending, events)], epoch=self._epoch)
+            except REFUSED as exc:
+                endings[place] = refused = _refused(ending, exc)
+                events |= self._events_of([refused])
+                recorded += self._store.record_ends([_ended(refused, events)], epoch=self._epoch)
+        return endings, events, recorded
 
     def _take_up(self, run: CellRun) -> list[TrialRow]:
         """Have a cell go on from what the store knows of it: all its trials, which are returned."""
@@ -258,6 +273,14 @@ class Books:
     def _move(self, before: TrialState, after: TrialState) -> None:
         self.counts[before] -= 1
         self.counts[after] += 1
+
+
+def _refused(ending: _Ending, exc: Exception) -> _Ending:
+    """The ending without what its ranks wrote, of which the store refuses something."""
+    said = str(exc).partition("\n")[0]
+    failure = Failure(kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {type(exc).__name__}: {said}")
+    event = replace(ending.event, reports=(), failure=failure)
+    return _Ending(flight=ending.flight, event=event, results=(), fingerprint=None, outcome=failure)
 
 
 def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:

@@ -10,8 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from db.rows import TrialDetail
-from db.store import Store
-from orchestrator.core.errors import UsageInvalid
+from db.store import REFUSED, Store
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, may_retry
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import TrialEvent
@@ -36,16 +35,19 @@ class Salvage:
     device_name: str | None
 
     def take_up(self, spool: Spool) -> int:
-        """Write down all that lies in a spool; how many ends that were."""
-        found = list(spool.left())
+        """Write down all that lies in a spool; how many ends that were. What the store refuses is set aside, and said."""
+        found, num_refused = list(spool.left()), 0
         peaks = Peaks(self.store.measured_peaks(self.sweep_id) if found else (), device_name=self.device_name)
         for spooled in found:
             try:
                 self._record(spooled, self.store.trial(spooled.end.trial_id), peaks)
-            except UsageInvalid as exc:  # no such trial or attempt: the store is not the one that it was
-                logger.warning("A spooled result belongs to nothing in the store, and is dropped: %s", exc)
-            spool.drop(spooled)
-        return len(found)
+            except REFUSED as exc:  # also where there is no such trial or attempt: the store is not the one that it was
+                said = str(exc).partition("\n")[0]
+                logger.warning("The store refuses a spooled result, which is set aside as %s: %s", spool.set_aside(spooled), said)
+                num_refused += 1
+            else:
+                spool.drop(spooled)
+        return len(found) - num_refused
 
     def _record(self, spooled: Spooled, detail: TrialDetail, peaks: Peaks) -> None:
         end = spooled.end

@@ -63,6 +63,12 @@ class Spool:
             (self._folder / spooled.name).unlink(missing_ok=True)
             self._kept.discard(spooled.name)
 
+    def set_aside(self, spooled: Spooled) -> Path:
+        """The database will never have it: a person may want to look at it. Returns where it lies from now on."""
+        kept = self._folder / spooled.name
+        self._kept.discard(spooled.name)
+        return kept.rename(kept.with_suffix(".refused"))
+
     def left(self) -> Iterator[Spooled]:
         """What lies here, oldest first. What cannot be read is set aside, and said."""
         try:

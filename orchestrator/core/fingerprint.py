@@ -11,7 +11,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_Text = Annotated[str, Field(max_length=200)] | None
+WITHOUT_NUL = r"^[^\x00]*$"  # a character that PostgreSQL keeps in no text
+_Text = Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)] | None
 
 
 class Stack(BaseModel):

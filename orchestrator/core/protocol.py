@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.failures import Failure
-from orchestrator.core.fingerprint import Stack
+from orchestrator.core.fingerprint import WITHOUT_NUL, Stack
 from orchestrator.core.layout import Layout
 from orchestrator.core.model_shape import ModelShape
 
@@ -62,8 +62,9 @@ class _Message(BaseModel):
 
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=1e7)]
+PositiveSeconds = Annotated[float, Field(ge=1e-9, le=1e7)]  # no clock tells less, and what is divided by it stays finite
 Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
+Step = Annotated[int, Field(ge=0, le=10**9)]
 ShortText = Annotated[str, Field(max_length=4000)]
 
 
@@ -88,7 +89,7 @@ class PhaseLimits(_Message):
 
 
 PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device in a second
-PeakSource = Annotated[str, Field(max_length=200)]  # "table: ...", or MEASURED_PEAK and how and in which trial
+PeakSource = Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)]  # "table: ...", or MEASURED_PEAK and how and in which trial
 MEASURED_PEAK = "measured: "
 
 
@@ -127,7 +128,7 @@ class TrialRequest(_Message):
 
 class Heartbeat(_Message):
     phase: Phase
-    step: Annotated[int, Field(ge=0)] = 0
+    step: Step = 0
     timed: bool = False  # a timed step runs: no warm-up, and nothing that is looked at apart
 
 
@@ -167,7 +168,7 @@ class RankFailure(_Message):
     message: ShortText
     traceback: Annotated[str, Field(max_length=100_000)] = ""
     phase: Phase
-    step: Annotated[int, Field(ge=0)] = 0
+    step: Step = 0
     at_unix_seconds: Annotated[float, Field(ge=0, le=1e11)]
     out_of_memory: bool = False
     peak_memory_allocated_bytes: Bytes | None = None

@@ -66,6 +66,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         b'{"step_seconds": [Infinity]}',
         b'{"step_seconds": [1e400]}',
         b'{"step_seconds": [1e18]}',
+        b'{"step_seconds": [5e-324]}',
         b'{"step_seconds": ["fast"]}',
         b'{"step_seconds": {"0": 1}}',
         b'{"step_seconds": [1], "peak_memory_allocated_bytes": -1}',
@@ -73,6 +74,8 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         b'{"step_seconds": [1], "peak_flops": NaN}',
         b'{"step_seconds": [1], "loss_last": Infinity}',
         b'{"step_seconds": [1], "phase_seconds": {"sleeping": 1}}',
+        b'{"step_seconds": [1], "stack": {"device_name": "a\\u0000b"}}',
+        b'{"step_seconds": [1], "peak_flops_source": "a\\u0000b"}',
         b'{"step_seconds": [1], "surprise": 1}',
         b'{"step_seconds": [1]',
         b"[" * 100_000,
@@ -85,6 +88,14 @@ def test_a_request_arrives_as_it_was_sent() -> None:
 def test_rubbish_is_refused_as_a_result(text: bytes) -> None:
     with pytest.raises(BadResult):
         decode_result(text)
+
+
+def test_a_step_that_no_column_holds_is_no_step() -> None:
+    too_large = str(2**70).encode()
+    with pytest.raises(BadResult, match="step"):
+        decode_heartbeat(b'{"phase":"steady","step":' + too_large + b"}")
+    with pytest.raises(BadResult, match="step"):
+        decode_failure(b'{"exception":"E","message":"","phase":"steady","at_unix_seconds":1,"step":' + too_large + b"}")
 
 
 @given(st.binary(max_size=300))

@@ -63,6 +63,28 @@ def test_a_failure_that_was_spooled_is_judged_like_any_other(store: Store, tmp_p
     assert store.reap(later.sweep_id, later.epoch) == []
 
 
+def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_down(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench.on(store)
+    (beyond, first), (well, second) = bench.start(1), bench.start(2)
+    no_column_holds_it = failure(FailureKind.USER_ERROR, step=2**70)
+    spool = Spool(tmp_path / "spool")
+    spool.keep(Spooled(attempt=first, end=Finished(trial_id=beyond, reports=[], failure=no_column_holds_it, gpu_seconds=1.0)))
+    spool.keep(Spooled(attempt=1, end=end_of(2**70)))
+    spool.keep(Spooled(attempt=1, end=end_of(4711)))
+    spool.keep(Spooled(attempt=second, end=end_of(well)))
+    later = Bench.on(store)
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 1
+    assert store.trial(well).trial.state is TrialState.MEASURED
+    aside = {file.name for file in (tmp_path / "spool").iterdir()}
+    assert aside == {f"trial-{beyond}-attempt-1.refused", "trial-4711-attempt-1.refused", f"trial-{2**70}-attempt-1.refused"}
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 0
+    assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], "whose trial it is waits again"
+
+
 def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spool = Spool(tmp_path / "spool")
     kept = Spooled(attempt=1, end=end_of(7))

@@ -22,7 +22,7 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Progressed
+from orchestrator.gang import Finished, Progressed, SchedulerEvent
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
 from orchestrator.searcher import Again, Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
@@ -498,6 +498,30 @@ def test_what_ends_by_one_poll_is_one_commit_and_counted_once(store: Store, monk
     assert sum(len(snapshot.ended) for snapshot in seen) == len(scheduler.started)
     trials = [store.trial(row.id) for row in store.trials(store.sweep_named("t").id)]
     assert all("first_step" in [e.event for e in t.events] for t in trials if t.trial.state is TrialState.MEASURED)
+
+
+def test_an_end_that_the_store_refuses_is_a_bad_result_of_its_trial_alone(store: Store) -> None:
+    class Boundless(Together):
+        """Says of each that crashed that it did in a step that no column holds."""
+
+        def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+            events = super().poll(timeout_seconds)
+            failed = {e.trial_id: e.failure for e in events if isinstance(e, Finished) and e.failure is not None}
+            return [
+                replace(e, failure=replace(failed[e.trial_id], step=2**70)) if isinstance(e, Finished) and e.trial_id in failed else e
+                for e in events
+            ]
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        return FailureKind.USER_ERROR if request.layout.micro_batch_size == 2 else fast(request)
+
+    seen: list[Snapshot] = []
+    result, _ = run(store, script, scheduler=Boundless(script, slots=18, device=Device.CUDA), observe=seen.append)
+    rows = store.trials(result.sweep_id)
+    assert Counter(row.failure_kind for row in rows) == {None: 8, FailureKind.BAD_RESULT: 4}
+    assert all("the database refuses how it ended" in (row.failure_message or "") for row in rows if row.failure_kind is not None)
+    assert {state: count for state, count in seen[-1].counts.items() if count} == states(store)
+    assert result.finished
 
 
 @pytest.mark.parametrize(("ask_seconds", "sizes"), [(0.0, [6]), (1.0, [1] * 6)], ids=["at once", "each after a second of thought"])
