@@ -33,14 +33,19 @@ MACHINE_KINDS = [kind.value for kind in FailureKind if POLICIES[kind].fault is F
 def record_checks(
     connection: Connection,
     sweep_id: int | None,
+    epoch: int | None,
     facts: Mapping[str, NodeFacts],
     checks: Mapping[str, Sequence[Check]],
 ) -> None:
     """One row per node that has checks; one that did not answer has no facts."""
+    if sweep_id is not None:
+        assert epoch is not None, "only who holds a sweep looks at its nodes"
+        lease.fence(connection, sweep_id, epoch)
     for node, some in checks.items():
         found = facts.get(node)
         values = {
             "sweep_id": sweep_id,
+            "epoch": epoch,
             "node": node,
             "is_fit": unfit(some) is None,
             "failed": records.storable(unfit(some) or "") or None,

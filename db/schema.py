@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0005"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0006"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -337,6 +337,7 @@ node_check = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE")),  # NULL: asked for by `sweep doctor`
+    Column("epoch", BigInteger),  # of the orchestrator that had it looked at; NULL: none had
     Column("at", UtcTime, nullable=False),
     Column("node", Text, nullable=False),
     Column("is_fit", Boolean, nullable=False),

@@ -423,9 +423,11 @@ class Store:
 
     # Nodes.
 
-    def record_node_checks(self, sweep_id: int | None, facts: Mapping[str, NodeFacts], node_checks: Mapping[str, Sequence[Check]]) -> None:
-        """Keep what was found when nodes were looked at, for a sweep or (None) because somebody asked."""
-        self._database.write(lambda connection, change: node_records.record_checks(connection, sweep_id, facts, node_checks))
+    def record_node_checks(
+        self, sweep_id: int | None, epoch: int | None, facts: Mapping[str, NodeFacts], node_checks: Mapping[str, Sequence[Check]]
+    ) -> None:
+        """Keep what was found when nodes were looked at, for a sweep by its owner, or (None, None) because somebody asked. Raises LeaseLost."""
+        self._database.write(lambda connection, change: node_records.record_checks(connection, sweep_id, epoch, facts, node_checks))
 
     def node_checks(self, sweep_id: int) -> dict[str, NodeCheckRow]:
         """The last look at each node that a sweep had."""

@@ -133,7 +133,7 @@ class NodeHealth:
         }
         judged = judge_nodes(list(self._facts.values()), own=versions_here())
         checks |= {node: judged[node] for node in said if node in judged}
-        self._store.record_node_checks(self._sweep_id, self._facts, checks)
+        self._store.record_node_checks(self._sweep_id, self._epoch, self._facts, checks)
         for node, some in checks.items():
             if (why := unfit(some)) is not None:
                 self._unfit[node] = why

@@ -63,7 +63,7 @@ def _join(ray_address: str | None) -> RayScheduler:
 def _keep(db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]) -> None:
     try:
         with existing_store(db) as store:
-            store.record_node_checks(None, facts, checks)
+            store.record_node_checks(None, None, facts, checks)
     except UsageInvalid:
         pass  # there is no store yet, and looking makes none
     except SweepError as exc:

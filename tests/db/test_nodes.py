@@ -31,7 +31,7 @@ def test_the_last_look_at_each_node_is_known(store: Store) -> None:
     bench = Bench.on(store)
     for broken in (True, False):
         nodes = [node("a", xids={79: 1} if broken else {}), node("b", gpus=(gpu(matmul_flops=None),))]
-        store.record_node_checks(bench.sweep_id, {some.node: some for some in nodes}, judge_nodes(nodes))
+        store.record_node_checks(bench.sweep_id, bench.epoch, {some.node: some for some in nodes}, judge_nodes(nodes))
     found = store.node_checks(bench.sweep_id)
     assert {name: row.is_fit for name, row in found.items()} == {"a": True, "b": True}
     assert found["a"].failed is None
@@ -41,7 +41,7 @@ def test_the_last_look_at_each_node_is_known(store: Store) -> None:
 def test_a_look_that_no_sweep_asked_for_is_kept_too(store: Store) -> None:
     bench = Bench.on(store)
     facts = node("a", xids={79: 2})
-    store.record_node_checks(None, {"a": facts}, judge_nodes([facts]))
+    store.record_node_checks(None, None, {"a": facts}, judge_nodes([facts]))
     assert store.node_checks(bench.sweep_id) == {}
 
 
@@ -68,6 +68,15 @@ def test_a_node_is_benched_once_and_may_be_used_again(store: Store) -> None:
     assert [(row.node, row.reason, row.until is None) for row in rows] == [("a", "slow", False), ("a", "asked", True)]
     assert rows[0].evidence == slow
     assert [event.event for event in store.events(bench.sweep_id)] == ["benched", "unbenched", "benched"]
+
+
+def test_an_owner_that_lost_its_lease_says_nothing_of_nodes(store: Store) -> None:
+    replaced = Bench.on(store)
+    store.release(replaced.sweep_id, replaced.epoch)
+    Bench.on(store)
+    with pytest.raises(LeaseLost):
+        store.record_node_checks(replaced.sweep_id, replaced.epoch, {"a": node("a")}, judge_nodes([node("a")]))
+    assert store.node_checks(replaced.sweep_id) == {}
 
 
 def test_an_owner_that_lost_its_lease_benches_nobody(store: Store) -> None:

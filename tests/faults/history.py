@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,13 @@ class _Rows:
     trials: Mapping[int, Any]
     attempts: Mapping[tuple[int, int], Any]
     events: Mapping[int, list[Any]]
+    sessions: Sequence[Any]  # the oldest first
+    checks: Sequence[Any]  # of nodes, by the sweep's orchestrators
 
 
 def _read(store: Store, sweep: str) -> _Rows:
     trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+    session, check = schema.session, schema.node_check
     with store._database.engine.connect() as connection:
         sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
         trials = connection.execute(sa.select(trial).where(trial.c.sweep_id == sweep_id)).fetchall()
@@ -111,10 +115,18 @@ def _read(store: Store, sweep: str) -> _Rows:
             .where(trial.c.sweep_id == sweep_id)
         ).fetchall()
         events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
+        sessions = connection.execute(sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch)).fetchall()
+        checks = connection.execute(sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id)).fetchall()
     by_trial: dict[int, list[Any]] = defaultdict(list)
     for row in events:
         by_trial[row.trial_id].append(row)
-    return _Rows(trials={row.id: row for row in trials}, attempts={(row.trial_id, row.number): row for row in attempts}, events=by_trial)
+    return _Rows(
+        trials={row.id: row for row in trials},
+        attempts={(row.trial_id, row.number): row for row in attempts},
+        events=by_trial,
+        sessions=sessions,
+        checks=checks,
+    )
 
 
 def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
@@ -193,12 +205,23 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
 
 
 def _stale(rows: _Rows) -> list[str]:
-    """Entries of an orchestrator that had been replaced: after an epoch's first entry there is none of an older one."""
+    """What an orchestrator wrote that had been replaced: after an epoch's first row there is none of an older one, in any table."""
+    events = sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id)
+    found = _after_a_later_epoch([(row.epoch, f"trial {row.trial_id}: {row.event}") for row in events])
+    found += _after_a_later_epoch([(row.epoch, f"node {row.node}: a look") for row in rows.checks])
+    # A session is one row that is written again and again: by the database's clock, as its successor's beginning is.
+    for old, new in pairwise(rows.sessions):
+        if max(old.seen_at, old.ended_at or old.seen_at) > new.started_at:
+            found.append(f"the session of epoch {old.epoch} was written after epoch {new.epoch} had begun")
+    return found
+
+
+def _after_a_later_epoch(written: Sequence[tuple[int, str]]) -> list[str]:
     newest, found = 0, []
-    for row in sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id):
-        if row.epoch < newest:
-            found.append(f"trial {row.trial_id}: {row.event} of epoch {row.epoch} was written after epoch {newest} had begun")
-        newest = max(newest, row.epoch)
+    for epoch, what in written:
+        if epoch < newest:
+            found.append(f"{what} of epoch {epoch} was written after epoch {newest} had begun")
+        newest = max(newest, epoch)
     return found
 
 

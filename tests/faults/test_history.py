@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from db import schema
+from db.schema import now
 from orchestrator.core.lifecycle import TrialState
 from tests.faults import small_sweep
 from tests.faults.crash_points import fresh_sqlite
@@ -17,6 +18,7 @@ from tests.faults.history import Entry, Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 
 trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+node_check, session = schema.node_check, schema.session
 
 
 @pytest.fixture
@@ -46,6 +48,21 @@ WRONGS: dict[str, tuple[Callable[[], sa.Executable], str]] = {
     "an event is missing": (lambda: sa.delete(event).where(event.c.event == "first_step"), "broken: .* when it was launching"),
     "an attempt is missing": (lambda: sa.update(trial).values(num_attempts=7), "broken: .* after 7"),
     "a stale owner wrote": (lambda: sa.update(event).where(event.c.id == 1).values(epoch=2), "broken: .* was written after epoch 2"),
+    "a stale owner looked at a node": (
+        lambda: sa.insert(node_check).values(
+            [{"sweep_id": 1, "epoch": epoch, "at": now(), "node": "a", "is_fit": True} for epoch in (2, 1)]
+        ),
+        "broken: node a: a look of epoch 1 was written after epoch 2",
+    ),
+    "a stale owner's session went on": (
+        lambda: sa.insert(session).from_select(
+            ["sweep_id", "epoch", "host", "pid", "started_at", "seen_at", "num_gpus"],
+            sa.select(
+                session.c.sweep_id, sa.literal(2), session.c.host, session.c.pid, session.c.started_at, session.c.seen_at, sa.literal(1)
+            ),
+        ),
+        "broken: the session of epoch 1 was written after epoch 2",
+    ),
 }
 
 

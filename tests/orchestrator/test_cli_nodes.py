@@ -31,7 +31,7 @@ def fill(store: Store) -> Bench:
     lost = failure(FailureKind.NODE_LOST, node="c")
     store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED)
     facts = node("d", xids={79: 1})
-    store.record_node_checks(bench.sweep_id, {"d": facts}, judge_nodes([facts]))
+    store.record_node_checks(bench.sweep_id, bench.epoch, {"d": facts}, judge_nodes([facts]))
     return bench
 
 
