@@ -41,16 +41,17 @@ def new_token() -> str:
     return uuid.uuid4().hex
 
 
-def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows whose keys are not there yet; the others are left as they are."""
+def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+    """Insert the rows whose keys are not there yet; the others are left as they are. How many were inserted."""
     many = [rows] if isinstance(rows, Mapping) else list(rows)
     if not many:
-        return
+        return 0
     # SQL expressions (the database's clock) cannot be parameters: they are part of the statement.
     fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
     insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
     values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
-    connection.execute(insert.values(**fixed).on_conflict_do_nothing(), values)
+    statement = insert.values(**fixed).on_conflict_do_nothing()
+    return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -60,6 +60,13 @@ def append(connection: Connection, change: Change, entries: Sequence[records.Col
         connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
 
 
+def is_done(connection: Connection, change: Change) -> bool:
+    """Whether this same change has logged something: an earlier try of it was committed after all."""
+    if not change.is_retry:
+        return False
+    return connection.execute(sa.select(_table.c.id).where(_table.c.change_id == change.id).limit(1)).first() is not None
+
+
 def done_before(connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]) -> dict[int, int]:
     """The trials for which this same change has logged one of these events, when an earlier try of it was committed after all.
 

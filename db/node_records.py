@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import event_log, invalidation, lease, queries, records, schema
+from db.changes import insert_absent
 from db.engine import Change
 from db.portions import portions
 from db.rows import BenchRow, NodeCheckRow
@@ -22,7 +23,7 @@ from orchestrator.core.node_health import NodeFacts, unfit
 from orchestrator.core.node_score import NodeRun
 
 node_check, node_bench, attempt, trial, cell = schema.node_check, schema.node_bench, schema.attempt, schema.trial, schema.cell
-measurement = schema.measurement
+measurement, event = schema.measurement, schema.event
 
 MACHINE_KINDS = [kind.value for kind in FailureKind if POLICIES[kind].fault is Fault.MACHINE and kind is not FailureKind.ORCHESTRATOR_LOST]
 
@@ -150,6 +151,9 @@ def remeasure(
     Those that are under way again are left for later: their attempt is the owner's.
     """
     lease.fence(connection, sweep_id, epoch)
+    if event_log.is_done(connection, change):
+        mine = sa.select(trial.c.cell_id).join(event, event.c.trial_id == trial.c.id).where(event.c.change_id == change.id)
+        return set(connection.execute(mine).scalars())
     statement = (
         sa.select(trial.c.id, trial.c.cell_id, attempt.c.nodes)
         .join(attempt, attempt.c.trial_id == trial.c.id)
@@ -198,11 +202,9 @@ def bench(
 ) -> bool:
     """Place nothing on a node from now on; False: it is benched already. Without an epoch it is a person who asks, whoever holds the sweep."""
     said_with = _epoch(connection, sweep_id, epoch)
-    still = (node_bench.c.sweep_id == sweep_id, node_bench.c.node == node, node_bench.c.until.is_(None))
-    if connection.execute(sa.select(node_bench.c.id).where(*still)).first() is not None:
-        return False
     values = {"sweep_id": sweep_id, "node": node, "reason": reason, "is_remeasured": is_remeasured, "evidence": evidence}
-    connection.execute(sa.insert(node_bench).values(since=now(), **values))
+    if not insert_absent(connection, node_bench, {**values, "since": now()}):
+        return event_log.is_done(connection, change)
     detail = {"node": node, "reason": reason.value, **(evidence or {})}
     event_log.append(connection, change, [event_log.node_entry(sweep_id, event_log.BENCHED, said_with, detail)])
     return True
@@ -213,7 +215,7 @@ def unbench(connection: Connection, change: Change, sweep_id: int, node: str) ->
     said_with = _epoch(connection, sweep_id, None)
     still = (node_bench.c.sweep_id == sweep_id, node_bench.c.node == node, node_bench.c.until.is_(None))
     if connection.execute(sa.update(node_bench).where(*still).values(until=now())).rowcount == 0:
-        return False
+        return event_log.is_done(connection, change)
     event_log.append(connection, change, [event_log.node_entry(sweep_id, event_log.UNBENCHED, said_with, {"node": node})])
     return True
 

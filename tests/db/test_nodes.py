@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 
+from db.engine import Database
 from db.schema import BenchReason
 from db.store import Store
 from orchestrator.core.check import Status
@@ -12,7 +16,7 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.node_health import judge_nodes
 from tests.core.test_node_health import gpu, node
-from tests.db.builders import Bench, failure, layout, measurement
+from tests.db.builders import Bench, failure, layout, losing_answers, measurement
 
 
 def measured(bench: Bench, micro_batch_size: int, *nodes: str, rate: float = 1000.0) -> int:
@@ -68,6 +72,31 @@ def test_a_node_is_benched_once_and_may_be_used_again(store: Store) -> None:
     assert [(row.node, row.reason, row.until is None) for row in rows] == [("a", "slow", False), ("a", "asked", True)]
     assert rows[0].evidence == slow
     assert [event.event for event in store.events(bench.sweep_id)] == ["benched", "unbenched", "benched"]
+
+
+def test_of_an_owner_and_a_person_who_bench_a_node_at_once_one_is_told_that_it_was(store_url: str) -> None:
+    """The second statement waits for the first one's transaction: on both databases it then finds the row."""
+    with Store.open(store_url) as owners, Store.open(store_url) as persons:
+        bench = Bench.on(owners)
+        with ThreadPoolExecutor(2) as both:
+            for turn in range(20):
+                owner = partial(owners.bench, bench.sweep_id, f"n{turn}", reason=BenchReason.SLOW, is_remeasured=True, epoch=bench.epoch)
+                person = partial(persons.bench, bench.sweep_id, f"n{turn}", reason=BenchReason.ASKED, is_remeasured=False)
+                told = [asked.result() for asked in [both.submit(owner), both.submit(person)]]
+                assert sorted(told) == [False, True]
+        assert len(owners.benches(bench.sweep_id)) == len(owners.events(bench.sweep_id)) == 20
+
+
+def test_a_bench_whose_answers_are_lost_says_what_it_did(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench.on(store)
+    trial_id = measured(bench, 1, "a")
+    monkeypatch.setattr(Database, "write", losing_answers(Database.write))
+    assert store.bench(bench.sweep_id, "a", reason=BenchReason.SLOW, is_remeasured=True, epoch=bench.epoch)
+    assert store.remeasure(bench.sweep_id, bench.epoch, ["a"]) == {bench.cell_id}, "its owner has to know that trials wait"
+    assert store.unbench(bench.sweep_id, "a")
+    assert not store.unbench(bench.sweep_id, "a")
+    assert store.trial(trial_id).trial.state is TrialState.QUEUED
+    assert [e.event for e in store.events(bench.sweep_id)][-3:] == ["benched", "invalidated", "unbenched"]
 
 
 def test_an_owner_that_lost_its_lease_says_nothing_of_nodes(store: Store) -> None:
