@@ -246,6 +246,8 @@ class Books:
                 assert row is not None, "it waits, so it is in the store"
                 run.wait(row)
                 run.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
+                if failure.kind is FailureKind.NODE_LOST:
+                    run.suspects.add(flight.trial_id)
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:

@@ -36,6 +36,9 @@ class CellRun:
     predicted_seconds: float  # of one trial, before any of them has shown it
     waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched again
     needs_own_nodes: bool = False  # one of its trials ran a node out of memory: beside others the next might again
+    suspects: set[int] = field(
+        default_factory=set
+    )  # trials whose node was lost: tried again with nothing beside them, to tell whose doing it was
     num_new: int = 0  # attempts under way that are no repeats
     num_repeats: int = 0  # and that are
     has_changed: bool = True  # since it was last asked whether it has had enough
@@ -101,6 +104,11 @@ class CellRun:
         self.num_new -= not is_repeat
         self.trial_seconds = seconds
         self.rests, self.has_changed = False, True
+
+    @property
+    def has_only_suspects(self) -> bool:
+        """Whether its search has ended, and all that waits should be alone on its nodes."""
+        return self.stopped is not None and bool(self.waiting) and all(trial.id in self.suspects for trial in self.waiting)
 
     def has_something(self, *, within_trials: bool) -> bool:
         """Whether there is anything left to launch while the cell is searched."""

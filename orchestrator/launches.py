@@ -225,13 +225,15 @@ class Launches:
         return None
 
     def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """Start what was launched before, and waits."""
-        if not run.waiting:
+        """Start what was launched before, and waits; what should be alone, only where it is."""
+        is_alone = self._turns.are_unused(nodes)
+        trial: TrialRow | None = next((trial for trial in run.waiting if is_alone or trial.id not in run.suspects), None)
+        if trial is None:
             return False
-        trial: TrialRow = run.waiting.pop(0)
+        run.waiting.remove(trial)
         run.launched += trial.num_attempts == 0
         self._books.launched(is_new=False)
-        self._choose(run, trial.layout, nodes, NewAttempt(trial_id=trial.id, nodes=nodes))
+        self._choose(run, trial.layout, nodes, NewAttempt(trial_id=trial.id, nodes=nodes), alone=trial.id in run.suspects)
         return True
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
@@ -246,7 +248,8 @@ class Launches:
             return False
         if self._waiting(run, nodes):
             return True
-        assert found is not None
+        if found is None:
+            return False
         self._repeat(run, nodes, *found)
         return True
 
@@ -286,11 +289,18 @@ class Launches:
         self._choose(run, layout, nodes, NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why))
 
     def _choose(
-        self, run: CellRun, layout: Layout, nodes: tuple[str, ...], begins: NewTrial | NewAttempt, *, proposal: Proposal | None = None
+        self,
+        run: CellRun,
+        layout: Layout,
+        nodes: tuple[str, ...],
+        begins: NewTrial | NewAttempt,
+        *,
+        proposal: Proposal | None = None,
+        alone: bool = False,
     ) -> None:
         """From now on its nodes are taken, and the cell has it under way; it starts with the others that are chosen in this turn."""
         expected = run.expected_gpu_seconds(proposal, self._trial_cost())
-        ticket = self._turns.began(run, nodes, self._clock())
+        ticket = self._turns.began(run, nodes, self._clock(), alone=alone)
         self._chosen.append(_Chosen(run=run, layout=layout, nodes=nodes, ticket=ticket, begins=begins, expected_gpu_seconds=expected))
         run.took_off(is_repeat=self._chosen[-1].is_repeat)
 

@@ -263,6 +263,7 @@ class _Loop:
         )
         self._books.take_up(run)
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
+        run.suspects = self._store.trials_that_met(cell_id, FailureKind.NODE_LOST)
         self._keep_lease()  # a space of many cells takes a while to list
         return run
 

@@ -46,14 +46,18 @@ class Turns:
         return None if start is None else (runs[start.index], start.nodes)
 
     def is_exclusive(self, run: CellRun) -> bool:
-        """Whether gangs of the cell get their nodes for themselves: as asked, or since one of its trials ran a node out of memory."""
-        return self._exclusive or run.needs_own_nodes
+        """Whether gangs of the cell get their nodes for themselves: as asked, or for what its trials did to nodes."""
+        return self._exclusive or run.needs_own_nodes or run.has_only_suspects
 
-    def began(self, run: CellRun, nodes: Sequence[str], now: float) -> int:
-        """A gang of the cell starts. Returns the ticket to give back when it has ended."""
+    def are_unused(self, nodes: Sequence[str]) -> bool:
+        """Whether nothing else runs on these nodes."""
+        return self._floor.are_unused(nodes)
+
+    def began(self, run: CellRun, nodes: Sequence[str], now: float, *, alone: bool) -> int:
+        """A gang of the cell starts, and nothing else on its nodes where it is to be alone. Returns the ticket to give back when it has ended."""
         self._num_starts += 1
         self._since[run.id] = self._num_starts
-        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=self.is_exclusive(run))
+        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self.is_exclusive(run))
         return self._num_starts
 
     def ended(self, ticket: int) -> None:

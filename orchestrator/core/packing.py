@@ -104,6 +104,10 @@ class Floor:
             self._num_nodes[least] = sum(slots >= least for slots in self._slots_of.values())
         return self._num_nodes[least] >= shape.num_nodes
 
+    def are_unused(self, nodes: Iterable[str]) -> bool:
+        """Whether nobody holds anything of these nodes."""
+        return all(self._free[node] == self._slots_of[node] for node in nodes)
+
     def take(self, key: int, shape: Shape, nodes: Sequence[str], *, ends_at: float, exclusive: bool = False) -> None:
         """A gang starts on these nodes. Raises ValueError when they are not free for it: no slot is ever given twice."""
         if key in self._held:

@@ -15,7 +15,7 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.gang import SchedulerEvent, Slots
 from orchestrator.launches import NODES_PATIENCE_SECONDS
-from orchestrator.progress import StopReason
+from orchestrator.progress import Stop, StopReason
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 from tests.orchestrator.test_sweep import fast, run, spec, states
 
@@ -84,6 +84,56 @@ def test_what_is_tried_again_after_the_host_ran_out_of_memory_has_its_node_for_i
     of_second_attempts = [others for trial_id, others in scheduler.beside[-len(scheduler.beside) :] if trial_id in again][len(again) :]
     assert of_second_attempts
     assert not any(of_second_attempts)
+
+
+class Fragile(FakeScheduler):
+    """One trial takes its node down, with all that runs there, each time."""
+
+    def __init__(self, poison: int) -> None:
+        super().__init__(self.end, device=Device.CUDA, nodes={"a": 8, "b": 8})
+        self._poison = poison
+        self._doomed: set[int] = set()
+        self.company: list[int] = []  # of each end of the poison: how many went with it
+
+    def end(self, request: TrialRequest) -> float | FailureKind:
+        if request.trial_id == self._poison:
+            others = {other for other in self._running if self.nodes_of[other] == self.nodes_of[self._poison]}
+            self._doomed |= others
+            self.company.append(len(others))
+            return FailureKind.NODE_LOST
+        if request.trial_id in self._doomed:
+            self._doomed.discard(request.trial_id)
+            return FailureKind.NODE_LOST
+        return fast(request)
+
+
+@pytest.mark.parametrize("poison", [1, 4, 9])
+def test_what_was_lost_beside_a_trial_that_takes_nodes_down_is_not_given_up_with_it(store: Store, poison: int) -> None:
+    wide = spec(gpus=1, global_batch_size=64, axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full"]})
+    scheduler = Fragile(poison)
+    run(store, fast, spec=wide, scheduler=scheduler)
+    assert states(store) == {TrialState.MEASURED: 13, TrialState.FAILED: 1}
+    assert store.trial(poison).trial.state is TrialState.FAILED
+    assert scheduler.company[0] > 0
+    assert scheduler.company[1:] == [0], "alone the second time: then it is its own doing"
+
+
+def test_what_lost_its_node_is_alone_in_the_next_call_too(store: Store) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        if request.trial_id == 1:
+            asked.append(Stop.CANCEL)
+            return FailureKind.NODE_LOST
+        return fast(request)
+
+    asked: list[Stop] = []
+    sizes = {**SIZES, "gpus": [1]}
+    run(store, script, spec=spec(**sizes), scheduler=Nodes(script), stop=lambda: asked[-1] if asked else Stop.GO_ON)
+    assert store.trial(1).trial.state is TrialState.QUEUED
+    scheduler = Nodes(fast)
+    run(store, fast, spec=spec(**sizes), scheduler=scheduler)
+    assert states(store) == {TrialState.MEASURED: 4}
+    assert [others for trial_id, others in scheduler.beside if trial_id == 1] == [set()]
+    assert not any(1 in others for _, others in scheduler.beside)
 
 
 def test_without_enough_nodes_a_cell_waits_for_others_and_is_then_given_up(store: Store) -> None:
