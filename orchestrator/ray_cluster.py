@@ -71,10 +71,11 @@ def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds:
     """
     connect(address)
     try:
-        nodes = ClusterNodes.of(device, shape.slots_per_node)
+        nodes = answered(lambda: ClusterNodes.of(device, shape.slots_per_node))
         if not nodes.slots.hold(shape):
             strategy = "STRICT_SPREAD" if shape.num_nodes > 1 else "STRICT_PACK"
-            placement_group([bundle(shape.slots_per_node, device)] * shape.num_nodes, strategy=strategy)
+            bundles = [bundle(shape.slots_per_node, device)] * shape.num_nodes
+            answered(lambda: placement_group(bundles, strategy=strategy))
         until = time.monotonic() + patience_seconds
         while not nodes.slots.hold(shape):
             if give_up():
@@ -85,10 +86,10 @@ def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds:
                     f" {shape.slots_per_node} are needed. Is the autoscaler's upper limit high enough? `ray status` tells what it waits for"
                 )
             time.sleep(AWAIT_SECONDS)
-            nodes.refresh()
+            answered(nodes.refresh)
         return True
     finally:
-        ray.shutdown()
+        within(HEAD_SECONDS, ray.shutdown)
 
 
 def bundle(num_slots: int, device: Device) -> dict[str, float]:

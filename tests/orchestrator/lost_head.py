@@ -1,0 +1,43 @@
+"""A sweep that waits for nodes while the head of their cluster dies; printed as one JSON line, for test_ray_cluster.
+
+Run as a program, since a process joins one cluster at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from ray.cluster_utils import Cluster
+
+from orchestrator.core.errors import ClusterUnavailable
+from orchestrator.core.packing import Shape
+from orchestrator.core.protocol import Device
+from orchestrator.ray_cluster import await_nodes
+
+
+def main() -> None:
+    head = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
+    killed_at: list[float] = []
+
+    def look() -> bool:
+        if not killed_at:
+            cluster.head_node.kill_gcs_server(check_alive=False)
+            killed_at.append(time.monotonic())
+        return False
+
+    said = "it went on"
+    try:
+        await_nodes(cluster.address, Shape(num_nodes=4, slots_per_node=1), Device.CPU, patience_seconds=120.0, give_up=look)
+    except ClusterUnavailable as exc:
+        said = str(exc)
+    out = {"said": said, "seconds": time.monotonic() - killed_at[0]}
+    cluster.head_node.kill_all_processes(check_alive=False)
+    print("OUT " + json.dumps(out), flush=True)
+    os._exit(0)  # Ray's own end of a process waits for the head
+
+
+if __name__ == "__main__":
+    main()
