@@ -52,7 +52,7 @@ class Start:
     """The decision: a waiting gang, by its place in what was asked about, and its nodes."""
 
     index: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # in rank order: by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class Floor:
             ends_before = now + gang.seconds <= starts_at
             nodes = self._place(gang, idle, without=frozenset() if ends_before else reserved)
             if nodes is not None:
-                return Start(index=index, nodes=nodes)
+                return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
                 reserved, starts_at = self._reserve(gang, now)
                 if _is_overdue(gang, len(waiting)):

@@ -63,6 +63,7 @@ def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same
     nodes = {trial.id: store.trial(trial.id).attempts[0].nodes for trial in store.trials(1)}
     assert {len(on) for on in nodes.values() if on is not None} == {1, 2}
     assert nodes == {trial_id: tuple(on) for trial_id, on in scheduler.nodes_of.items()}
+    assert all(list(on) == sorted(on) for on in nodes.values() if on is not None), "in rank order: by name"
 
 
 def test_who_wants_clean_numbers_has_its_nodes_for_itself(store: Store) -> None:
