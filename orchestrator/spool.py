@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from orchestrator.core.errors import UsageInvalid
 from orchestrator.gang import Finished
 
 logger = logging.getLogger(__name__)
@@ -70,11 +71,17 @@ class Spool:
         return kept.rename(kept.with_suffix(".refused"))
 
     def left(self) -> Iterator[Spooled]:
-        """What lies here, oldest first. What cannot be read is set aside, and said."""
+        """What lies here, oldest first. A file that cannot be read is set aside, and said. Raises UsageInvalid where the folder cannot be."""
         try:
-            files = sorted(self._folder.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
-        except OSError:
+            kept = [file for file in self._folder.iterdir() if file.suffix == ".json"]
+            files = sorted(kept, key=lambda file: (file.stat().st_mtime_ns, file.name))
+        except FileNotFoundError:  # made with the first file: nothing was ever kept
             return
+        except OSError as exc:
+            raise UsageInvalid(
+                f"the spool cannot be read: {exc.strerror}: {self._folder}. Results that the database has not heard of may lie there, and"
+                " would be measured again: make it readable, or move it away where they do not matter"
+            ) from exc
         for file in files:
             try:
                 spooled = _SPOOLED.validate_json(file.read_bytes())

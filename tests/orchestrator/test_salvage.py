@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
+from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import TrialState
@@ -83,6 +84,13 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
     assert salvage(later).take_up(Spool(tmp_path / "spool")) == 0
     assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], "whose trial it is waits again"
+
+
+def test_a_spool_that_was_never_made_is_empty_and_one_that_cannot_be_read_ends_the_call(tmp_path: Path) -> None:
+    assert list(Spool(tmp_path / "spool").left()) == []
+    (tmp_path / "spool").write_text("where the folder should be: as unreadable, also for root")
+    with pytest.raises(UsageInvalid, match=f"Not a directory: {tmp_path}/spool. .* make it readable"):
+        list(Spool(tmp_path / "spool").left())
 
 
 def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
