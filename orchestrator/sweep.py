@@ -12,13 +12,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from db.schema import StopRequest, SweepState
 from db.store import Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
-from orchestrator.core.budget import budget_of, price_of
+from orchestrator.core.budget import Price, budget_of, price_of
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
 from orchestrator.core.failures import FailureKind
@@ -73,27 +74,48 @@ def run_sweep(
     epoch = store.acquire(
         sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
     )
+    call = _Call(
+        spec=spec,
+        sweep_id=sweep_id,
+        epoch=epoch,
+        store=store,
+        code=code,
+        hardware=hardware,
+        clock=clock,
+        stop=stop,
+        observe=observe,
+        among=among,
+        spool=spool,
+    )
+    return _work_on(call, open_scheduler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """One call of `run_sweep` that holds its sweep."""
+
+    spec: SweepSpec
+    sweep_id: int
+    epoch: int
+    store: Store
+    code: Fingerprint
+    hardware: Callable[[Slots], Hardware | None]
+    clock: Callable[[], float]
+    stop: Callable[[], Stop]
+    observe: Callable[[Snapshot], None]
+    among: Callable[[Cell], Collection[Layout] | None]
+    spool: Spool | None
+
+
+def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
+    """Open the scheduler only now: who does not hold the sweep starts nothing. However it ends, the sweep is given back."""
     state: SweepState | None = SweepState.STOPPED
     scheduler: Scheduler | None = None
     reasons: Sequence[str] = ()
     try:
-        scheduler = open_scheduler()  # only now: who does not hold the sweep starts nothing
+        scheduler = open_scheduler()
         try:
-            loop = _Loop(
-                spec,
-                sweep_id,
-                epoch,
-                store=store,
-                scheduler=scheduler,
-                code=code,
-                hardware=hardware,
-                clock=clock,
-                stop=stop,
-                observe=observe,
-                among=among,
-                spool=spool,
-            )
-            result = loop.run()
+            result = _Loop(call, scheduler).run()
             state = SweepState.FINISHED if result.finished else SweepState.STOPPED
             reasons = sorted(set(result.stopped.values()))
             return result
@@ -103,10 +125,10 @@ def run_sweep(
         state = None  # nor would it hear of this; the lease ends by itself
         raise
     finally:
-        store.while_away(time.sleep)
+        call.store.while_away(time.sleep)
         leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
         if state is not None:
-            _release(store, sweep_id, epoch, state, leased, reasons)
+            _release(call.store, call.sweep_id, call.epoch, state, leased, reasons)
 
 
 def _release(store: Store, sweep_id: int, epoch: int, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
@@ -117,68 +139,28 @@ def _release(store: Store, sweep_id: int, epoch: int, state: SweepState, leased:
 
 
 class _Loop:
-    def __init__(
-        self,
-        spec: SweepSpec,
-        sweep_id: int,
-        epoch: int,
-        *,
-        store: Store,
-        scheduler: Scheduler,
-        code: Fingerprint,
-        hardware: Callable[[Slots], Hardware | None],
-        clock: Callable[[], float],
-        stop: Callable[[], Stop],
-        observe: Callable[[Snapshot], None],
-        among: Callable[[Cell], Collection[Layout] | None],
-        spool: Spool | None,
-    ) -> None:
-        self._spec, self._sweep_id, self._epoch = spec, sweep_id, epoch
-        self._store, self._scheduler, self._clock = store, scheduler, clock
-        self._stop, self._observe, self._among = stop, observe, among
-        slots = scheduler.slots
-        self._spool = spool
-        self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
-        if spool is not None:
-            plan, name = spec.measurement.plan, slots.device_name
-            salvage = Salvage(store=store, sweep_id=sweep_id, epoch=epoch, plan=plan, code=code, device_name=name)
-            if (found := salvage.take_up(spool)) > 0:
-                logger.warning("%d trials that ended while the database was away are written down", found, extra={"action": "salvaged"})
-        lost = store.reap(sweep_id, epoch)
-        if lost:
-            logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
-        prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
-        self._began, self._renewed = clock(), time.monotonic()
+    def __init__(self, call: _Call, scheduler: Scheduler) -> None:
+        self._spec, self._sweep_id, self._epoch = call.spec, call.sweep_id, call.epoch
+        self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
+        self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.spool
+        self._began, self._renewed = call.clock(), time.monotonic()
         self._requested = Stop.GO_ON
-        self._health = NodeHealth(sweep_id, epoch, store=store, prober=prober, clock=clock, keep_lease=self._keep_lease)
-        self._health.refresh(now=True)
-        self._data_sheet = hardware(slots)
-        price = price_of(spec, self._data_sheet)
-        self._books = Books(spec, sweep_id, epoch, store=store, slots=slots, code=code)
-        self._spending = Spending(
-            budget_of(spec, price),
-            max_wall_seconds=spec.search.max_wall_time,
-            earlier_gpu_seconds=store.held(sweep_id).total.held,  # what was reaped included
-            leased=scheduler.leased,
-            clock=clock,
-        )
-        store.begin_session(
-            sweep_id,
-            epoch,
-            num_gpus=slots.total,
-            price_per_gpu_hour=price.per_gpu_hour if price is not None else None,
-            leased=scheduler.leased(),
-        )
-        self._gpus_per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else slots.per_node
+        self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
+        self._take_up_what_was_left(call.code)
+        self._health = self._look_after_nodes()
+        self._data_sheet = call.hardware(scheduler.slots)
+        self._gpus_per_node = self._spec.gpus_per_node if isinstance(self._spec.gpus_per_node, int) else scheduler.slots.per_node
+        self._books = Books(self._spec, self._sweep_id, self._epoch, store=self._store, slots=scheduler.slots, code=call.code)
+        self._spending = self._begin_session(price_of(self._spec, self._data_sheet))
         self._learned, self._learned_of = self._learn(), 0  # trials of this call by then
         self._launches = Launches(
-            spec,
-            epoch,
-            store=store,
+            self._spec,
+            self._epoch,
+            store=self._store,
             scheduler=scheduler,
             books=self._books,
             health=self._health,
-            clock=clock,
+            clock=self._clock,
             spending=self._spending,
             trial_cost=lambda: self._learned.trial_cost(),
             learn=self._learn_from_others,
@@ -212,6 +194,47 @@ class _Loop:
             logger.debug("Nothing can be cancelled: %s", exc)
 
     # -- opening -------------------------------------------------------------------------------------------------------------
+
+    def _take_up_what_was_left(self, code: Fingerprint) -> None:
+        """What earlier calls could not write down, and then what they left under way."""
+        if self._spool is not None:
+            salvage = Salvage(
+                store=self._store,
+                sweep_id=self._sweep_id,
+                epoch=self._epoch,
+                plan=self._spec.measurement.plan,
+                code=code,
+                device_name=self._scheduler.slots.device_name,
+            )
+            if (found := salvage.take_up(self._spool)) > 0:
+                logger.warning("%d trials that ended while the database was away are written down", found, extra={"action": "salvaged"})
+        if lost := self._store.reap(self._sweep_id, self._epoch):
+            logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
+
+    def _look_after_nodes(self) -> NodeHealth:
+        scheduler = self._scheduler
+        prober = scheduler if self._spec.measurement.preflight and isinstance(scheduler, Prober) else None
+        health = NodeHealth(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock, keep_lease=self._keep_lease)
+        health.refresh(now=True)
+        return health
+
+    def _begin_session(self, price: Price | None) -> Spending:
+        """Note that this call works, and what it may spend beside what was held before it."""
+        spending = Spending(
+            budget_of(self._spec, price),
+            max_wall_seconds=self._spec.search.max_wall_time,
+            earlier_gpu_seconds=self._store.held(self._sweep_id).total.held,  # what was reaped included
+            leased=self._scheduler.leased,
+            clock=self._clock,
+        )
+        self._store.begin_session(
+            self._sweep_id,
+            self._epoch,
+            num_gpus=self._scheduler.slots.total,
+            price_per_gpu_hour=price.per_gpu_hour if price is not None else None,
+            leased=self._scheduler.leased(),
+        )
+        return spending
 
     def _learn(self) -> Learned:
         slots = self._scheduler.slots
