@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,6 +105,10 @@ class Leases:
         gpu_seconds = self.put_back(leases)
         self._remove(leases)
         return gpu_seconds
+
+    def vacate(self, nodes: Collection[str]) -> None:
+        """Give back what stands idle on these nodes."""
+        self.discard([lease for lease in self._idle() if lease.node in nodes])
 
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""

@@ -6,24 +6,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
 from orchestrator.gang import Slots
 from orchestrator.head_watch import why_unreachable
-from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.ray_guard import RayGuard
 
 logger = logging.getLogger(__name__)
@@ -31,9 +26,6 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
-PROBE_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
-PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
-CLOCK_ANSWER_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
@@ -162,65 +154,6 @@ class ClusterNodes:
             taken = set(self._names.values())
             self._names[node_id] = host if host not in taken else f"{host}-{node_id[:8]}"
         return self._names[node_id]
-
-
-class _RayProbe(NodeProbe):
-    """Looks at the GPUs that Ray gave it alone, where it was given any: on others somebody else may be at work."""
-
-    def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
-        own = tuple(str(device) for device in ray.get_gpu_ids())
-        return super().gather(replace(plan, devices=own) if own else plan, nvml=nvml)
-
-
-def probe_nodes(
-    nodes: ClusterNodes, plans: Collection[ProbePlan], *, reserve: bool, on_wait: Callable[[], None]
-) -> dict[str, NodeFacts | str]:
-    """Have nodes looked at, many at a time; a text for one that does not answer. `reserve`: with its GPUs, once they are free."""
-    found: dict[str, NodeFacts | str] = {}
-    waiting = list(plans)
-    while waiting:
-        some, waiting = waiting[:PROBES_AT_ONCE], waiting[PROBES_AT_ONCE:]
-        found |= _probe_some(nodes, some, reserve=reserve, on_wait=on_wait)
-    return found
-
-
-def _probe_some(
-    nodes: ClusterNodes, plans: Sequence[ProbePlan], *, reserve: bool, on_wait: Callable[[], None]
-) -> dict[str, NodeFacts | str]:
-    actors = {plan.node: _probe_actor(nodes, plan.node, reserve=reserve) for plan in plans}
-    refs = {actors[plan.node].gather.remote(plan): plan.node for plan in plans}
-    found: dict[str, NodeFacts | str] = {}
-    deadline = time.monotonic() + PROBE_SECONDS
-    while refs and time.monotonic() < deadline:
-        ready, _ = ray.wait(list(refs), num_returns=1, timeout=1.0)
-        on_wait()
-        for ref in ready:
-            name = refs.pop(ref)
-            try:
-                found[name] = with_clock(ray.get(ref), partial(_clock_of, actors[name]))
-            except RayError as exc:
-                found[name] = f"it cannot be looked at: {first_line(exc)}"
-    for actor in actors.values():
-        ray.kill(actor)
-    return found | dict.fromkeys(refs.values(), f"no answer within {PROBE_SECONDS:.0f} s")
-
-
-def _clock_of(actor: Any) -> float:
-    return float(ray.get(actor.clock.remote(), timeout=CLOCK_ANSWER_SECONDS))
-
-
-def _probe_actor(nodes: ClusterNodes, name: str, *, reserve: bool) -> Any:
-    return (
-        ray.remote(_RayProbe)
-        .options(
-            num_cpus=0,
-            num_gpus=nodes.slots.nodes.get(name, 0) if reserve and nodes.device is Device.CUDA else 0,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(nodes.id_of(name), soft=False),
-        )
-        .remote()
-    )
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

@@ -150,7 +150,7 @@ class _Loop:
         prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
         self._began, self._renewed = clock(), time.monotonic()
         self._requested = Stop.GO_ON
-        self._health = NodeHealth(sweep_id, epoch, store=store, prober=prober, clock=clock, keep_lease=self._keep_lease)
+        self._health = NodeHealth(sweep_id, epoch, store=store, prober=prober, clock=clock)
         self._health.refresh(now=True)
         self._data_sheet = hardware(slots)
         price = price_of(spec, self._data_sheet)
@@ -192,10 +192,11 @@ class _Loop:
 
     def run(self) -> SweepResult:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
-        self._health.require_room(shapes.values(), self._scheduler.slots.nodes)
+        self._health.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
         self._store.while_away(self._wait)
         try:
+            self._await_nodes(shapes.values())
             self._work()
         except BaseException:
             self._keep_ends()
@@ -265,6 +266,13 @@ class _Loop:
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
         self._keep_lease()  # a space of many cells takes a while to list
         return run
+
+    def _await_nodes(self, shapes: Collection[Shape]) -> None:
+        """Wait until nodes have said how they are, unless somebody asks to stop."""
+        while self._asked() is Stop.GO_ON and not self._health.may_begin(shapes, self._scheduler.slots.nodes):
+            self._poll(POLL_SECONDS)
+            self._show()
+            self._keep_lease()
 
     # -- working -------------------------------------------------------------------------------------------------------------
 

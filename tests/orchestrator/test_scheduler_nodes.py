@@ -35,7 +35,16 @@ def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]
     assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), "both have this machine's clock"
     assert all(rate is None for _, _, rate in out["looked"].values()), "of two that differ nobody could tell which is slow"
     assert out["unfit"] == []
-    assert out["waited"] >= 1
+
+
+def test_an_attempt_begins_and_ends_while_another_node_is_looked_at(out: dict[str, Any]) -> None:
+    assert sorted(out["order"]) == ["attempt", "slow", "well"]
+    assert out["order"][-1] == "slow", "it was told to answer once the attempt had ended"
+
+
+def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left(out: dict[str, Any]) -> None:
+    assert out["silent"] == ["no answer within 1 s"]
+    assert out["probes_left"] == 0
 
 
 def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from orchestrator import probes
 from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
 from orchestrator.node_agent import NodeAgent
+from orchestrator.node_probe import NodeProbe, ProbePlan
 from orchestrator.processes import descendants, start_time
 from orchestrator.scheduler import NODES_SECONDS, RayScheduler
 from tests.orchestrator.test_scheduler import finished, request, until_finished
@@ -35,6 +37,17 @@ class AgentOfItsNode(NodeAgent):
         super().__init__(root, program, ray.get_runtime_context().get_node_id(), node_environment)
 
 
+class SlowProbe(NodeProbe):
+    """Answers for one node once a file is there, for any other at once."""
+
+    slow, file = "", Path()
+
+    def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
+        while plan.node == self.slow and not self.file.exists():
+            time.sleep(0.05)
+        return super().gather(plan, nvml=nvml)
+
+
 def main() -> None:
     head = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
@@ -44,6 +57,7 @@ def main() -> None:
     out: dict[str, Any] = {"slots": list(scheduler.slots.nodes.values())}
     out |= (
         _looks(scheduler)
+        | _works_while_it_looks(scheduler, Path(sys.argv[1]) / "answer")
         | _meets(scheduler)
         | _splits(scheduler)
         | _lands_where_it_is_asked(scheduler)
@@ -60,14 +74,48 @@ def main() -> None:
 
 
 def _looks(scheduler: RayScheduler) -> dict[str, Any]:
-    waited = []
-    said = scheduler.probe(on_wait=lambda: waited.append(1))
+    began = time.monotonic()
+    scheduler.begin_looks(list(scheduler.slots.nodes))
+    began_seconds = time.monotonic() - began
+    said: dict[str, NodeFacts | str] = {}
+    while len(said) < 2:
+        assert time.monotonic() - began < 60, said
+        scheduler.poll(1.0)
+        said |= scheduler.looks()
     facts = [found for found in said.values() if isinstance(found, NodeFacts)]
     return {
         "looked": {found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops] for found in facts},
         "unfit": [why for some in judge_nodes(facts).values() if (why := unfit(some)) is not None],
-        "waited": len(waited),
+        "began_seconds": began_seconds,
     }
+
+
+def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]:
+    """A node does not answer before an attempt has begun and ended on the other one, and the next time not at all."""
+    well, SlowProbe.slow = scheduler.slots.nodes
+    SlowProbe.file = file
+    of_the_product, scheduler._probes._actor_class = scheduler._probes._actor_class, ray.remote(SlowProbe)
+    scheduler.begin_looks([SlowProbe.slow, well])
+    scheduler.start(request(1), PART, [well])
+    order: list[str] = []
+    deadline = time.monotonic() + 60
+    while len(order) < 3 and time.monotonic() < deadline:
+        if finished(scheduler.poll(0.2)):
+            order.append("attempt")
+            file.touch()
+        order += ["slow" if name == SlowProbe.slow else "well" for name in scheduler.looks()]
+    file.unlink()
+    patience, probes.LOOK_SECONDS = probes.LOOK_SECONDS, 1.0
+    scheduler.begin_looks([SlowProbe.slow])
+    while not (said := scheduler.looks()) and time.monotonic() < deadline:
+        scheduler.poll(0.2)
+    probes.LOOK_SECONDS, scheduler._probes._actor_class = patience, of_the_product
+    scheduler._leases.vacate([well])
+    while left := _running("SlowProbe"):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return {"order": order, "silent": list(said.values()), "probes_left": len(left)}
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
@@ -102,8 +150,12 @@ def _splits(scheduler: RayScheduler) -> dict[str, Any]:
 
 
 def _agents() -> dict[int, int | None]:
+    return _running("NodeAgent")
+
+
+def _running(actor_class: str) -> dict[int, int | None]:
     """Process ids and start times."""
-    return {pid: start_time(pid) for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid)}
+    return {pid: start_time(pid) for pid in descendants(os.getpid()) if actor_class in _command(pid)}
 
 
 def _command(pid: int) -> str:
