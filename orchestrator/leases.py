@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.communication import passed
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
-from orchestrator.core.held import Leased
 from orchestrator.core.protocol import Device
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import CLOSE_SECONDS, NodeAgent
@@ -52,11 +51,10 @@ class Lease:
 class Leases:
     """All that one scheduler holds of a cluster."""
 
-    def __init__(self, nodes: ClusterNodes, head: Head, *, root: str) -> None:
-        self._nodes, self._head, self._root = nodes, head, root
+    def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter, *, root: str) -> None:
+        self._nodes, self._head, self._meter, self._root = nodes, head, meter, root
         self._agent_class = ray.remote(NodeAgent)
         self._held: list[Lease] = []
-        self._meter = LeaseMeter(time.monotonic())
 
     def standing(self) -> Mapping[int, Sequence[str]]:
         """The nodes on which an agent waits idle, by the slots that it has."""
@@ -113,9 +111,6 @@ class Leases:
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
         self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node)])
-
-    def leased(self) -> Leased:
-        return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""

@@ -5,6 +5,7 @@ It waits for nobody: who polls says what is ready, and a node that never answers
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.protocol import Device
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
+from orchestrator.processes import age_seconds
 from orchestrator.ray_cluster import ClusterNodes, Head, first_line
 
 LOOK_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
@@ -25,8 +28,12 @@ LOOKS_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nod
 CLOCK_ANSWER_SECONDS = 2.0  # a round trip takes milliseconds; the only time that anybody waits for a node
 
 
-class _RayProbe(NodeProbe):
+class RayProbe(NodeProbe):
     """Looks at the GPUs that Ray gave it alone, where it was given any: on others somebody else may be at work."""
+
+    def age(self) -> float:
+        """Seconds since Ray had its GPUs, and started this process for them."""
+        return age_seconds(os.getpid())
 
     def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
         own = tuple(str(device) for device in ray.get_gpu_ids())
@@ -38,16 +45,18 @@ class _Look:
     """One that is under way."""
 
     actor: Any
+    num_gpus: int  # that it holds, once it answers at all
+    age: Any  # the ref of how long it has held them
     facts: Any  # the ref of what it gathers
-    until: float  # monotonic
+    began: float  # monotonic
 
 
 class Probes:
-    """Of one scheduler."""
+    """Of one scheduler. What they hold of nodes is metered like a lease on which no attempt is."""
 
-    def __init__(self, nodes: ClusterNodes, head: Head) -> None:
-        self._nodes, self._head = nodes, head
-        self._actor_class = ray.remote(_RayProbe)
+    def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter) -> None:
+        self._nodes, self._head, self._meter = nodes, head, meter
+        self._actor_class = ray.remote(RayProbe)
         self._waiting: dict[str, tuple[ProbePlan, bool]] = {}  # node -> what is asked of it, and whether with its GPUs
         self._under_way: dict[str, _Look] = {}
         self._said: dict[str, NodeFacts | str] = {}
@@ -67,15 +76,17 @@ class Probes:
     @property
     def refs(self) -> list[Any]:
         """What there is to wait for."""
-        return [look.facts for look in self._under_way.values()]
+        return [ref for look in self._under_way.values() for ref in (look.age, look.facts) if ref is not None]
 
     def hear(self, ready: Collection[Any]) -> None:
         """Take in what is ready of `refs`, and give up who is late."""
         now, refs = time.monotonic(), set(ready)
         for node, look in list(self._under_way.items()):
+            if look.age in refs:
+                self._meter_from(look)
             if look.facts in refs:
                 self._said[node] = self._answer(look)
-            elif now > look.until:
+            elif now - look.began > LOOK_SECONDS:
                 self._said[node] = f"no answer within {LOOK_SECONDS:.0f} s"
             else:
                 continue
@@ -97,8 +108,11 @@ class Probes:
             node = next(iter(self._waiting))
             plan, reserve = self._waiting.pop(node)
             has_gpus = reserve and self._nodes.device is Device.CUDA
-            actor = self._head.ask(partial(self._actor, node, num_gpus=self._nodes.slots.nodes.get(node, 0) if has_gpus else 0))
-            self._under_way[node] = _Look(actor=actor, facts=actor.gather.remote(plan), until=time.monotonic() + LOOK_SECONDS)
+            num_gpus = self._nodes.slots.nodes.get(node, 0) if has_gpus else 0
+            began = time.monotonic()
+            actor = self._head.ask(partial(self._actor, node, num_gpus=num_gpus))
+            look = _Look(actor=actor, num_gpus=num_gpus, age=actor.age.remote(), facts=actor.gather.remote(plan), began=began)
+            self._under_way[node] = look
 
     def _actor(self, node: str, *, num_gpus: int) -> Any:
         return self._actor_class.options(
@@ -108,6 +122,16 @@ class Probes:
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._nodes.id_of(node), soft=False),
         ).remote()
+
+    def _meter_from(self, look: _Look) -> None:
+        """It has its GPUs: since its process was started, unless that process had waited for work."""
+        ref, look.age = look.age, None
+        try:
+            since = max(time.monotonic() - ray.get(ref), look.began)
+        except RayError:
+            return  # what it gathers says the same
+        if look.num_gpus:
+            self._meter.stands(look, num_slots=look.num_gpus, at=since)
 
     def _answer(self, look: _Look) -> NodeFacts | str:
         try:
@@ -120,8 +144,11 @@ class Probes:
 
     def _end(self, node: str) -> None:
         look = self._under_way.pop(node, None)
-        if look is not None and not self._head.is_gone:
+        if look is None:
+            return
+        if not self._head.is_gone:
             self._head.ask(partial(ray.kill, look.actor))
+        self._meter.returned(look, time.monotonic())
 
 
 def _clock_of(actor: Any) -> float:

@@ -28,6 +28,7 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher_gang import SERVER_START_SECONDS
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.leases import Lease, Leases
 from orchestrator.node_agent import CLOSE_SECONDS
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
@@ -111,8 +112,9 @@ class RayScheduler:
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
-        self._leases = Leases(self._nodes, self._head, root=self._root)
-        self._probes = Probes(self._nodes, self._head)
+        self._meter = LeaseMeter(time.monotonic())
+        self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
+        self._probes = Probes(self._nodes, self._head, self._meter)
         self._flights: dict[int, _Flight] = {}
         self._events: list[SchedulerEvent] = []
 
@@ -197,7 +199,7 @@ class RayScheduler:
             self._guard = None
 
     def leased(self) -> Leased:
-        return self._leases.leased()
+        return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
 
     def _ready(self, timeout_seconds: float) -> list[Any]:
         """The refs that have a value; waits for the first of them."""

@@ -47,6 +47,12 @@ def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left
     assert out["probes_left"] == 0
 
 
+def test_gpus_that_a_look_holds_are_held_and_idle_until_it_has_ended(out: dict[str, Any]) -> None:
+    assert 2 * 1.0 <= out["look_held"] <= 2 * out["look_seconds"], "two GPUs, for a second and what it takes to look"
+    assert out["look_idle"] == out["look_held"]
+    assert out["held_after_look"] == 0.0
+
+
 def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:
     assert out["slots"] == [2, 2]
     assert out["ranks"] == [0, 1, 2, 3]

@@ -21,9 +21,11 @@ from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import NodeAgent
 from orchestrator.node_probe import NodeProbe, ProbePlan
 from orchestrator.processes import descendants, start_time
+from orchestrator.ray_cluster import ClusterNodes
 from orchestrator.scheduler import NODES_SECONDS, RayScheduler
 from tests.orchestrator.test_scheduler import finished, request, until_finished
 
@@ -51,13 +53,14 @@ class SlowProbe(NodeProbe):
 def main() -> None:
     head = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
-    second = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
+    second = cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
     cluster.wait_for_nodes()
     scheduler = RayScheduler(address=cluster.address, device=Device.CPU, root=Path(sys.argv[1]))
     out: dict[str, Any] = {"slots": list(scheduler.slots.nodes.values())}
     out |= (
         _looks(scheduler)
         | _works_while_it_looks(scheduler, Path(sys.argv[1]) / "answer")
+        | _holds_gpus_while_it_looks(scheduler)
         | _meets(scheduler)
         | _splits(scheduler)
         | _lands_where_it_is_asked(scheduler)
@@ -116,6 +119,30 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
             break
         time.sleep(0.05)
     return {"order": order, "silent": list(said.values()), "probes_left": len(left)}
+
+
+def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
+    """The second node says that it has two GPUs; a look takes both of them, and a second longer than it has to."""
+    nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
+    looks = probes.Probes(nodes, scheduler._head, meter)
+    (SlowProbe.slow,) = nodes.slots.nodes
+    looks._actor_class = ray.remote(type("SlowRayProbe", (SlowProbe, probes.RayProbe), {}))
+    began = time.monotonic()
+    looks.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
+    while meter.leased(time.monotonic(), total_slots=2).held == 0.0:
+        _listen(looks)
+    time.sleep(1.0)
+    SlowProbe.file.touch()
+    while not looks.said():
+        _listen(looks)
+    seconds = time.monotonic() - began
+    leased = meter.leased(time.monotonic(), total_slots=2)
+    later = meter.leased(time.monotonic() + 100.0, total_slots=2)
+    return {"look_seconds": seconds, "look_held": leased.held, "look_idle": leased.idle, "held_after_look": later.held - leased.held}
+
+
+def _listen(looks: probes.Probes) -> None:
+    looks.hear(ray.wait(looks.refs, timeout=30.0)[0])
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
