@@ -152,6 +152,10 @@ class Scheduler(Protocol):
 class Prober(Protocol):
     """A scheduler whose nodes are real machines, and can be looked at while trials run on others of them."""
 
+    def life_of(self, node: str) -> str:
+        """Changes when a node has gone and come back under its name: what it said of itself may be true no more."""
+        ...
+
     def begin_looks(self, nodes: Collection[str]) -> None:
         """Begin to look at nodes on which nothing of ours runs. One that is well has answered within seconds; nobody waits for it here."""
         ...

@@ -39,6 +39,7 @@ class Lease:
     """Slots of one node, and the agent in them."""
 
     node: str
+    node_id: str  # Ray's: the node may go and come back
     num_slots: int
     group: PlacementGroup
     agent: Any
@@ -110,7 +111,7 @@ class Leases:
 
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
-        self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node)])
+        self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node_id)])
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
@@ -150,7 +151,8 @@ class Leases:
 
     def _form(self, num_slots: int, node: str, program: str) -> Lease:
         reserved = bundle(num_slots, self._nodes.device)
-        selector = [{NODE_ID: self._nodes.id_of(node)}]
+        node_id = self._nodes.id_of(node)
+        selector = [{NODE_ID: node_id}]
         group = self._head.ask(lambda: placement_group([reserved], strategy="STRICT_PACK", bundle_label_selector=selector))
         agent = self._head.ask(
             lambda: self._agent_class.options(
@@ -162,7 +164,7 @@ class Leases:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
             ).remote(self._root, program, node, passed(os.environ))
         )
-        self._held.append(Lease(node=node, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic()))
+        self._held.append(Lease(node=node, node_id=node_id, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic()))
         return self._held[-1]
 
     def _remove(self, leases: Sequence[Lease]) -> None:

@@ -6,7 +6,7 @@ It waits for no node, and knows of none how trials fare on it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 
 from db.store import Store
@@ -28,7 +28,8 @@ class Preflight:
         self._sweep_id, self._store, self._prober, self._clock = sweep_id, store, prober, clock
         self._facts: dict[str, NodeFacts] = {}
         self._silent: dict[str, str] = {}  # nodes that did not answer, and how
-        self._began: dict[str, float] = {}  # node -> when the last look at it began
+        self._lives: dict[str, str] = {}  # node -> which life of it was looked at last
+        self._began: dict[str, float] = {}  # and when that began
         self._awaited: set[str] = set()
         self._unheard: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
         self._judged_at = clock()
@@ -45,21 +46,28 @@ class Preflight:
         return bool(self._awaited)
 
     def fit(self, nodes: Collection[str]) -> Collection[str]:
-        """Those of these nodes that have said that they are well. Where one was never asked, or is unfit for long, a look at it begins."""
+        """Those of these nodes that have said that they are well. Looks begin at those that are new or back again, and unfit for long."""
         if self._prober is None:
             return nodes
         now = self._clock()
         self._hear(now)
-        if due := [node for node in nodes if node not in self._awaited and self._is_due(node, now)]:
+        lives = {node: self._prober.life_of(node) for node in nodes}
+        if due := [node for node, life in lives.items() if self._lives.get(node) != life or self._is_to_be_asked_again(node, now)]:
+            self._forget(due)
+            self._lives |= {node: lives[node] for node in due}
             self._began |= dict.fromkeys(due, now)
             self._awaited.update(due)
             self._prober.begin_looks(due)
         return {node for node in nodes if node in self._facts and node not in self._unfit}
 
-    def _is_due(self, node: str, now: float) -> bool:
-        if node in self._unfit:
-            return now - self._began[node] >= AGAIN_SECONDS
-        return node not in self._began
+    def _is_to_be_asked_again(self, node: str, now: float) -> bool:
+        return node in self._unfit and node not in self._awaited and now - self._began[node] >= AGAIN_SECONDS
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._facts.pop(node, None)
+            self._silent.pop(node, None)
+            self._unheard.pop(node, None)
 
     def _hear(self, now: float) -> None:
         """Take in what nodes have answered. Whoever has to wait for the others is not kept waiting for long."""
@@ -69,13 +77,8 @@ class Preflight:
         self._unheard |= said
         if self._unheard and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):
             said, self._unheard, self._judged_at = self._unheard, {}, now
-            for node, answer in said.items():
-                self._facts.pop(node, None)
-                self._silent.pop(node, None)
-                if isinstance(answer, NodeFacts):
-                    self._facts[node] = answer
-                else:
-                    self._silent[node] = answer
+            self._facts |= {node: answer for node, answer in said.items() if isinstance(answer, NodeFacts)}
+            self._silent |= {node: answer for node, answer in said.items() if isinstance(answer, str)}
             self._judge(said)
 
     def _judge(self, asked: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
 from orchestrator.gang import Slots
 from orchestrator.head_watch import why_unreachable
+from orchestrator.node_names import NodeNames
 from orchestrator.ray_guard import RayGuard
 
 logger = logging.getLogger(__name__)
@@ -90,12 +91,13 @@ def bundle(num_slots: int, device: Device) -> dict[str, float]:
 
 @dataclass(eq=False)
 class ClusterNodes:
-    """The nodes of the cluster as Ray knows them, each under a name that no two share and that stays its own."""
+    """The nodes of the cluster as Ray knows them, by name (node_names.py)."""
 
     device: Device
     device_name: str | None
     gpus_per_node: int | None  # slots that are used of a node at most
-    _names: dict[str, str] = field(default_factory=dict)  # Ray's id -> name
+    _names: NodeNames = field(default_factory=NodeNames)
+    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of who had it last
     _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
     _doubted: dict[str, float] = field(default_factory=dict)  # name -> monotonic time until which nothing is put there
     _slots: Slots = field(init=False)
@@ -118,12 +120,14 @@ class ClusterNodes:
     def refresh(self) -> None:
         """Ask Ray again: nodes come and go."""
         resource = "GPU" if self.device is Device.CUDA else "CPU"
+        nodes = {node["NodeID"]: node for node in _alive_nodes() if node["Resources"].get(resource, 0) >= 1}
+        names = self._names.see({node_id: node["NodeManagerHostname"] for node_id, node in nodes.items()}, time.monotonic())
+        most = self.gpus_per_node
         self._alive = {}
-        for node in _alive_nodes():
-            count = int(node["Resources"].get(resource, 0))
-            count = min(count, self.gpus_per_node) if self.gpus_per_node is not None else count
-            if count > 0:
-                self._alive[self._name_of(node["NodeID"], node["NodeManagerHostname"])] = count
+        for node_id in (node_id for node_id in nodes if node_id in names):
+            count = int(nodes[node_id]["Resources"][resource])
+            self._alive[names[node_id]] = min(count, most) if most is not None else count
+            self._ids[names[node_id]] = node_id
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
@@ -131,12 +135,13 @@ class ClusterNodes:
         self._doubted[name] = time.monotonic() + seconds
         self._count()
 
-    def is_alive(self, name: str) -> bool:
+    def is_alive(self, node_id: str) -> bool:
         """Whether Ray has it among its nodes, doubted or not."""
-        return name in self._alive
+        return any(self._ids[name] == node_id for name in self._alive)
 
     def id_of(self, name: str) -> str:
-        return next(node_id for node_id, given in self._names.items() if given == name)
+        """Ray's, of the node that has this name or had it last: another one each time that it starts."""
+        return self._ids[name]
 
     def _count(self) -> None:
         now = time.monotonic()
@@ -148,12 +153,6 @@ class ClusterNodes:
             # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
             usual_at_once=1 if self.device is Device.CPU else None,
         )
-
-    def _name_of(self, node_id: str, host: str) -> str:
-        if node_id not in self._names:
-            taken = set(self._names.values())
-            self._names[node_id] = host if host not in taken else f"{host}-{node_id[:8]}"
-        return self._names[node_id]
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

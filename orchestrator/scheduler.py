@@ -171,6 +171,9 @@ class RayScheduler:
         else:
             self._give_up(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
 
+    def life_of(self, node: str) -> str:
+        return self._nodes.id_of(node)
+
     def begin_looks(self, nodes: Collection[str], *, reserve: bool = True) -> None:
         """See `orchestrator.gang.Prober`. Without `reserve` GPUs are looked at while others use them."""
         on_gpus = self._nodes.device is Device.CUDA
@@ -351,7 +354,7 @@ class RayScheduler:
     def _lose_what_cannot_form(self) -> None:
         """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
         for flight in list(self._flights.values()):
-            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node)]
+            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node_id)]
             if gone and flight.stage is not _Stage.RUNNING:  # of a running one the agents themselves tell
                 node = flight.leases[gone[0]].node
                 text = f"node {node} left the cluster while the gang formed"

@@ -49,8 +49,12 @@ class ProbedScheduler(FakeScheduler):
         self.said = dict(said)
         self.asked: list[set[str]] = []
         self.num_polls = 0
+        self.lives: dict[str, str] = {}
         self._polls = polls or {}
         self._due: dict[str, int] = {}  # node -> after how many polls it answers
+
+    def life_of(self, name: str) -> str:
+        return self.lives.get(name, "first")
 
     def begin_looks(self, nodes: Collection[str]) -> None:
         self.asked.append(set(nodes))
@@ -187,6 +191,35 @@ def test_an_unfit_node_is_looked_at_again_and_used_once_it_is_well(store: Store)
     assert scheduler.asked == [{"a", "b"}, {"b"}], "once more, and not again once it was well"
     assert used(scheduler) == {"a", "b"}
     assert store.node_checks(store.sweep_named("t").id)["b"].is_fit
+
+
+def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Store) -> None:
+    def script(request: TrialRequest) -> float:
+        if len(scheduler.started) == 10:
+            scheduler.said["b"] = node("b", xids={79: 1})  # it was started anew, and a GPU of it did not come back
+            scheduler.lives["b"] = "second"
+        return fast(request)
+
+    scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})
+    run(store, scheduler, many_layouts(), clock=scheduler.clock)
+    assert scheduler.asked == [{"a", "b"}, {"b"}]
+    where = [scheduler.nodes_of[trial_id][0] for trial_id in sorted(scheduler.nodes_of)]
+    assert "b" in where[:10]
+    assert set(where[12:]) == {"a"}, "two were under way on it"
+
+
+def test_a_benched_node_that_comes_back_is_benched_still_and_not_even_looked_at(store: Store) -> None:
+    store.ensure_sweep("t", spec(gpus=1).model_dump_json(), spec(gpus=1).conditions())
+    store.bench(store.sweep_named("t").id, "b", reason=BenchReason.ASKED, is_remeasured=False)
+
+    def script(request: TrialRequest) -> float:
+        scheduler.lives["b"] = "second"
+        return fast(request)
+
+    scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})
+    run(store, scheduler)
+    assert scheduler.asked == [{"a"}]
+    assert used(scheduler) == {"a"}
 
 
 def test_a_node_unlike_the_others_is_found_out_also_when_it_answers_first(store: Store) -> None:

@@ -102,6 +102,12 @@ def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) 
     assert out["after_loss"] is None
 
 
+def test_a_node_that_comes_back_has_its_name_again_and_is_used(out: dict[str, Any]) -> None:
+    assert out["names_after_return"] == out["names"]
+    assert out["has_another_life"], "Ray has it under another id, so it is looked at anew"
+    assert out["after_return"] is None
+
+
 def test_a_gang_that_cannot_form_since_its_node_is_dead_does_not_wait_out_its_time(out: dict[str, Any]) -> None:
     assert out["unformed"] == ["node_lost", None]
     assert out["unformed_seconds"] < 45, "of the 120 and more for which a gang may form"

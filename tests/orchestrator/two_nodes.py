@@ -23,7 +23,7 @@ from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import NodeAgent
-from orchestrator.node_probe import NodeProbe, ProbePlan
+from orchestrator.node_probe import ProbePlan
 from orchestrator.processes import descendants, start_time
 from orchestrator.ray_cluster import ClusterNodes
 from orchestrator.scheduler import NODES_SECONDS, RayScheduler
@@ -39,7 +39,7 @@ class AgentOfItsNode(NodeAgent):
         super().__init__(root, program, ray.get_runtime_context().get_node_id(), node_environment)
 
 
-class SlowProbe(NodeProbe):
+class SlowProbe(probes.RayProbe):
     """Answers for one node once a file is there, for any other at once."""
 
     slow, file = "", Path()
@@ -70,6 +70,7 @@ def main() -> None:
     out |= _loses_a_node(scheduler, lambda: cluster.remove_node(second, allow_graceful=False))
     third = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
     cluster.wait_for_nodes()
+    out |= _gets_it_back(scheduler, out["lost_on"])
     out |= _loses_a_node_on_the_way(scheduler, lambda: cluster.remove_node(third, allow_graceful=False))
     scheduler.close()
     cluster.shutdown()  # type: ignore[no-untyped-call]
@@ -126,7 +127,7 @@ def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
     nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
     looks = probes.Probes(nodes, scheduler._head, meter)
     (SlowProbe.slow,) = nodes.slots.nodes
-    looks._actor_class = ray.remote(type("SlowRayProbe", (SlowProbe, probes.RayProbe), {}))
+    looks._actor_class = ray.remote(SlowProbe)
     began = time.monotonic()
     looks.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
     while meter.leased(time.monotonic(), total_slots=2).held == 0.0:
@@ -266,6 +267,23 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
         "standing_after_loss": {str(slots): list(nodes) for slots, nodes in scheduler.standing().items()},
         "kept_agents": [len(agents), len(kept), kept.items() <= agents.items(), _agents() == kept],
         "after_loss": after.failure.kind if after.failure else None,
+    }
+
+
+def _gets_it_back(scheduler: RayScheduler, lost: str) -> dict[str, Any]:
+    """A node of its host is there again, of which nobody has told the scheduler yet."""
+    before, deadline = scheduler.life_of(lost), time.monotonic() + 60
+    while lost not in scheduler.slots.nodes and time.monotonic() < deadline:
+        scheduler.poll(0.5)
+    scheduler.start(request(2), HALF, [lost])
+    (end,) = finished(until_finished(scheduler))
+    scheduler._leases.vacate([lost])
+    while len(_agents()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {
+        "names_after_return": sorted(scheduler.slots.nodes),
+        "has_another_life": scheduler.life_of(lost) != before,
+        "after_return": end.failure.kind if end.failure else None,
     }
 
 
