@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from db.schema import StopRequest, SweepState
-from db.store import Store
+from db.store import LEASE_SECONDS, Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.budget import budget_of, price_of
@@ -41,7 +41,6 @@ from orchestrator.spool import FOLDER, Spool, Spooled
 
 logger = logging.getLogger(__name__)
 
-LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
 SHOW_SECONDS = 0.1  # between two looks of whoever watches
