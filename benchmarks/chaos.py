@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.machine import PROJECT, describe_machine, write_result
 from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, total
-from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite
+from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
 
@@ -47,7 +47,7 @@ def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     with server() as postgresql:
         for name, fresh in _both(folder, postgresql):
             began = time.monotonic()
-            deaths = die_everywhere(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS, fresh=fresh, folder=folder)
+            deaths = die_everywhere(small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS), fresh=fresh, folder=folder)
             yield Outcome(
                 campaign=f"crash-points-{name}",
                 seed=0,

@@ -5,7 +5,7 @@ And what follows from such values alone: the gang of each cell, how far one is, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -150,11 +150,16 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Prober(Protocol):
-    """A scheduler whose nodes are real machines, and can be looked at."""
+    """A scheduler whose nodes are real machines, and can be looked at while trials run on others of them."""
 
-    def probe(self, nodes: Collection[str], *, on_wait: Callable[[], None]) -> Mapping[str, NodeFacts | str]:
-        """What each of these nodes, on which nothing of ours runs, says of itself; a text where it does not answer. Takes seconds.
+    def life_of(self, node: str) -> str:
+        """Changes when a node has gone and come back under its name: what it said of itself may be true no more."""
+        ...
 
-        `on_wait` is called about once a second.
-        """
+    def begin_looks(self, nodes: Collection[str]) -> None:
+        """Begin to look at nodes on which nothing of ours runs. One that is well has answered within seconds; nobody waits for it here."""
+        ...
+
+    def looks(self) -> Mapping[str, NodeFacts | str]:
+        """What nodes have said of themselves since this was asked last, by `poll`; a text for one that does not answer."""
         ...

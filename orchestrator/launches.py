@@ -144,7 +144,7 @@ class Launches:
                 "%s: the nodes that are left cannot hold its gangs; it waits %.0f s for others", run.cell.key, NODES_PATIENCE_SECONDS
             )
         waited = self._clock() - self._without_nodes_since[run.id]
-        return StopReason.NODES if waited > NODES_PATIENCE_SECONDS else None
+        return StopReason.NODES if waited > NODES_PATIENCE_SECONDS and not self._health.is_looking else None
 
     def _wants(self, run: CellRun) -> bool:
         """Whether the cell has something to launch; asked again and again, and for nothing that costs."""

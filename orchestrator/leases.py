@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.communication import passed
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
-from orchestrator.core.held import Leased
 from orchestrator.core.protocol import Device
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import CLOSE_SECONDS, NodeAgent
@@ -40,6 +39,7 @@ class Lease:
     """Slots of one node, and the agent in them."""
 
     node: str
+    node_id: str  # Ray's: the node may go and come back
     num_slots: int
     group: PlacementGroup
     agent: Any
@@ -52,11 +52,10 @@ class Lease:
 class Leases:
     """All that one scheduler holds of a cluster."""
 
-    def __init__(self, nodes: ClusterNodes, head: Head, *, root: str) -> None:
-        self._nodes, self._head, self._root = nodes, head, root
+    def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter, *, root: str) -> None:
+        self._nodes, self._head, self._meter, self._root = nodes, head, meter, root
         self._agent_class = ray.remote(NodeAgent)
         self._held: list[Lease] = []
-        self._meter = LeaseMeter(time.monotonic())
 
     def standing(self) -> Mapping[int, Sequence[str]]:
         """The nodes on which an agent waits idle, by the slots that it has."""
@@ -106,12 +105,13 @@ class Leases:
         self._remove(leases)
         return gpu_seconds
 
+    def vacate(self, nodes: Collection[str]) -> None:
+        """Give back what stands idle on these nodes."""
+        self.discard([lease for lease in self._idle() if lease.node in nodes])
+
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
-        self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node)])
-
-    def leased(self) -> Leased:
-        return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
+        self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node_id)])
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
@@ -151,7 +151,8 @@ class Leases:
 
     def _form(self, num_slots: int, node: str, program: str) -> Lease:
         reserved = bundle(num_slots, self._nodes.device)
-        selector = [{NODE_ID: self._nodes.id_of(node)}]
+        node_id = self._nodes.id_of(node)
+        selector = [{NODE_ID: node_id}]
         group = self._head.ask(lambda: placement_group([reserved], strategy="STRICT_PACK", bundle_label_selector=selector))
         agent = self._head.ask(
             lambda: self._agent_class.options(
@@ -163,7 +164,7 @@ class Leases:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
             ).remote(self._root, program, node, passed(os.environ))
         )
-        self._held.append(Lease(node=node, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic()))
+        self._held.append(Lease(node=node, node_id=node_id, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic()))
         return self._held[-1]
 
     def _remove(self, leases: Sequence[Lease]) -> None:

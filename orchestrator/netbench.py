@@ -6,7 +6,7 @@ It places gangs through the scheduler as a sweep does, and knows nothing of Ray.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from db.store import Store
@@ -69,7 +69,6 @@ def measure_links(
     run_token: str,
     largest_bytes: int | None = None,
     collectives: Sequence[Collective] = tuple(Collective),
-    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[SpanResult]:
     """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given."""
     slots = scheduler.slots
@@ -79,11 +78,9 @@ def measure_links(
         "seconds": SECONDS[slots.device],
     }
     for number, shape in enumerate(shapes(slots.nodes), 1):
-        if stopped():
-            return
         nodes = tuple(sorted((node for node, count in slots.nodes.items() if count >= shape.slots_per_node))[: shape.num_nodes])
         scheduler.start(_request(run_token, number, shape, slots.device, options), shape, nodes)
-        end = _until_finished(scheduler, number, stopped)
+        end = _until_finished(scheduler)
         yield _record(store, run_token, shape, nodes, end, slots.device)
 
 
@@ -105,15 +102,11 @@ def _request(run_token: str, number: int, shape: Shape, device: Device, options:
     )
 
 
-def _until_finished(scheduler: Scheduler, number: int, stopped: Callable[[], bool]) -> Finished:
-    is_cancelled = False
+def _until_finished(scheduler: Scheduler) -> Finished:
     while True:
         for event in scheduler.poll(POLL_SECONDS):
             if isinstance(event, Finished):
                 return event
-        if stopped() and not is_cancelled:
-            scheduler.cancel(number)
-            is_cancelled = True
 
 
 def _record(store: Store, run_token: str, shape: Shape, nodes: tuple[str, ...], end: Finished, device: Device) -> SpanResult:

@@ -13,18 +13,17 @@ from typing import Any
 from db.rows import BenchRow
 from db.schema import BenchReason
 from db.store import Store
-from orchestrator.core.check import Check, Status
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.node_score import NodeScore, score_nodes
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.gang import Finished, Prober
-from orchestrator.node_probe import versions_here
+from orchestrator.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
 FAULTS, FAULTS_SECONDS = 2, 1800.0  # trials that fail by a node's fault within so long: then it is not bad luck
+PATIENCE_SECONDS = 20.0  # at the start of a call with nodes that have not answered, once others that hold a gang have
 MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew
 RUNS_PER_NODE = 1.0  # or by so many for each node, where that is more: to score thousands of nodes takes most of a second
 REFRESH_SECONDS = (
@@ -47,22 +46,12 @@ OF_THE_GANG = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT, FailureKin
 class NodeHealth:
     """Of one call of `run_sweep`. Without a prober nodes are taken as fit."""
 
-    def __init__(
-        self,
-        sweep_id: int,
-        epoch: int,
-        *,
-        store: Store,
-        prober: Prober | None,
-        clock: Callable[[], float],
-        keep_lease: Callable[[], None],
-    ) -> None:
-        self._sweep_id, self._epoch, self._store, self._prober, self._clock = sweep_id, epoch, store, prober, clock
-        self._keep_lease = keep_lease
-        self._facts: dict[str, NodeFacts] = {}
-        self._unfit: dict[str, str] = {}
-        self._seen: set[str] = set()
+    def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
+        self._sweep_id, self._epoch, self._store, self._clock = sweep_id, epoch, store, clock
+        self._preflight = Preflight(sweep_id, epoch, store=store, prober=prober, clock=clock)
+        self._opened = clock()
         self._nodes: dict[str, int] = {}  # with their slots, as last asked about
+        self._usable: dict[str, int] = {}  # of them
         self._shapes: set[Shape] = set()  # of the gangs that have to find room
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
@@ -71,20 +60,28 @@ class NodeHealth:
         self._left: set[int] = set()  # trials that were under way when others were told to wait again
         self._spared: set[str] = set()  # told to be sick, and needed all the same
 
-    def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """Of these nodes, with their slots, those that may be used. One that was never looked at is looked at now, which takes seconds."""
-        if new := [node for node in nodes if node not in self._seen]:
-            self._look_at(new)
-        self._nodes = dict(nodes)
-        return {node: slots for node, slots in nodes.items() if node not in self._unfit and node not in self._benched}
+    @property
+    def is_looking(self) -> bool:
+        """Whether any node has still to say how it is."""
+        return self._preflight.is_looking
 
-    def require_room(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> None:
-        """Raise ClusterUnavailable where what may be used of the nodes holds none of these gangs, though all of them together would."""
+    def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
+        """Of these nodes, with their slots, those that may be used by now. Where one was never looked at, that begins; it is used once it answers."""
+        fit = self._preflight.fit([node for node in nodes if node not in self._benched])
+        self._nodes, self._usable = dict(nodes), {node: nodes[node] for node in nodes if node in fit and node not in self._benched}
+        return self._usable
+
+    def may_begin(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> bool:
+        """Whether enough nodes have said how they are to begin with these gangs: all, or after a while those that hold one.
+
+        Raises ClusterUnavailable where all have, and what may be used of them holds none, though all of them together would.
+        """
         self._shapes = set(shapes)
         floor = Floor(self.usable(nodes))
-        if any(floor.holds(shape) for shape in self._shapes):
-            return
-        why = [f"{node} ({reason})" for node, reason in sorted(self._unfit.items())]
+        has_room = any(floor.holds(shape) for shape in self._shapes)
+        if has_room or self.is_looking:
+            return has_room and (not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS)
+        why = [f"{node} ({reason})" for node, reason in sorted(self._preflight.unfit.items())]
         why += [f"{node} (benched: {row.reason}; `sweep unbench {node}`)" for node, row in sorted(self._benched.items())]
         raise ClusterUnavailable(
             f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor --cluster` shows all of it), or use them as they"
@@ -119,30 +116,6 @@ class NodeHealth:
     def _remeasure(self, in_flight: Collection[int]) -> set[int]:
         self._left |= set(in_flight)
         return self._store.remeasure(self._sweep_id, self._epoch, self._bad, except_trials=in_flight)
-
-    # -- fit, when looked at -------------------------------------------------------------------------------------------------
-
-    def _look_at(self, nodes: Collection[str]) -> None:
-        self._seen.update(nodes)
-        if self._prober is None:
-            return
-        said = self._prober.probe(nodes, on_wait=self._keep_lease)
-        self._facts |= {node: facts for node, facts in said.items() if isinstance(facts, NodeFacts)}
-        checks: dict[str, tuple[Check, ...]] = {
-            node: (Check(name="answers", status=Status.FAIL, found=text),) for node, text in said.items() if isinstance(text, str)
-        }
-        judged = judge_nodes(list(self._facts.values()), own=versions_here())
-        checks |= {node: judged[node] for node in said if node in judged}
-        self._store.record_node_checks(self._sweep_id, self._epoch, self._facts, checks)
-        for node, some in checks.items():
-            if (why := unfit(some)) is not None:
-                self._unfit[node] = why
-                logger.warning("Node %s is not used: %s", node, why, extra={"action": "unfit", "node": node})
-            for check in some:
-                if check.status is Status.WARN:
-                    logger.warning(
-                        "Node %s, %s: %s. %s", node, check.name, check.found, check.advice, extra={"action": "doubtful", "node": node}
-                    )
 
     # -- sick, by what happens on it -----------------------------------------------------------------------------------------
 
@@ -193,6 +166,6 @@ class NodeHealth:
 
     def _can_spare(self, node: str) -> bool:
         """Whether every gang that has room now has room without this node."""
-        usable = {name: slots for name, slots in self._nodes.items() if name not in self._unfit and name not in self._benched}
+        usable = {name: slots for name, slots in self._usable.items() if name not in self._benched}
         with_it, without = Floor(usable), Floor({name: slots for name, slots in usable.items() if name != node})
         return all(without.holds(shape) for shape in self._shapes if with_it.holds(shape))

@@ -23,6 +23,7 @@ from typing import Any
 
 from orchestrator.core.node_health import COMPARED_PACKAGES, GpuFacts, NodeFacts, baseline_bytes, xids_since
 from orchestrator.gpu_monitor import driver_version, gpu_facts
+from orchestrator.processes import LAUNCHER_VARIABLE, launcher_identity
 
 MATMUL_PATIENCE_SECONDS = 120.0  # beyond its own time: torch from a cold network file system takes minutes to import
 XID_MICROSECONDS = 86_400e6  # how far back the kernel log is read: a GPU that was mended since has no new errors
@@ -120,12 +121,20 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
     if gpus and _version("torch") is None:
         unread.append("matmul: torch is not installed")
         return {}
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(free), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    command = [sys.executable, "-P", "-m", "workloads.matmul", f"--seconds={plan.matmul_seconds}", f"--devices={','.join(free)}"]
+    environment = {
+        "CUDA_VISIBLE_DEVICES": ",".join(free),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        LAUNCHER_VARIABLE: launcher_identity(
+            Path(plan.home).absolute()
+        ),  # were it left over all the same, the next launcher here would find it
+    }
+    # It holds GPUs: whoever ends this process, or gives it up, ends that one as well.
+    command = [sys.executable, "-P", "-m", "orchestrator.mortal", str(os.getpid()), "workloads.matmul"]
+    command += [f"--seconds={plan.matmul_seconds}", f"--devices={','.join(free)}"]
     limit = plan.matmul_seconds + MATMUL_PATIENCE_SECONDS
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=limit, check=False, env={**os.environ, **visible}
+            command, capture_output=True, text=True, errors="replace", timeout=limit, check=False, env={**os.environ, **environment}
         )
         found: Mapping[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:

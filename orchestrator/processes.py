@@ -82,6 +82,14 @@ def start_time(pid: int) -> int | None:
     return None if stat is None or stat[0] in "ZX" else int(stat[19])
 
 
+def age_seconds(pid: int) -> float:
+    """How long a living process has been there, to one clock tick. Raises ProcessLookupError."""
+    started = start_time(pid)
+    if started is None:
+        raise ProcessLookupError(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is halted by SIGSTOP or a debugger."""
     stat = _stat(pid)

@@ -6,24 +6,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
 from orchestrator.gang import Slots
 from orchestrator.head_watch import why_unreachable
-from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
+from orchestrator.node_names import NodeNames
 from orchestrator.ray_guard import RayGuard
 
 logger = logging.getLogger(__name__)
@@ -31,9 +27,6 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
-PROBE_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
-PROBES_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
-CLOCK_ANSWER_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
@@ -99,12 +92,13 @@ def bundle(num_slots: int, device: Device) -> dict[str, float]:
 
 @dataclass(eq=False)
 class ClusterNodes:
-    """The nodes of the cluster as Ray knows them, each under a name that no two share and that stays its own."""
+    """The nodes of the cluster as Ray knows them, by name (node_names.py)."""
 
     device: Device
     device_name: str | None
     gpus_per_node: int | None  # slots that are used of a node at most
-    _names: dict[str, str] = field(default_factory=dict)  # Ray's id -> name
+    _names: NodeNames = field(default_factory=NodeNames)
+    _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of who had it last
     _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
     _doubted: dict[str, float] = field(default_factory=dict)  # name -> monotonic time until which nothing is put there
     _slots: Slots = field(init=False)
@@ -127,12 +121,14 @@ class ClusterNodes:
     def refresh(self) -> None:
         """Ask Ray again: nodes come and go."""
         resource = "GPU" if self.device is Device.CUDA else "CPU"
+        nodes = {node["NodeID"]: node for node in _alive_nodes() if node["Resources"].get(resource, 0) >= 1}
+        names = self._names.see({node_id: node["NodeManagerHostname"] for node_id, node in nodes.items()}, time.monotonic())
+        most = self.gpus_per_node
         self._alive = {}
-        for node in _alive_nodes():
-            count = int(node["Resources"].get(resource, 0))
-            count = min(count, self.gpus_per_node) if self.gpus_per_node is not None else count
-            if count > 0:
-                self._alive[self._name_of(node["NodeID"], node["NodeManagerHostname"])] = count
+        for node_id in (node_id for node_id in nodes if node_id in names):
+            count = int(nodes[node_id]["Resources"][resource])
+            self._alive[names[node_id]] = min(count, most) if most is not None else count
+            self._ids[names[node_id]] = node_id
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
@@ -140,12 +136,13 @@ class ClusterNodes:
         self._doubted[name] = time.monotonic() + seconds
         self._count()
 
-    def is_alive(self, name: str) -> bool:
+    def is_alive(self, node_id: str) -> bool:
         """Whether Ray has it among its nodes, doubted or not."""
-        return name in self._alive
+        return any(self._ids[name] == node_id for name in self._alive)
 
     def id_of(self, name: str) -> str:
-        return next(node_id for node_id, given in self._names.items() if given == name)
+        """Ray's, of the node that has this name or had it last: another one each time that it starts."""
+        return self._ids[name]
 
     def _count(self) -> None:
         now = time.monotonic()
@@ -157,71 +154,6 @@ class ClusterNodes:
             # On a machine without GPUs trials share caches and memory bandwidth: one at a time keeps their timing apart.
             usual_at_once=1 if self.device is Device.CPU else None,
         )
-
-    def _name_of(self, node_id: str, host: str) -> str:
-        if node_id not in self._names:
-            taken = set(self._names.values())
-            self._names[node_id] = host if host not in taken else f"{host}-{node_id[:8]}"
-        return self._names[node_id]
-
-
-class _RayProbe(NodeProbe):
-    """Looks at the GPUs that Ray gave it alone, where it was given any: on others somebody else may be at work."""
-
-    def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
-        own = tuple(str(device) for device in ray.get_gpu_ids())
-        return super().gather(replace(plan, devices=own) if own else plan, nvml=nvml)
-
-
-def probe_nodes(
-    nodes: ClusterNodes, plans: Collection[ProbePlan], *, reserve: bool, on_wait: Callable[[], None]
-) -> dict[str, NodeFacts | str]:
-    """Have nodes looked at, many at a time; a text for one that does not answer. `reserve`: with its GPUs, once they are free."""
-    found: dict[str, NodeFacts | str] = {}
-    waiting = list(plans)
-    while waiting:
-        some, waiting = waiting[:PROBES_AT_ONCE], waiting[PROBES_AT_ONCE:]
-        found |= _probe_some(nodes, some, reserve=reserve, on_wait=on_wait)
-    return found
-
-
-def _probe_some(
-    nodes: ClusterNodes, plans: Sequence[ProbePlan], *, reserve: bool, on_wait: Callable[[], None]
-) -> dict[str, NodeFacts | str]:
-    actors = {plan.node: _probe_actor(nodes, plan.node, reserve=reserve) for plan in plans}
-    refs = {actors[plan.node].gather.remote(plan): plan.node for plan in plans}
-    found: dict[str, NodeFacts | str] = {}
-    deadline = time.monotonic() + PROBE_SECONDS
-    while refs and time.monotonic() < deadline:
-        ready, _ = ray.wait(list(refs), num_returns=1, timeout=1.0)
-        on_wait()
-        for ref in ready:
-            name = refs.pop(ref)
-            try:
-                found[name] = with_clock(ray.get(ref), partial(_clock_of, actors[name]))
-            except RayError as exc:
-                found[name] = f"it cannot be looked at: {first_line(exc)}"
-    for actor in actors.values():
-        ray.kill(actor)
-    return found | dict.fromkeys(refs.values(), f"no answer within {PROBE_SECONDS:.0f} s")
-
-
-def _clock_of(actor: Any) -> float:
-    return float(ray.get(actor.clock.remote(), timeout=CLOCK_ANSWER_SECONDS))
-
-
-def _probe_actor(nodes: ClusterNodes, name: str, *, reserve: bool) -> Any:
-    return (
-        ray.remote(_RayProbe)
-        .options(
-            num_cpus=0,
-            num_gpus=nodes.slots.nodes.get(name, 0) if reserve and nodes.device is Device.CUDA else 0,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(nodes.id_of(name), soft=False),
-        )
-        .remote()
-    )
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,10 +28,12 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher_gang import SERVER_START_SECONDS
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.leases import Lease, Leases
 from orchestrator.node_agent import CLOSE_SECONDS
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
-from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect, first_line, probe_nodes, within
+from orchestrator.probes import Probes
+from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect, first_line, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 from orchestrator.ray_job import threads_asked_for
 from orchestrator.silence import SILENCE_SECONDS, Silence
@@ -110,7 +112,9 @@ class RayScheduler:
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
-        self._leases = Leases(self._nodes, self._head, root=self._root)
+        self._meter = LeaseMeter(time.monotonic())
+        self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
+        self._probes = Probes(self._nodes, self._head, self._meter)
         self._flights: dict[int, _Flight] = {}
         self._events: list[SchedulerEvent] = []
 
@@ -139,24 +143,13 @@ class RayScheduler:
         if self._head.is_gone:
             whose = "the local Ray was ended from outside" if self._local else "the head of the Ray cluster does not answer"
             raise ClusterUnavailable(f"{whose}. Nothing acknowledged is lost; the same command goes on")
-        if not self._events and self._flights:
-            refs = [ref for f in self._flights.values() for ref in (*f.refs, *f.progress_refs)]
-            try:
-                ready, _ = (
-                    ray.wait(refs, num_returns=1, timeout=min(timeout_seconds, PROGRESS_SECONDS), fetch_local=True) if refs else ([], [])
-                )
-                if ready:  # whatever else is ready by now
-                    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
-            except RayError as exc:
-                raise ClusterUnavailable(
-                    f"the Ray cluster stopped answering: {first_line(exc)}. Run the same command again to go on"
-                ) from exc
+        if not self._events:
+            ready = self._ready(min(timeout_seconds, PROGRESS_SECONDS) if self._flights else timeout_seconds)
             for flight in list(self._flights.values()):
                 self._advance(flight, [ref for ref in ready if ref in flight.refs])
                 self._follow(flight, ready)
                 self._overdue(flight)
-        elif not self._events:
-            time.sleep(timeout_seconds)
+            self._probes.hear(ready)
         if time.monotonic() - self._nodes_at > NODES_SECONDS:
             self._head.ask(self._nodes.refresh)
             self._nodes_at = time.monotonic()
@@ -178,21 +171,29 @@ class RayScheduler:
         else:
             self._give_up(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
 
-    def probe(
-        self, nodes: Collection[str] | None = None, *, on_wait: Callable[[], None] = lambda: None, reserve: bool = True
-    ) -> dict[str, NodeFacts | str]:
-        """See `orchestrator.gang.Prober`; of all nodes where none are named. Without `reserve` GPUs are looked at while others use them."""
-        names = list(self._nodes.slots.nodes) if nodes is None else list(nodes)
+    def life_of(self, node: str) -> str:
+        return self._nodes.id_of(node)
+
+    def begin_looks(self, nodes: Collection[str], *, reserve: bool = True) -> None:
+        """See `orchestrator.gang.Prober`. Without `reserve` GPUs are looked at while others use them."""
         on_gpus = self._nodes.device is Device.CUDA
         is_comparable = on_gpus or len(self._nodes.slots.nodes) >= ENOUGH_OF_A_KIND  # else the cores of nobody would tell anything
         seconds = (GPU_MATMUL_SECONDS if on_gpus else CPU_MATMUL_SECONDS) if is_comparable else 0.0
-        plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in names]
+        plans = [ProbePlan(node=name, home=self._root, matmul_seconds=seconds) for name in nodes]
         if self._local and not on_gpus:  # an actor would be a second's work, and say the same
-            return {plan.node: with_clock(NodeProbe().gather(plan), time.time) for plan in plans}
-        return probe_nodes(self._nodes, plans, reserve=reserve, on_wait=on_wait)
+            for plan in plans:
+                self._probes.tell(with_clock(NodeProbe().gather(plan), time.time))
+        else:
+            if reserve:
+                self._leases.vacate(nodes)
+            self._probes.begin(plans, reserve=reserve)
+
+    def looks(self) -> Mapping[str, NodeFacts | str]:
+        return self._probes.said()
 
     def close(self) -> None:
         """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""
+        self._probes.close()
         self._leases.close()
         if ray.is_initialized():
             within(CLOSE_SECONDS, ray.shutdown)  # it waits for a head that is gone
@@ -201,7 +202,21 @@ class RayScheduler:
             self._guard = None
 
     def leased(self) -> Leased:
-        return self._leases.leased()
+        return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)
+
+    def _ready(self, timeout_seconds: float) -> list[Any]:
+        """The refs that have a value; waits for the first of them."""
+        refs = [ref for f in self._flights.values() for ref in (*f.refs, *f.progress_refs)] + self._probes.refs
+        if not refs:
+            time.sleep(0.0 if self._flights else timeout_seconds)
+            return []
+        try:
+            ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=True)
+            if ready:  # whatever else is ready by now
+                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+        except RayError as exc:
+            raise ClusterUnavailable(f"the Ray cluster stopped answering: {first_line(exc)}. Run the same command again to go on") from exc
+        return list(ready)
 
     # -- attempts ------------------------------------------------------------------------------------------------------------
 
@@ -339,7 +354,7 @@ class RayScheduler:
     def _lose_what_cannot_form(self) -> None:
         """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
         for flight in list(self._flights.values()):
-            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node)]
+            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node_id)]
             if gone and flight.stage is not _Stage.RUNNING:  # of a running one the agents themselves tell
                 node = flight.leases[gone[0]].node
                 text = f"node {node} left the cluster while the gang formed"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db.schema import StopRequest, SweepState
-from db.store import Store
+from db.store import LEASE_SECONDS, Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.budget import Price, budget_of, price_of
@@ -42,7 +42,6 @@ from orchestrator.spool import FOLDER, Spool, Spooled
 
 logger = logging.getLogger(__name__)
 
-LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
 SHOW_SECONDS = 0.1  # between two looks of whoever watches
@@ -174,10 +173,11 @@ class _Loop:
 
     def run(self) -> SweepResult:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
-        self._health.require_room(shapes.values(), self._scheduler.slots.nodes)
+        self._health.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
         self._store.while_away(self._wait)
         try:
+            self._await_nodes(shapes.values())
             self._work()
         except BaseException:
             self._keep_ends()
@@ -214,7 +214,7 @@ class _Loop:
     def _look_after_nodes(self) -> NodeHealth:
         scheduler = self._scheduler
         prober = scheduler if self._spec.measurement.preflight and isinstance(scheduler, Prober) else None
-        health = NodeHealth(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock, keep_lease=self._keep_lease)
+        health = NodeHealth(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock)
         health.refresh(now=True)
         return health
 
@@ -289,6 +289,13 @@ class _Loop:
         run.suspects = self._store.trials_that_met(cell_id, FailureKind.NODE_LOST)
         self._keep_lease()  # a space of many cells takes a while to list
         return run
+
+    def _await_nodes(self, shapes: Collection[Shape]) -> None:
+        """Wait until nodes have said how they are, unless somebody asks to stop."""
+        while self._asked() is Stop.GO_ON and not self._health.may_begin(shapes, self._scheduler.slots.nodes):
+            self._poll(POLL_SECONDS)
+            self._show()
+            self._keep_lease()
 
     # -- working -------------------------------------------------------------------------------------------------------------
 

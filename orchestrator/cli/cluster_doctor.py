@@ -20,6 +20,7 @@ from orchestrator.report import quantities as show
 if TYPE_CHECKING:
     from orchestrator.scheduler import RayScheduler
 
+POLL_SECONDS = 0.5
 STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "red"}
 _ORDER = (Status.OK, Status.WARN, Status.FAIL)
 
@@ -30,7 +31,7 @@ def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -
 
     scheduler = _join(ray_address)
     try:
-        said = scheduler.probe(reserve=False)
+        said = _ask(scheduler)
     finally:
         scheduler.close()
     facts = {name: found for name, found in said.items() if isinstance(found, NodeFacts)}
@@ -58,6 +59,17 @@ def _join(ray_address: str | None) -> RayScheduler:
         scheduler.close()
         raise UsageInvalid("the cluster has no node with GPUs or cores")
     return scheduler
+
+
+def _ask(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
+    """What each node says of itself, in the order of their names, or that it says nothing."""
+    nodes = sorted(scheduler.slots.nodes)
+    scheduler.begin_looks(nodes, reserve=False)
+    said: dict[str, NodeFacts | str] = {}
+    while len(said) < len(nodes):
+        scheduler.poll(POLL_SECONDS)
+        said |= scheduler.looks()
+    return {node: said[node] for node in nodes}
 
 
 def _keep(db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]) -> None:

@@ -24,22 +24,18 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.cluster_doctor import look_at_cluster
+from orchestrator.cli.cluster_doctor import STYLES, look_at_cluster
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, write_json, write_line
 from orchestrator.core.check import Check, Status
 from orchestrator.core.errors import SweepError
-from orchestrator.core.node_health import GOOD_FREE_BYTES, MIN_FREE_BYTES
+from orchestrator.core.node_health import CLOCK_SKEW_SECONDS, GOOD_FREE_BYTES, MIN_FREE_BYTES
 from orchestrator.report import quantities as show
 
 IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
 GOOD_OPEN_FILES = 4096  # Ray and a gang of eight ranks stay below it
-CLOCK_SKEW_SECONDS = 5.0
 REQUIRED = ("numpy", "pydantic", "sqlalchemy", "alembic", "optuna", "ray", "typer", "rich", "pyyaml", "tenacity")
 OPTIONAL = {"torch": "train", "nvidia-ml-py": "gpu", "psycopg": "postgres", "pyarrow": "export", "scipy": "gp"}  # package: extra
-
-
-STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
 def register(app: typer.Typer) -> None:
@@ -84,7 +80,7 @@ def doctor(
 
 
 def _print(check: Check) -> None:
-    write_line(f"{check.status:<4}  {check.name:<12} {check.found}", style=STYLES[check.status] if check.status is not Status.OK else "")
+    write_line(f"{check.status:<4}  {check.name:<12} {check.found}", style=STYLES[check.status])
     if check.advice:
         write_line(f"{'':<19}{check.advice}")
 

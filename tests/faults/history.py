@@ -100,6 +100,12 @@ class _Rows:
     events: Mapping[int, list[Any]]
     sessions: Sequence[Any]  # the oldest first
     checks: Sequence[Any]  # of nodes, by the sweep's orchestrators
+    sick: frozenset[str]  # nodes of which no measurement counts any more
+
+    def is_taken_out(self, trial_id: int, number: int) -> bool:
+        """Whether an attempt counts no more since one of its nodes turned out to be sick: then its trial is measured again."""
+        row = self.attempts.get((trial_id, number))
+        return row is not None and row.superseded and not self.sick.isdisjoint(row.nodes or ())
 
 
 def _read(store: Store, sweep: str) -> _Rows:
@@ -114,6 +120,8 @@ def _read(store: Store, sweep: str) -> _Rows:
             .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
             .where(trial.c.sweep_id == sweep_id)
         ).fetchall()
+        bench = schema.node_bench
+        sick = connection.execute(sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured)).scalars().all()
         events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
         sessions = connection.execute(sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch)).fetchall()
         checks = connection.execute(sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id)).fetchall()
@@ -126,6 +134,7 @@ def _read(store: Store, sweep: str) -> _Rows:
         events=by_trial,
         sessions=sessions,
         checks=checks,
+        sick=frozenset(sick),
     )
 
 
@@ -137,6 +146,8 @@ def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
         if entry.seen is Seen.LAUNCHED or trial is None or attempt is None:
             if entry.seen is not Seen.LAUNCHED:
                 found.append(f"{name} was acknowledged and is not there")
+        elif rows.is_taken_out(entry.trial_id, entry.attempt):
+            continue
         elif entry.seen is Seen.MEASURED:
             if trial.state != TrialState.MEASURED or attempt.state != AttemptState.MEASURED or not attempt.pooled:
                 found.append(f"{name} was measured, and is {attempt.state} of a trial that is {trial.state}")
@@ -157,7 +168,7 @@ def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     found += [f"trial {trial} has {times} attempts that count" for trial, times in counting.items() if times > 1]
     ends: dict[int, int] = {}
     for entry in entries:
-        if entry.seen is not Seen.LAUNCHED:
+        if entry.seen is not Seen.LAUNCHED and not rows.is_taken_out(entry.trial_id, entry.attempt):
             ends.setdefault(entry.trial_id, entry.attempt)
     begun_again = Counter(
         trial
@@ -167,7 +178,10 @@ def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     )
     found += [f"trial {trial} was at its end, and was run again {times} times" for trial, times in begun_again.items()]
     measured = Counter(
-        row.trial_id for of in rows.events.values() for row in of if row.event == TrialEvent.MEASURED and row.from_state != row.to_state
+        row.trial_id
+        for of in rows.events.values()
+        for row in of
+        if row.event == TrialEvent.MEASURED and row.from_state != row.to_state and not rows.is_taken_out(row.trial_id, row.attempt)
     )
     found += [f"trial {trial} was measured for the first time {times} times" for trial, times in measured.items() if times > 1]
     return found

@@ -14,7 +14,7 @@ from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Scheduler
 from orchestrator.progress import SweepResult
 from orchestrator.sweep import run_sweep
-from tests.faults.witness import WitnessedScheduler, WitnessedStore
+from tests.faults.witness import WitnessedStore, witnessed
 from tests.orchestrator.fake_scheduler import FakeScheduler
 
 NAME = "small"
@@ -59,16 +59,8 @@ def run(
 ) -> SweepResult:
     """Work on it until all is known, as the same command does after whatever happened before."""
 
-    def witnessed() -> Scheduler:
-        inner = open_scheduler() if open_scheduler is not None else FakeScheduler(ending, slots=3, device=Device.CUDA)
-        return WitnessedScheduler(inner, store.log)
+    def opened() -> Scheduler:
+        return witnessed(open_scheduler() if open_scheduler is not None else FakeScheduler(ending, slots=3, device=Device.CUDA), store.log)
 
-    return run_sweep(
-        of or spec(),
-        store=store,
-        open_scheduler=witnessed,
-        code=CODE,
-        hardware=lambda _: None,
-        clock=time.monotonic,
-        **options,
-    )
+    own = {"code": CODE, "hardware": lambda _: None, "clock": time.monotonic}
+    return run_sweep(of or spec(), store=store, open_scheduler=opened, **own | options)

@@ -39,6 +39,10 @@ OF_ATTEMPT = sa.select(attempt.c.id).where(attempt.c.trial_id == FIRST_MEASURED)
 WRONGS: dict[str, tuple[Callable[[], sa.Executable], str]] = {
     "a result is gone": (lambda: sa.delete(measurement).where(measurement.c.attempt_id.in_(OF_ATTEMPT)), "lost: .* says None"),
     "a result is another": (lambda: sa.update(measurement).values(tokens_per_second_per_gpu=1.0), "lost: .* says 1.0"),
+    "a result of a healthy node is taken out": (
+        lambda: sa.update(attempt).where(attempt.c.trial_id == FIRST_MEASURED).values(superseded=True, pooled=False),
+        "lost: .* was measured, and is measured",
+    ),
     "a result waits again": (
         lambda: sa.update(trial).where(trial.c.id == FIRST_MEASURED).values(state="queued"),
         "lost: .* that is queued",

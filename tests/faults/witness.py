@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from db import changes
@@ -10,9 +10,10 @@ from db.news import Ended, MeasuredEnd, Recorded
 from db.store import Store
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import TrialRequest
-from orchestrator.gang import Scheduler, SchedulerEvent, Slots
+from orchestrator.gang import Prober, Scheduler, SchedulerEvent, Slots
 from tests.faults.history import Log, Seen
 
 WITHOUT_A_NUMBER = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
@@ -74,3 +75,25 @@ class WitnessedScheduler:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class WitnessedProber(WitnessedScheduler):
+    """One whose nodes can be looked at."""
+
+    def __init__(self, inner: Scheduler, prober: Prober, log: Log) -> None:
+        super().__init__(inner, log)
+        self._prober = prober
+
+    def life_of(self, node: str) -> str:
+        return self._prober.life_of(node)
+
+    def begin_looks(self, nodes: Collection[str]) -> None:
+        self._prober.begin_looks(nodes)
+
+    def looks(self) -> Mapping[str, NodeFacts | str]:
+        return self._prober.looks()
+
+
+def witnessed(inner: Scheduler, log: Log) -> Scheduler:
+    """The scheduler, with every launch in the log."""
+    return WitnessedProber(inner, inner, log) if isinstance(inner, Prober) else WitnessedScheduler(inner, log)

@@ -91,10 +91,6 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
     assert store.links("another") == []
 
 
-def test_it_stops_when_it_is_asked_to(store: Store) -> None:
-    assert list(measure_links(Links(), store, run_token="run", stopped=lambda: True)) == []
-
-
 def test_two_ranks_measure_every_collective_over_gloo(tmp_path: Path) -> None:
     options = {"collectives": [collective.value for collective in Collective], "sizes": [1024, 65536], "seconds": 0.02}
     launcher = NodeLauncher(tmp_path / "runs", node="here")

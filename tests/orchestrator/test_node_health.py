@@ -29,7 +29,7 @@ from orchestrator.core.spec import SweepSpec
 from orchestrator.core.step_time import predict_step_time
 from orchestrator.gang import Finished, Prober
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import SweepResult
+from orchestrator.progress import Snapshot, Stop, SweepResult
 from orchestrator.sweep import run_sweep
 from tests.core.test_node_health import node
 from tests.db.builders import Bench, measurement
@@ -42,17 +42,41 @@ CODE = Fingerprint(orchestrator_version="test")
 
 
 class ProbedScheduler(FakeScheduler):
-    """Its nodes say of themselves what the test says."""
+    """Its nodes say of themselves what the test says, after so many polls as it says. Each poll takes a second of its clock."""
 
-    def __init__(self, script: Script, said: Mapping[str, NodeFacts | str]) -> None:
+    def __init__(self, script: Script, said: Mapping[str, NodeFacts | str], *, polls: Mapping[str, int] | None = None) -> None:
         super().__init__(script, device=Device.CUDA, nodes=dict.fromkeys(said, 2))
-        self._said = said
-        self.looks: list[set[str]] = []
+        self.said = dict(said)
+        self.asked: list[set[str]] = []
+        self.num_polls = 0
+        self.lives: dict[str, str] = {}
+        self._polls = polls or {}
+        self._due: dict[str, int] = {}  # node -> after how many polls it answers
 
-    def probe(self, nodes: Collection[str], *, on_wait: Callable[[], None]) -> Mapping[str, NodeFacts | str]:
-        self.looks.append(set(nodes))
-        on_wait()
-        return {name: self._said[name] for name in nodes}
+    def life_of(self, name: str) -> str:
+        return self.lives.get(name, "first")
+
+    def begin_looks(self, nodes: Collection[str]) -> None:
+        self.asked.append(set(nodes))
+        self._due |= {name: self.num_polls + self._polls.get(name, 1) for name in nodes}
+
+    def looks(self) -> Mapping[str, NodeFacts | str]:
+        answered = [name for name, at in self._due.items() if self.num_polls >= at]
+        for name in answered:
+            del self._due[name]
+        return {name: self.said[name] for name in answered}
+
+    def poll(self, timeout_seconds: float) -> list[Any]:
+        self.num_polls += 1
+        return super().poll(timeout_seconds)
+
+    def clock(self) -> float:
+        return float(self.num_polls)
+
+    def join(self, name: str) -> None:
+        """One more node."""
+        self._slots = replace(self._slots, nodes={**self._slots.nodes, name: 2})
+        self._floor.resize(self._slots.nodes)
 
 
 @pytest.fixture
@@ -78,7 +102,7 @@ def test_a_node_that_is_not_fit_gets_no_trial_and_its_reason_is_kept(store: Stor
     result = run(store, scheduler)
     assert result.counts[TrialState.MEASURED] == 6
     assert used(scheduler) == {"a"}
-    assert scheduler.looks == [{"a", "b", "c"}], "all at once, and once"
+    assert scheduler.asked == [{"a", "b", "c"}], "all at once, and once"
     found = store.node_checks(store.sweep_named("t").id)
     assert {name: row.failed for name, row in found.items()} == {
         "a": None,
@@ -99,7 +123,115 @@ def test_a_sweep_without_a_fit_node_ends_before_it_writes_a_trial(store: Store) 
 def test_nodes_are_not_looked_at_where_that_is_not_wanted(store: Store) -> None:
     scheduler = ProbedScheduler(fast, {"a": node("a", xids={79: 1})})
     run(store, scheduler, spec(gpus=1, measurement={"preflight": False}))
-    assert (scheduler.looks, used(scheduler)) == ([], {"a"})
+    assert (scheduler.asked, used(scheduler)) == ([], {"a"})
+
+
+def test_trials_start_and_end_on_other_nodes_while_a_newcomer_is_looked_at(store: Store) -> None:
+    came_back: list[int] = []  # how many had ended when the newcomer's first trial began
+
+    def script(request: TrialRequest) -> float:
+        if len(scheduler.started) == 2:
+            scheduler.join("late")
+        if "late" in scheduler.nodes_of[request.trial_id]:
+            came_back.append(scheduler.num_polls)
+        return fast(request)
+
+    scheduler = ProbedScheduler(script, {"a": node("a"), "late": node("late")}, polls={"late": 10})
+    scheduler._slots = replace(scheduler._slots, nodes={"a": 2})
+    result = run(store, scheduler, many_layouts(), clock=scheduler.clock)
+    assert result.counts[TrialState.MEASURED] == 56
+    assert scheduler.asked == [{"a"}, {"late"}]
+    assert used(scheduler) == {"a", "late"}
+    assert min(came_back) > 10, "it was used once it had answered, and one trial ended with each poll until then"
+
+
+def test_a_node_that_never_answers_keeps_no_other_waiting_for_long(store: Store) -> None:
+    scheduler = ProbedScheduler(fast, {"a": node("a"), "b": node("b"), "dead": "no answer"}, polls={"dead": 1000})
+    result = run(store, scheduler, clock=scheduler.clock)
+    assert result.counts[TrialState.MEASURED] == 6
+    assert used(scheduler) == {"a", "b"}
+    assert node_health.PATIENCE_SECONDS <= scheduler.num_polls < node_health.PATIENCE_SECONDS + 10
+
+
+def test_a_sweep_begins_with_the_first_node_that_is_well_however_long_that_takes(store: Store) -> None:
+    scheduler = ProbedScheduler(fast, {"a": "no answer", "b": node("b")}, polls={"a": 50, "b": 100})
+    assert run(store, scheduler, clock=scheduler.clock).counts[TrialState.MEASURED] == 6
+    assert used(scheduler) == {"b"}
+
+
+def test_who_asks_to_stop_does_not_wait_for_nodes(store: Store) -> None:
+    scheduler = ProbedScheduler(fast, {"a": node("a")}, polls={"a": 1000})
+    shown: list[Snapshot] = []
+    result = run_sweep(
+        spec(gpus=1),
+        store=store,
+        open_scheduler=lambda: scheduler,
+        code=CODE,
+        hardware=lambda _: H100,
+        clock=scheduler.clock,
+        stop=lambda: Stop.DRAIN if scheduler.num_polls == 3 else Stop.GO_ON,
+        observe=shown.append,
+    )
+    assert result.interrupted
+    assert scheduler.num_polls == 3
+    assert shown, "and it was seen that something happens"
+
+
+def test_an_unfit_node_is_looked_at_again_and_used_once_it_is_well(store: Store) -> None:
+    scheduler = ProbedScheduler(fast, {"a": node("a"), "b": "no answer: another job has its GPUs"})
+
+    def script(request: TrialRequest) -> float:
+        scheduler.num_polls += 100  # seconds of its clock
+        scheduler.said["b"] = node("b")
+        return fast(request)
+
+    scheduler._script = script
+    sweep = many_layouts()
+    run(store, scheduler, sweep, clock=scheduler.clock)
+    assert scheduler.asked == [{"a", "b"}, {"b"}], "once more, and not again once it was well"
+    assert used(scheduler) == {"a", "b"}
+    assert store.node_checks(store.sweep_named("t").id)["b"].is_fit
+
+
+def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Store) -> None:
+    def script(request: TrialRequest) -> float:
+        if len(scheduler.started) == 10:
+            scheduler.said["b"] = node("b", xids={79: 1})  # it was started anew, and a GPU of it did not come back
+            scheduler.lives["b"] = "second"
+        return fast(request)
+
+    scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})
+    run(store, scheduler, many_layouts(), clock=scheduler.clock)
+    assert scheduler.asked == [{"a", "b"}, {"b"}]
+    where = [scheduler.nodes_of[trial_id][0] for trial_id in sorted(scheduler.nodes_of)]
+    assert "b" in where[:10]
+    assert set(where[12:]) == {"a"}, "two were under way on it"
+
+
+def test_a_benched_node_that_comes_back_is_benched_still_and_not_even_looked_at(store: Store) -> None:
+    store.ensure_sweep("t", spec(gpus=1).model_dump_json(), spec(gpus=1).conditions())
+    store.bench(store.sweep_named("t").id, "b", reason=BenchReason.ASKED, is_remeasured=False)
+
+    def script(request: TrialRequest) -> float:
+        scheduler.lives["b"] = "second"
+        return fast(request)
+
+    scheduler = ProbedScheduler(script, {"a": node("a"), "b": node("b")})
+    run(store, scheduler)
+    assert scheduler.asked == [{"a"}]
+    assert used(scheduler) == {"a"}
+
+
+def test_a_node_unlike_the_others_is_found_out_also_when_it_answers_first(store: Store) -> None:
+    said = {"odd": node("odd", packages={"torch": "1.0"}), **{name: node(name) for name in "abc"}}
+    scheduler = ProbedScheduler(fast, said, polls=dict.fromkeys("abc", 30))
+    run(store, scheduler, many_layouts(), clock=scheduler.clock)
+    where = [scheduler.nodes_of[trial_id][0] for trial_id in sorted(scheduler.nodes_of)]
+    first_of_others = next(number for number, name in enumerate(where) if name != "odd")
+    assert where[:first_of_others] == ["odd"] * first_of_others, "nobody else had answered"
+    assert "odd" not in where[first_of_others:]
+    failed = store.node_checks(store.sweep_named("t").id)["odd"].failed
+    assert failed is not None and "versions" in failed
 
 
 def test_a_stored_sweep_reads_as_before_where_nobody_asked() -> None:
@@ -313,7 +445,7 @@ def test_the_bench_can_be_asked_about_in_sql(store: Store, tmp_path: Path) -> No
 def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(store: Store) -> None:
     held = Bench.on(store)
     trial_id = measured(held, 1, "bad")
-    health = NodeHealth(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic, keep_lease=lambda: None)
+    health = NodeHealth(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic)
     store.start_repeat(trial_id, held.epoch, ["good"])
     store.bench(held.sweep_id, "bad", reason=BenchReason.ASKED, is_remeasured=True)
     assert health.refresh({trial_id}, now=True) == set(), "its attempt is under way"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +18,10 @@ from orchestrator import node_probe
 from orchestrator.core.check import Status
 from orchestrator.core.node_health import judge_nodes, unfit
 from orchestrator.node_probe import NodeProbe, ProbePlan, versions_here, with_clock
+from orchestrator.processes import descendants, start_time
 from tests.orchestrator.test_gpu_monitor import GIB, nvml
+
+_T = TypeVar("_T")
 
 
 def plan(home: Path, **changes: Any) -> ProbePlan:
@@ -36,6 +43,33 @@ def test_matrix_products_run_on_the_cores_where_there_is_no_gpu(tmp_path: Path) 
     assert facts.unread == ()
     assert facts.cpu_matmul_flops is not None
     assert 1e8 < facts.cpu_matmul_flops < 1e14  # a slow core in an emulator, and more than any machine of today
+
+
+def test_matrix_products_end_with_the_process_that_wanted_them(tmp_path: Path) -> None:
+    program = f"""
+from orchestrator.node_probe import NodeProbe, ProbePlan
+NodeProbe().gather(ProbePlan(node="here", home={str(tmp_path)!r}, matmul_seconds=600.0))
+"""
+    prober = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    try:
+        (child,) = until(lambda: descendants(prober.pid))
+        until(lambda: b"mortal" in Path(f"/proc/{child}/cmdline").read_bytes())
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        assert any(entry.startswith(b"SWEEP_LAUNCHER=") and entry.endswith(f":{tmp_path}".encode()) for entry in environment)
+        time.sleep(0.5)  # whether it has begun to multiply or not
+    finally:
+        prober.kill()
+        prober.wait()
+    until(lambda: start_time(child) is None)
+
+
+def until(come: Callable[[], _T]) -> _T:
+    """What it gives, once that is something."""
+    deadline = time.monotonic() + 60
+    while not (found := come()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
 
 
 def test_gpus_that_somebody_holds_are_not_computed_on(tmp_path: Path) -> None:

@@ -35,7 +35,22 @@ def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]
     assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), "both have this machine's clock"
     assert all(rate is None for _, _, rate in out["looked"].values()), "of two that differ nobody could tell which is slow"
     assert out["unfit"] == []
-    assert out["waited"] >= 1
+
+
+def test_an_attempt_begins_and_ends_while_another_node_is_looked_at(out: dict[str, Any]) -> None:
+    assert sorted(out["order"]) == ["attempt", "slow", "well"]
+    assert out["order"][-1] == "slow", "it was told to answer once the attempt had ended"
+
+
+def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left(out: dict[str, Any]) -> None:
+    assert out["silent"] == ["no answer within 1 s"]
+    assert out["probes_left"] == 0
+
+
+def test_gpus_that_a_look_holds_are_held_and_idle_until_it_has_ended(out: dict[str, Any]) -> None:
+    assert 2 * 1.0 <= out["look_held"] <= 2 * out["look_seconds"], "two GPUs, for a second and what it takes to look"
+    assert out["look_idle"] == out["look_held"]
+    assert out["held_after_look"] == 0.0
 
 
 def test_a_gang_over_two_nodes_meets_and_measures(out: dict[str, Any]) -> None:
@@ -85,6 +100,12 @@ def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) 
     assert out["kept_agents"] == [2, 1, True, True]
     assert out["standing_after_loss"] == {"2": [out["left"]]}
     assert out["after_loss"] is None
+
+
+def test_a_node_that_comes_back_has_its_name_again_and_is_used(out: dict[str, Any]) -> None:
+    assert out["names_after_return"] == out["names"]
+    assert out["has_another_life"], "Ray has it under another id, so it is looked at anew"
+    assert out["after_return"] is None
 
 
 def test_a_gang_that_cannot_form_since_its_node_is_dead_does_not_wait_out_its_time(out: dict[str, Any]) -> None:

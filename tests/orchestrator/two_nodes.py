@@ -16,12 +16,16 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from orchestrator import probes
 from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
+from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import NodeAgent
+from orchestrator.node_probe import ProbePlan
 from orchestrator.processes import descendants, start_time
+from orchestrator.ray_cluster import ClusterNodes
 from orchestrator.scheduler import NODES_SECONDS, RayScheduler
 from tests.orchestrator.test_scheduler import finished, request, until_finished
 
@@ -35,15 +39,28 @@ class AgentOfItsNode(NodeAgent):
         super().__init__(root, program, ray.get_runtime_context().get_node_id(), node_environment)
 
 
+class SlowProbe(probes.RayProbe):
+    """Answers for one node once a file is there, for any other at once."""
+
+    slow, file = "", Path()
+
+    def gather(self, plan: ProbePlan, *, nvml: Any = None) -> NodeFacts:
+        while plan.node == self.slow and not self.file.exists():
+            time.sleep(0.05)
+        return super().gather(plan, nvml=nvml)
+
+
 def main() -> None:
     head = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
-    second = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
+    second = cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
     cluster.wait_for_nodes()
     scheduler = RayScheduler(address=cluster.address, device=Device.CPU, root=Path(sys.argv[1]))
     out: dict[str, Any] = {"slots": list(scheduler.slots.nodes.values())}
     out |= (
         _looks(scheduler)
+        | _works_while_it_looks(scheduler, Path(sys.argv[1]) / "answer")
+        | _holds_gpus_while_it_looks(scheduler)
         | _meets(scheduler)
         | _splits(scheduler)
         | _lands_where_it_is_asked(scheduler)
@@ -53,6 +70,7 @@ def main() -> None:
     out |= _loses_a_node(scheduler, lambda: cluster.remove_node(second, allow_graceful=False))
     third = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
     cluster.wait_for_nodes()
+    out |= _gets_it_back(scheduler, out["lost_on"])
     out |= _loses_a_node_on_the_way(scheduler, lambda: cluster.remove_node(third, allow_graceful=False))
     scheduler.close()
     cluster.shutdown()  # type: ignore[no-untyped-call]
@@ -60,14 +78,72 @@ def main() -> None:
 
 
 def _looks(scheduler: RayScheduler) -> dict[str, Any]:
-    waited = []
-    said = scheduler.probe(on_wait=lambda: waited.append(1))
+    began = time.monotonic()
+    scheduler.begin_looks(list(scheduler.slots.nodes))
+    began_seconds = time.monotonic() - began
+    said: dict[str, NodeFacts | str] = {}
+    while len(said) < 2:
+        assert time.monotonic() - began < 60, said
+        scheduler.poll(1.0)
+        said |= scheduler.looks()
     facts = [found for found in said.values() if isinstance(found, NodeFacts)]
     return {
         "looked": {found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops] for found in facts},
         "unfit": [why for some in judge_nodes(facts).values() if (why := unfit(some)) is not None],
-        "waited": len(waited),
+        "began_seconds": began_seconds,
     }
+
+
+def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]:
+    """A node does not answer before an attempt has begun and ended on the other one, and the next time not at all."""
+    well, SlowProbe.slow = scheduler.slots.nodes
+    SlowProbe.file = file
+    of_the_product, scheduler._probes._actor_class = scheduler._probes._actor_class, ray.remote(SlowProbe)
+    scheduler.begin_looks([SlowProbe.slow, well])
+    scheduler.start(request(1), PART, [well])
+    order: list[str] = []
+    deadline = time.monotonic() + 60
+    while len(order) < 3 and time.monotonic() < deadline:
+        if finished(scheduler.poll(0.2)):
+            order.append("attempt")
+            file.touch()
+        order += ["slow" if name == SlowProbe.slow else "well" for name in scheduler.looks()]
+    file.unlink()
+    patience, probes.LOOK_SECONDS = probes.LOOK_SECONDS, 1.0
+    scheduler.begin_looks([SlowProbe.slow])
+    while not (said := scheduler.looks()) and time.monotonic() < deadline:
+        scheduler.poll(0.2)
+    probes.LOOK_SECONDS, scheduler._probes._actor_class = patience, of_the_product
+    scheduler._leases.vacate([well])
+    while left := _running("SlowProbe"):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return {"order": order, "silent": list(said.values()), "probes_left": len(left)}
+
+
+def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
+    """The second node says that it has two GPUs; a look takes both of them, and a second longer than it has to."""
+    nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
+    looks = probes.Probes(nodes, scheduler._head, meter)
+    (SlowProbe.slow,) = nodes.slots.nodes
+    looks._actor_class = ray.remote(SlowProbe)
+    began = time.monotonic()
+    looks.begin([ProbePlan(node=SlowProbe.slow, home=sys.argv[1])], reserve=True)
+    while meter.leased(time.monotonic(), total_slots=2).held == 0.0:
+        _listen(looks)
+    time.sleep(1.0)
+    SlowProbe.file.touch()
+    while not looks.said():
+        _listen(looks)
+    seconds = time.monotonic() - began
+    leased = meter.leased(time.monotonic(), total_slots=2)
+    later = meter.leased(time.monotonic() + 100.0, total_slots=2)
+    return {"look_seconds": seconds, "look_held": leased.held, "look_idle": leased.idle, "held_after_look": later.held - leased.held}
+
+
+def _listen(looks: probes.Probes) -> None:
+    looks.hear(ray.wait(looks.refs, timeout=30.0)[0])
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
@@ -102,8 +178,12 @@ def _splits(scheduler: RayScheduler) -> dict[str, Any]:
 
 
 def _agents() -> dict[int, int | None]:
+    return _running("NodeAgent")
+
+
+def _running(actor_class: str) -> dict[int, int | None]:
     """Process ids and start times."""
-    return {pid: start_time(pid) for pid in descendants(os.getpid()) if "NodeAgent" in _command(pid)}
+    return {pid: start_time(pid) for pid in descendants(os.getpid()) if actor_class in _command(pid)}
 
 
 def _command(pid: int) -> str:
@@ -187,6 +267,23 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
         "standing_after_loss": {str(slots): list(nodes) for slots, nodes in scheduler.standing().items()},
         "kept_agents": [len(agents), len(kept), kept.items() <= agents.items(), _agents() == kept],
         "after_loss": after.failure.kind if after.failure else None,
+    }
+
+
+def _gets_it_back(scheduler: RayScheduler, lost: str) -> dict[str, Any]:
+    """A node of its host is there again, of which nobody has told the scheduler yet."""
+    before, deadline = scheduler.life_of(lost), time.monotonic() + 60
+    while lost not in scheduler.slots.nodes and time.monotonic() < deadline:
+        scheduler.poll(0.5)
+    scheduler.start(request(2), HALF, [lost])
+    (end,) = finished(until_finished(scheduler))
+    scheduler._leases.vacate([lost])
+    while len(_agents()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {
+        "names_after_return": sorted(scheduler.slots.nodes),
+        "has_another_life": scheduler.life_of(lost) != before,
+        "after_return": end.failure.kind if end.failure else None,
     }
 
 
