@@ -37,13 +37,13 @@ def look(environment: Mapping[str, str], *, cluster_address: str | None = None) 
 
 def _listeners() -> Iterator[Listener]:
     """Of Ray's programs, whoever started them, as far as this user may look into them."""
-    sockets = dict(_listening_sockets())
+    sockets = dict(listening_sockets())
     for folder in Path("/proc").iterdir():
         program = _program(folder) if folder.name.isdigit() else None
         if program is None:
             continue
         mode = _auth_mode(folder)
-        for inode in _sockets_of(folder) & sockets.keys():
+        for inode in sockets_of(folder) & sockets.keys():
             address, port = sockets[inode]
             yield Listener(program=program, address=address, port=port, auth_mode=mode)
 
@@ -70,7 +70,8 @@ def _auth_mode(folder: Path) -> str | None:
     return os.fsdecode(found)
 
 
-def _sockets_of(folder: Path) -> set[str]:
+def sockets_of(folder: Path) -> set[str]:
+    """The sockets that a process holds, by inode, as far as this user may look into its folder of /proc."""
     found = set()
     try:
         for link in (folder / "fd").iterdir():
@@ -82,7 +83,8 @@ def _sockets_of(folder: Path) -> set[str]:
     return found
 
 
-def _listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
+def listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
+    """Every socket of this network namespace that takes connections: its inode, its address and its port."""
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
