@@ -130,7 +130,7 @@ class Scheduler(Protocol):
         ...
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        """Begin an attempt on these nodes, whose slots are free; its events come from `poll`."""
+        """Begin an attempt on these nodes, in rank order, whose slots are free; its events come from `poll`."""
         ...
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:

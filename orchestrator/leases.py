@@ -66,12 +66,12 @@ class Leases:
         return found
 
     def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Lease]:
-        """A lease on each of the nodes, in the order of their names: those that stand there, and new ones in the room of idle others.
+        """A lease on each of the nodes, in their order: those that stand there, and new ones in the room of idle others.
 
         Raises ResourcesInsufficient where attempts hold the slots.
         """
         found = {lease.node: lease for lease in self._idle() if lease.num_slots == num_slots and lease.node in nodes}
-        missing = sorted(set(nodes) - found.keys())
+        missing = [node for node in nodes if node not in found]
         self._make_room(num_slots, missing, keep=set(found.values()))
         for lease in found.values():
             lease.is_taken = True
@@ -79,7 +79,7 @@ class Leases:
                 self._meter.begins(lease, time.monotonic())
         for node in missing:
             found[node] = self._form(num_slots, node, program)
-        return [found[node] for node in sorted(found)]
+        return [found[node] for node in nodes]
 
     def stand(self, leases: Sequence[Lease]) -> None:
         """The attempt's gang is complete, or given up: it has held the leases formed for it from the moment that Ray had reserved their slots."""

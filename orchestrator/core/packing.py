@@ -52,7 +52,7 @@ class Start:
     """The decision: a waiting gang, by its place in what was asked about, and its nodes."""
 
     index: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # in rank order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,5 +232,5 @@ def _first(nodes: Iterable[str], count: int) -> tuple[str, ...] | None:
     for node in nodes:
         found[node] = None
         if len(found) == count:
-            return tuple(found)
+            return tuple(sorted(found))
     return None

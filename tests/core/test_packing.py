@@ -109,7 +109,7 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "nodes"),
-    [(8, ("node-3",)), (16, ("node-3", "node-1")), (24, ("node-3", "node-1", "node-0")), (4, ("node-2",))],
+    [(8, ("node-3",)), (16, ("node-1", "node-3")), (24, ("node-0", "node-1", "node-3")), (4, ("node-2",))],
     ids=["one of them", "all of them", "more than stand", "of its own size"],
 )
 def test_a_gang_starts_where_agents_stand_idle_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
@@ -124,7 +124,11 @@ def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
     floor.take(1, shape(4), ["node-3"], ends_at=1.0)
     found = floor.next_start([gang(16)], now=0.0, standing={8: ["gone", "node-3", "node-2"]})
     assert found is not None
-    assert found.nodes == ("node-2", "node-0")
+    assert found.nodes == ("node-0", "node-2")
+
+
+def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:
+    assert started(Floor({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
 
 
 def test_no_slot_is_given_twice() -> None:

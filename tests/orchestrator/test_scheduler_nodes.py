@@ -60,7 +60,7 @@ def test_gangs_of_fewer_and_of_more_nodes_share_the_agents_that_stand(out: dict[
     assert out["same_agents"]
 
 
-def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_by_their_names(out: dict[str, Any]) -> None:
+def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_in_their_order(out: dict[str, Any]) -> None:
     assert out["landed"] == [True, True]
     assert out["numbered"]
 

@@ -71,7 +71,7 @@ def _looks(scheduler: RayScheduler) -> dict[str, Any]:
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
-    scheduler.start(asked, WHOLE, nodes or list(scheduler.slots.nodes))
+    scheduler.start(asked, WHOLE, nodes or sorted(scheduler.slots.nodes))
 
 
 def _meets(scheduler: RayScheduler) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
     order = [report.node for report in end.reports for _ in report.ranks]
     leases._agent_class = agent_class
     leases.discard(leases._idle())
-    return {"landed": landed, "numbered": order == [scheduler._nodes.id_of(name) for name in names for _ in range(2)]}
+    return {"landed": landed, "numbered": order == [scheduler._nodes.id_of(name) for name in names[::-1] for _ in range(2)]}
 
 
 def _hangs_on_the_second_node(scheduler: RayScheduler) -> dict[str, Any]:
