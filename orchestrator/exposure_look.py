@@ -11,7 +11,16 @@ from pathlib import Path
 
 from orchestrator.core.exposure import Listener, RayFacts
 
-_PROGRAMS = ("gcs_server", "raylet", "dashboard")  # as the kernel names them, or as their command lines do
+# By the file name of one of the first words of their command lines: a path, a script or module that Python runs, or a title of Ray's.
+_PROGRAMS = {
+    "gcs_server": "gcs_server",
+    "raylet": "raylet",
+    "dashboard.py": "dashboard",
+    "ray::DashboardAgent": "dashboard agent",
+    "ray::RuntimeEnvAgent": "runtime environment agent",
+    "ray.util.client.server": "client server",
+}
+_FIRST_WORDS = 3
 _LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -53,21 +62,27 @@ def _program(folder: Path) -> str | None:
         words = (folder / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
-    # Ray's own are named by their path; the dashboard is a script that Python runs.
-    names = [Path(os.fsdecode(word)).name for word in words[:3]]
-    if "dashboard.py" in names:
-        return "dashboard"
-    return names[0] if names and names[0] in _PROGRAMS else None
+    names = [Path(os.fsdecode(word)).name for word in words[:_FIRST_WORDS]]
+    return next((_PROGRAMS[name] for name in names if name in _PROGRAMS), None)
 
 
 def _auth_mode(folder: Path) -> str | None:
     """Unset is Ray's default, none; None: its environment is not ours to read."""
     try:
-        pairs = (folder / "environ").read_bytes().split(b"\0")
+        text = (folder / "environ").read_bytes()
+        if text and not text.strip(b"\0 "):  # a title was written over it: an agent has that of the raylet that started it
+            parent = _parent(folder)
+            return _auth_mode(parent) if _program(parent) == "raylet" else None
     except OSError:
         return None
+    pairs = text.split(b"\0")
     found = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"RAY_AUTH_MODE=")), b"disabled")
     return os.fsdecode(found)
+
+
+def _parent(folder: Path) -> Path:
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return folder.with_name(fields[1])  # field 4 of proc(5)
 
 
 def sockets_of(folder: Path) -> set[str]:

@@ -25,7 +25,7 @@ class Severity(StrEnum):
 class Listener:
     """A program of Ray's that takes connections on this machine."""
 
-    program: str  # gcs_server, raylet, dashboard
+    program: str  # gcs_server, raylet, dashboard, an agent, client server
     address: str
     port: int
     auth_mode: str | None  # its RAY_AUTH_MODE; None: not ours to read
