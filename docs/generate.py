@@ -267,7 +267,7 @@ def _parts(result: Any, beginning: str) -> list[Any]:
 
 
 def _said_of_complaints(result: Any) -> str:
-    lists = [[f"\"{text}\"" for text in result["complaints"]], [f"`{campaign}`" for campaign in _missing_of(result)]]
+    lists = [[f'"{text}"' for text in result["complaints"]], [f"`{campaign}`" for campaign in _missing_of(result)]]
     return "; ".join(f"{len(found)}: {', '.join(found)}" if found else "0" for found in lists)
 
 
@@ -279,7 +279,9 @@ def _said_of_crash_points(result: Any) -> str:
 def _said_of_survivors(result: Any) -> str:
     looked = [part for part in result["parts"] if part["looks"]]
     killed = sum((Counter(part["victims"]) for part in looked), Counter[str]())
-    return f"{result['leaked_processes']} in {result['looks']:,} looks, after {_list_of({kind: killed[kind] for kind in KILLED})} were killed"
+    return (
+        f"{result['leaked_processes']} in {result['looks']:,} looks, after {_list_of({kind: killed[kind] for kind in KILLED})} were killed"
+    )
 
 
 def _said_of_pauses(result: Any) -> str:
