@@ -11,12 +11,14 @@ import json
 import math
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from benchmarks.chaos import PARTS, missing
 from db import readonly, schema
 from db.store import Store
 from docs.words import COLUMNS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
@@ -32,6 +34,7 @@ from orchestrator.core.step_time import PRIORS
 from orchestrator.core.template import TEMPLATE_NAMES
 from orchestrator.core.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
 from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
+from tests.faults.campaign import KILLED
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
@@ -234,37 +237,82 @@ def score_table() -> str:
 
 
 def scoreboard_rows() -> list[tuple[str, str, str]]:
-    """What the newest committed results say of faults; a result that is not there is left out."""
+    """What the newest committed results say of faults; a result that is not there, or a figure that it does not tell, is left out."""
     rows: list[tuple[str, str, str]] = []
-    if (found := _newest("chaos")) is not None:
+    if (found := newest("chaos")) is not None:
         name, result = found
-        parts = {part["campaign"]: part for part in result["parts"]}
-        points = {name: parts[f"crash-points-{name}"]["kills"] for name in ("sqlite", "postgresql")}
-        struck = [part["victims"] for part in result["parts"] if part["campaign"] == "processes"]
-        kinds = {kind: sum(victims.get(kind, 0) for victims in struck) for kind in struck[0]}
-        outage = parts["outages"]
-        said = {
-            "results lost, of those acknowledged": f"{result['lost']} of {result['acknowledged']:,}, in {result['kills']:,} kills",
-            "results that count twice; trials stuck": f"{result['duplicated']}; {result['stuck']}",
-            "statements and commits at which an orchestrator died, of twelve trials": (
-                f"all: {points['sqlite']} on SQLite, {points['postgresql']} on PostgreSQL"
-            ),
-            "processes alive 5 s after a kill": f"{result['leaked_processes']} ({_list_of(kinds)} killed)",
-            "orchestrators that slept past their lease, were replaced, and wrote": f"{result['broken']} in {result['paused']:,} pauses",
-            "PostgreSQL connections ended, servers killed under load": (
-                f"{outage['victims']['connection']} and {outage['victims']['server']}: {outage['lost']} of {outage['acknowledged']} results lost"
-            ),
-            "from the death of an orchestrator to the next one's first launch, at the slowest": f"{_digits(result['slowest_takeover_seconds'])} s",
-        }
-        rows += [(what, value, f"`{name}`") for what, value in said.items()]
-    if (found := _newest("resume")) is not None:
+        rows += [(what, said(result), f"`{name}`") for what, (tells, said) in _CHAOS.items() if tells in result]
+    if (found := newest("resume")) is not None:
         name, result = found
         what = f"a sweep of {result['num_trials']:,} trials goes on: from the command to its first launch, Ray apart, at the slowest"
         rows.append((what, f"{_digits(result['slowest_resumed_seconds'])} s", f"`{name}`"))
     return rows
 
 
-def _newest(benchmark: str) -> tuple[str, Any] | None:
+def chaos_lacks(result: Any) -> list[str]:
+    """Why kills do not show what the scoreboard says: complaints, campaigns that are missing, figures that are not told."""
+    return [
+        *(f"complaint: {text}" for text in result["complaints"]),
+        *(f"missing: {campaign}" for campaign in _missing_of(result)),
+        *(f"not told: {tells}" for tells, _ in _CHAOS.values() if tells not in result),
+    ]
+
+
+def _missing_of(result: Any) -> list[str]:
+    return missing(list(PARTS), [part["campaign"] for part in result["parts"]])
+
+
+def _parts(result: Any, beginning: str) -> list[Any]:
+    return [part for part in result["parts"] if part["campaign"].startswith(beginning)]
+
+
+def _said_of_complaints(result: Any) -> str:
+    lists = [[f'"{text}"' for text in result["complaints"]], [f"`{campaign}`" for campaign in _missing_of(result)]]
+    return "; ".join(f"{len(found)}: {', '.join(found)}" if found else "0" for found in lists)
+
+
+def _said_of_crash_points(result: Any) -> str:
+    sqlite, postgresql = (part["kills"] for part in _parts(result, "crash-points"))
+    return f"all: {sqlite} on SQLite, {postgresql} on PostgreSQL"
+
+
+def _said_of_survivors(result: Any) -> str:
+    looked = [part for part in result["parts"] if part["looks"]]
+    killed = sum((Counter(part["victims"]) for part in looked), Counter[str]())
+    return (
+        f"{result['leaked_processes']} in {result['looks']:,} looks, after {_list_of({kind: killed[kind] for kind in KILLED})} were killed"
+    )
+
+
+def _said_of_pauses(result: Any) -> str:
+    broken = sum(part["broken"] for part in _parts(result, "rivals"))
+    return f"{broken}, by {result['replaced']} in {result['paused']:,} pauses"
+
+
+def _said_of_outages(result: Any) -> str:
+    (outage,) = _parts(result, "outages")
+    connections, servers = (outage["victims"][kind] for kind in ("connection", "server"))
+    return f"{connections} and {servers}: {outage['lost']} of {outage['acknowledged']} results lost"
+
+
+# What a campaign of kills shows: the figure, the field without which it is not told, and how it is said.
+_CHAOS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "complaints; campaigns that are missing": ("complaints", _said_of_complaints),
+    "campaigns whose time was over before all was done": ("cut_short", lambda r: ", ".join(f"`{name}`" for name in r["cut_short"]) or "0"),
+    "results lost, of those acknowledged": ("lost", lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills"),
+    "results that count twice; trials stuck": ("duplicated", lambda r: f"{r['duplicated']}; {r['stuck']}"),
+    "statements and commits at which an orchestrator died, of twelve trials": ("kills", _said_of_crash_points),
+    "processes alive 5 s after the death of their orchestrator, or the end of their sweep": ("looks", _said_of_survivors),
+    "entries broken by orchestrators that had begun, slept past their lease, and were replaced": ("replaced", _said_of_pauses),
+    "PostgreSQL connections ended, servers killed under load": ("parts", _said_of_outages),
+    "from the death of an orchestrator to the next one's first launch, at the slowest": (
+        "slowest_takeover_seconds",
+        lambda r: f"{_digits(r['slowest_takeover_seconds'])} s",
+    ),
+}
+
+
+def newest(benchmark: str) -> tuple[str, Any] | None:
     """The newest committed result of a benchmark, with its file's name."""
     files = sorted((PROJECT / "benchmarks" / "results").glob(f"{benchmark}_cpu-*.json"), key=lambda file: file.stem[-10:])
     return (files[-1].name, json.loads(files[-1].read_text())) if files else None

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from orchestrator.core.exposure import Listener, RayFacts
 
-_PROGRAMS = ("gcs_server", "raylet", "dashboard")  # as the kernel names them, or as their command lines do
+# By the file name of one of the first words of their command lines: a path, a script or module that Python runs, or a title of Ray's.
+_PROGRAMS = {
+    "gcs_server": "gcs_server",
+    "raylet": "raylet",
+    "dashboard.py": "dashboard",
+    "ray::DashboardAgent": "dashboard agent",
+    "ray::RuntimeEnvAgent": "runtime environment agent",
+    "ray.util.client.server": "client server",
+}
+_FIRST_WORDS = 3
 _LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -37,13 +46,13 @@ def look(environment: Mapping[str, str], *, cluster_address: str | None = None) 
 
 def _listeners() -> Iterator[Listener]:
     """Of Ray's programs, whoever started them, as far as this user may look into them."""
-    sockets = dict(_listening_sockets())
+    sockets = dict(listening_sockets())
     for folder in Path("/proc").iterdir():
         program = _program(folder) if folder.name.isdigit() else None
         if program is None:
             continue
         mode = _auth_mode(folder)
-        for inode in _sockets_of(folder) & sockets.keys():
+        for inode in sockets_of(folder) & sockets.keys():
             address, port = sockets[inode]
             yield Listener(program=program, address=address, port=port, auth_mode=mode)
 
@@ -53,24 +62,31 @@ def _program(folder: Path) -> str | None:
         words = (folder / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
-    # Ray's own are named by their path; the dashboard is a script that Python runs.
-    names = [Path(os.fsdecode(word)).name for word in words[:3]]
-    if "dashboard.py" in names:
-        return "dashboard"
-    return names[0] if names and names[0] in _PROGRAMS else None
+    names = [Path(os.fsdecode(word)).name for word in words[:_FIRST_WORDS]]
+    return next((_PROGRAMS[name] for name in names if name in _PROGRAMS), None)
 
 
 def _auth_mode(folder: Path) -> str | None:
     """Unset is Ray's default, none; None: its environment is not ours to read."""
     try:
-        pairs = (folder / "environ").read_bytes().split(b"\0")
+        text = (folder / "environ").read_bytes()
+        if text and not text.strip(b"\0 "):  # a title was written over it: an agent has that of the raylet that started it
+            parent = _parent(folder)
+            return _auth_mode(parent) if _program(parent) == "raylet" else None
     except OSError:
         return None
+    pairs = text.split(b"\0")
     found = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"RAY_AUTH_MODE=")), b"disabled")
     return os.fsdecode(found)
 
 
-def _sockets_of(folder: Path) -> set[str]:
+def _parent(folder: Path) -> Path:
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return folder.with_name(fields[1])  # field 4 of proc(5)
+
+
+def sockets_of(folder: Path) -> set[str]:
+    """The sockets that a process holds, by inode, as far as this user may look into its folder of /proc."""
     found = set()
     try:
         for link in (folder / "fd").iterdir():
@@ -82,7 +98,8 @@ def _sockets_of(folder: Path) -> set[str]:
     return found
 
 
-def _listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
+def listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
+    """Every socket of this network namespace that takes connections: its inode, its address and its port."""
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             lines = Path("/proc/net", name).read_text().splitlines()[1:]

@@ -18,7 +18,17 @@ from orchestrator.processes import LAUNCHER_VARIABLE, kill_found, tagged
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
 
 # What ranks have no business to know, and what Ray sets for its actors rather than for programs that train.
-_WITHHELD_VARIABLES = frozenset({"SWEEP_DB", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"})
+_WITHHELD_VARIABLES = frozenset(
+    {
+        "SWEEP_DB",
+        "PGPASSWORD",
+        "PGPASSFILE",
+        "RAY_AUTH_TOKEN",
+        "RAY_AUTH_TOKEN_PATH",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+    }
+)
 
 # A client of torch's store looks its server's name up in reverse; a resolver that does not answer costs 5 s in each process.
 _RESOLVER_OPTIONS = "timeout:1 attempts:1"

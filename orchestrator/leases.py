@@ -70,7 +70,7 @@ class Leases:
         Raises ResourcesInsufficient where attempts hold the slots.
         """
         found = {lease.node: lease for lease in self._idle() if lease.num_slots == num_slots and lease.node in nodes}
-        missing = sorted(set(nodes) - found.keys())
+        missing = [node for node in nodes if node not in found]
         self._make_room(num_slots, missing, keep=set(found.values()))
         for lease in found.values():
             lease.is_taken = True

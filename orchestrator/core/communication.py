@@ -25,7 +25,21 @@ RECORDED = (
     "PYTORCH_CUDA_ALLOC_CONF",
 )
 # A node of a cluster does not have the orchestrator's environment: these are handed to it, and win over its own.
-PASSED = (*RECORDED, "TORCH_", "PYTORCH_", "OMP_NUM_THREADS", "MKL_", "HF_", "CUDA_DEVICE_ORDER")
+# Hugging Face's each by its name: HF_TOKEN is a secret, for `env_from` to hand over.
+PASSED = (
+    *RECORDED,
+    "TORCH_",
+    "PYTORCH_",
+    "OMP_NUM_THREADS",
+    "MKL_",
+    "CUDA_DEVICE_ORDER",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_CACHE",
+    "HF_DATASETS_OFFLINE",
+    "HF_ENDPOINT",
+)
 SAID = ("NCCL_DEBUG",)  # what a library says, not what it does
 MAX_CHARACTERS = 500  # of a value that is kept
 

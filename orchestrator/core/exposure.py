@@ -25,7 +25,7 @@ class Severity(StrEnum):
 class Listener:
     """A program of Ray's that takes connections on this machine."""
 
-    program: str  # gcs_server, raylet, dashboard
+    program: str  # gcs_server, raylet, dashboard, an agent, client server
     address: str
     port: int
     auth_mode: str | None  # its RAY_AUTH_MODE; None: not ours to read
@@ -33,7 +33,7 @@ class Listener:
     @property
     def is_reachable(self) -> bool:
         """From other machines."""
-        return not ip_address(self.address).is_loopback
+        return not is_loopback(self.address)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +55,13 @@ class Exposure:
     severity: Severity
     found: str
     advice: str
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it: also an IPv4 address as a socket of both families has it."""
+    place = ip_address(address)
+    mapped = place.ipv4_mapped if place.version == 6 else None  # of which Python says so from 3.13 on
+    return (mapped or place).is_loopback
 
 
 def exposures(facts: RayFacts) -> list[Exposure]:
@@ -138,6 +145,6 @@ def _of_token(facts: RayFacts) -> Iterator[Exposure]:
 
 def _is_this_machine(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback
+        return is_loopback(host)
     except ValueError:
         return host in ("localhost", "auto")

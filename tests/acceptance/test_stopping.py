@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from db.store import Store
+from orchestrator.core.exposure import is_loopback
 from orchestrator.core.lifecycle import IN_FLIGHT, TrialState
 from tests.acceptance.command import Command, Running, write_sweep
 from tests.acceptance.test_killed_midway import measured
+from tests.listening import listeners
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
@@ -52,10 +52,9 @@ def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(com
 def assert_loopback_only(running: Running) -> None:
     """Nothing that the sweep has started, Ray's servers included, can be reached from another machine."""
     running.look()
-    listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=False).stdout if shutil.which("ss") else ""
-    lines = [line.split() for line in listening.splitlines()]
-    ours = {fields[3] for fields in lines if any(f"pid={pid}," in fields[-1] for pid in running.seen)}
-    assert {address for address in ours if not address.startswith(("127.", "[::1]", "[::ffff:127."))} == set()
+    found = listeners(running.seen)
+    assert found, "Ray takes connections at least"
+    assert {place for place in found if not is_loopback(place.address)} == set()
 
 
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)])

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ BIN = Path(sys.executable).parent
 RAY_CLUSTERS = (DEPLOY / "local/cluster.yaml", DEPLOY / "cloud/cluster.yaml")
 SBATCH = DEPLOY / "slurm/sweep.sbatch"
 RAY_JOB = DEPLOY / "kuberay/rayjob.yaml"
+IMAGE = DEPLOY / "kuberay/Dockerfile"
 _CALL = re.compile(
     r"(?:^|[\s'\"(;&|])(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)", re.MULTILINE
 )
@@ -138,6 +140,19 @@ def test_the_sweep_on_kubernetes_fits_the_nodes_that_it_asks_for() -> None:
     assert max(spec.gpus) == per_node * workers["replicas"]
     for cell in spec.cells():
         assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=per_node).candidates) > 0, cell.key
+
+
+def test_the_image_on_kubernetes_is_the_one_that_the_documents_build_with_every_package_in_it() -> None:
+    _, job = documents_of(RAY_JOB)
+    (image,) = {container["image"] for container in containers(job)}
+    shown = [line for line in lines_of_documents() if line.startswith("docker ")]
+    assert [line.split()[-2 if line.split()[-1] == "." else -1] for line in shown] == [image, image]
+    assert f"--file {IMAGE.relative_to(PROJECT)} " in shown[0]
+    copied = {word for line in re.findall(r"^COPY (.*)$", IMAGE.read_text(), re.MULTILINE) for word in line.split()[:-1]}
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert copied == packages | {"pyproject.toml", "constraints.txt", project["project"]["readme"]}
+    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in (PROJECT / "constraints.txt").read_text().splitlines()
 
 
 def containers(job: Any) -> list[Any]:

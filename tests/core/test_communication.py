@@ -9,6 +9,7 @@ OF_A_DRIVER = {
     "NCCL_DEBUG_SUBSYS": "INIT",
     "GLOO_SOCKET_IFNAME": "eth1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron-LM asks for it
+    "HF_HOME": "/scratch/hf",
     "HF_TOKEN": "hf_secret",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "PATH": "/bin",
@@ -16,7 +17,7 @@ OF_A_DRIVER = {
 
 
 def test_nodes_are_told_how_to_communicate_and_nothing_of_the_rest() -> None:
-    assert set(passed(OF_A_DRIVER)) == set(OF_A_DRIVER) - {"AWS_SECRET_ACCESS_KEY", "PATH"}
+    assert set(passed(OF_A_DRIVER)) == set(OF_A_DRIVER) - {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PATH"}
 
 
 def test_only_settings_of_communication_are_kept() -> None:

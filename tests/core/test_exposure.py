@@ -33,7 +33,7 @@ def test_nothing_is_told_of_a_cluster_with_a_private_token() -> None:
 
 
 def test_nothing_is_told_of_a_ray_that_only_this_machine_reaches() -> None:
-    local = (listener(address="127.0.0.1"), listener("raylet", "::1"), listener("dashboard", "127.0.0.1"))
+    local = (listener(address="127.0.0.1"), listener("raylet", "::ffff:127.0.0.1"), listener("dashboard", "::1"))
     assert told(replace(FINE, auth_mode=None, token_file_mode=None, token_characters=None, listeners=local)) == []
 
 

@@ -127,6 +127,10 @@ def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
     assert found.nodes == ("node-0", "node-2")
 
 
+def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:
+    assert started(Floor({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
+
+
 def test_no_slot_is_given_twice() -> None:
     floor = Floor({"a": 8})
     floor.take(1, shape(5), ["a"], ends_at=1.0)

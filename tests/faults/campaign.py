@@ -9,7 +9,7 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ START_SECONDS = 60.0  # for an orchestrator to launch its first trial, however b
 # How often each is the victim; by how far it is below the orchestrator.
 VICTIMS = {"orchestrator": 3, "agent": 2, "warden": 1, "rank_server": 1, "rank": 6}
 LEVELS = ("orchestrator", "agent", "warden", "rank_server", "rank")
+KILLED = (*LEVELS, "raylet", "head")  # the kinds of victims that are processes, killed: others sleep, race, or are connections
 LEAKS = {"fault": "leak_children", "at": "init", "probability": 0.2}
 
 
@@ -44,25 +45,40 @@ class Outcome:
 
     campaign: str
     seed: int
-    kills: int = 0
-    victims: dict[str, int] = field(default_factory=dict)
+    victims: dict[str, int] = field(default_factory=dict)  # how many of each kind
     acknowledged: int = 0
     lost: int = 0
     duplicated: int = 0
     stuck: int = 0
     broken: int = 0
     leaked_processes: int = 0
+    looks: int = 0  # how often somebody looked for processes that had been left over
+    replaced: int = 0  # orchestrators that had begun, slept past their lease, and woke when another had the sweep
+    cut_short: bool = False  # its seconds were over before it had done what it was asked for
     max_attempts: int = 0
     slowest_takeover_seconds: float = 0.0  # from the death of an orchestrator to the next one's first launch
     seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
     @property
+    def kills(self) -> int:
+        return sum(self.victims.get(kind, 0) for kind in KILLED)
+
+    @property
     def is_clean(self) -> bool:
         return not self.complaints and not self.leaked_processes
 
+    def strike(self, kind: str) -> None:
+        """Count one victim more."""
+        self.victims[kind] = self.victims.get(kind, 0) + 1
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"complaints": self.complaints[:20]}
+        return asdict(self) | {"kills": self.kills, "complaints": self.complaints[:20]}
+
+
+def outcome_of(told: Mapping[str, Any]) -> Outcome:
+    """What another process told as JSON."""
+    return Outcome(**{name: value for name, value in told.items() if name != "kills"})
 
 
 def spec(name: str, *, num_recomputations: int) -> SweepSpec:
@@ -103,6 +119,7 @@ class Campaign:
             self._begin_sweep()
             while self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
                 self._under_fire(kills, until=began + seconds)
+            self._out.cut_short = self._out.kills < kills and not self._out.complaints
             self._over.touch()
             self._end_sweep()
         self._out.seconds = round(time.monotonic() - began, 1)
@@ -177,8 +194,7 @@ class Campaign:
         if level >= len(levels):
             return False
         kill(self._chance.choice([pid for below in levels[level:] for pid in below] if victim == "rank" else levels[level]))
-        self._out.kills += 1
-        self._out.victims[victim] = self._out.victims.get(victim, 0) + 1
+        self._out.strike(victim)
         return True
 
     def _levels(self, orchestrator: int) -> list[list[int]]:
@@ -195,6 +211,7 @@ class Campaign:
 
     def _survivors(self, patience_seconds: float) -> list[int]:
         """Of all processes ever seen those that are alive after so many seconds."""
+        self._out.looks += bool(self._seen)
         deadline = time.monotonic() + patience_seconds
         while alive := [pid for pid, started in self._seen.items() if start_time(pid) == started]:
             if time.monotonic() > deadline:
@@ -217,5 +234,5 @@ class Campaign:
 
 def total(outcomes: Sequence[Outcome]) -> Counter[str]:
     """The sums over campaigns."""
-    names = ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken", "leaked_processes")
+    names = ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken", "leaked_processes", "looks", "replaced")
     return Counter({name: sum(getattr(outcome, name) for outcome in outcomes) for name in names})

@@ -32,6 +32,7 @@ NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
+MOST_CALL_SECONDS = START_SECONDS + 120
 # Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
 _LOST = {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}
 RPC_FAULTS = {
@@ -56,13 +57,15 @@ class RayKills:
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
         self._time_scale = 30.0
+        self._is_over = False  # an orchestrator has ended well: nothing is left to kill
         self._seen: dict[int, int] = {}
         self._begin_cluster()
 
     def run(self, *, kills: int, seconds: float) -> Outcome:
         began = time.monotonic()
-        while self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
+        while not self._is_over and self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
             self._under_fire(kills, until=began + seconds)
+        self._out.cut_short = self._out.kills < kills and not self._is_over and not self._out.complaints
         self._lose_the_head()
         self._finish()
         self._out.seconds = round(time.monotonic() - began, 1)
@@ -80,13 +83,12 @@ class RayKills:
                 worker = self._worker_of(POISONED, attempt)
                 self._look(self._agents())
                 self._lose_a_node(worker)
-                self._out.kills += 1
+                self._out.strike("raylet")
         finally:
             with suppress(subprocess.TimeoutExpired):
                 orchestrator.wait(300)
             orchestrator.kill()
             orchestrator.wait()
-        self._out.victims = {"raylet": self._out.kills}
         self._finish()
         if self._out.kills != 2:
             self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
@@ -99,10 +101,16 @@ class RayKills:
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):
             orchestrator = self._orchestrator()
-            code = orchestrator.wait(START_SECONDS + 120)
-            if code == 0:
+            try:
+                if orchestrator.wait(MOST_CALL_SECONDS) == 0:
+                    break
+            except subprocess.TimeoutExpired:
+                self._out.complaints.append(f"an orchestrator whose messages are lost went on for {MOST_CALL_SECONDS:.0f} s")
                 break
-            self._out.victims["call"] = self._out.victims.get("call", 0) + 1
+            finally:
+                orchestrator.kill()
+                orchestrator.wait()
+            self._out.strike("call")
         self._finish()
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
@@ -157,7 +165,7 @@ class RayKills:
                 if orchestrator.poll() is not None:
                     if orchestrator.returncode not in (0, ClusterUnavailable.exit_code):
                         self._out.complaints.append(f"an orchestrator ended with {orchestrator.returncode}")
-                    self._out.kills += kills if orchestrator.returncode == 0 else 0  # it is done: nothing is left to kill
+                    self._is_over = orchestrator.returncode == 0
                     return
                 (victim,) = self._chance.choices(list(VICTIMS), list(VICTIMS.values()))
                 if self._strike(victim, orchestrator) and victim == "orchestrator":
@@ -181,8 +189,7 @@ class RayKills:
                 if not pids:
                     return False
                 kill(self._chance.choice(pids))
-        self._out.kills += 1
-        self._out.victims[victim] = self._out.victims.get(victim, 0) + 1
+        self._out.strike(victim)
         return True
 
     def _lose_a_node(self, lost: Any) -> None:
@@ -199,8 +206,7 @@ class RayKills:
                 began = time.monotonic()
                 self._look(self._agents())
                 self._cluster.head_node.kill_gcs_server(check_alive=False)
-                self._out.kills += 1
-                self._out.victims["head"] = 1
+                self._out.strike("head")
                 with suppress(subprocess.TimeoutExpired):
                     orchestrator.wait(HEAD_SECONDS)
                 if orchestrator.poll() not in (0, ClusterUnavailable.exit_code):
@@ -218,6 +224,7 @@ class RayKills:
         if code != 0:
             self._out.complaints.append(f"the last orchestrator ended with {code}")
         self._cluster.shutdown()
+        self._out.looks += 1
         self._out.leaked_processes = len(self._survivors())
         with WitnessedStore.seen_by(self._log, self._url) as store:
             verdict = judge(store, NAME, self._log.entries(), num_trials=NUM_TRIALS)

@@ -30,6 +30,7 @@ from tests.orchestrator.fake_scheduler import FakeScheduler
 HELD = SweepHeld.exit_code
 LEASE_SECONDS = 0.15  # of 30 s: nobody waits long for it to end
 TRIAL_SECONDS = 0.005
+START_SECONDS = 60.0  # for a first launch, however busy the machine
 OF = small_sweep.spec(gpus=[1])
 NUM_TRIALS = 6
 
@@ -39,9 +40,10 @@ class Rivalry:
     """What came of it."""
 
     rounds: int = 0
-    replaced: int = 0  # orchestrators that found out, and ended with 5
+    replaced: int = 0  # orchestrators that had launched something, slept past their lease, and ended with 5
     acknowledged: int = 0
     complaints: list[str] = field(default_factory=list)
+    cut_short: bool = False  # the seconds were over first
     exits: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
@@ -53,17 +55,22 @@ def pauses(fresh: Fresh, folder: Path, *, count: int, seed: int, seconds: float 
         run_seconds, until = _warm(store, fresh, worker), time.monotonic() + seconds
         for number in range(count):
             if time.monotonic() > until:
+                found.cut_short = True
                 break
             fresh(worker)
             log.path.unlink(missing_ok=True)
             with forks.running(partial(_orchestrate, store)) as first:
-                time.sleep(chance.uniform(0.0, run_seconds))
+                if chance.random() < 0.8:  # the others may be stopped before they have begun
+                    _await_launch(log, first)
+                time.sleep(chance.uniform(0.0, run_seconds / 2))
                 os.kill(first, signal.SIGSTOP)
+                had_begun = bool(log.entries())  # of nobody else: what it launched, and perhaps was acknowledged
                 time.sleep(LEASE_SECONDS * 1.2)
                 with forks.running(partial(_orchestrate, store)) as second:
                     time.sleep(chance.uniform(0.0, run_seconds))
                     os.kill(first, signal.SIGCONT)
                     codes = forks.wait(first), forks.wait(second)
+            found.replaced += had_begun and codes[0] == HELD
             _close(found, store, codes, f"pause {number}")
     return found
 
@@ -103,6 +110,13 @@ def _orchestrate(store: WitnessedStore, *, at: float = 0.0) -> None:
     small_sweep.run(store.as_another(), of=OF, open_scheduler=_scheduler)
 
 
+def _await_launch(log: Log, orchestrator: int) -> None:
+    """Wait until it has launched a trial, or has ended without."""
+    until = time.monotonic() + START_SECONDS
+    while not log.path.exists() and not forks.has_ended(orchestrator) and time.monotonic() < until:
+        time.sleep(0.002)
+
+
 def _scheduler() -> FakeScheduler:
     def ending(request: TrialRequest) -> float | FailureKind:
         time.sleep(TRIAL_SECONDS)
@@ -115,7 +129,6 @@ def _close(found: Rivalry, store: WitnessedStore, codes: Sequence[int], name: st
     """Judge one round, after somebody has worked on to the end."""
     found.rounds += 1
     found.exits[tuple(codes)] += 1
-    found.replaced += sum(code == HELD for code in codes)
     complaints = [f"an orchestrator ended with {code}" for code in codes if code not in (0, HELD)]
     if (code := forks.outcome(partial(_orchestrate, store))) != 0:
         complaints.append(f"the last one ended with {code}")

@@ -14,15 +14,18 @@ import pytest
 from orchestrator.exposure_look import look
 
 LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+# A raylet starts its agents, which write their titles over the environment that the kernel shows.
+AGENT = "import ray._raylet; ray._raylet.setproctitle('ray::DashboardAgent'); " + LISTEN
+RAYLET = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {AGENT!r}, sys.argv[1]])"
 
 
 @contextmanager
-def pretending(folder: Path, program: str, address: str, **environment: str) -> Iterator[int]:
+def pretending(folder: Path, program: str, address: str, *, code: str = LISTEN, **environment: str) -> Iterator[int]:
     """A process that the kernel calls so, and that takes connections; yields its port."""
     named = folder / program
     named.symlink_to(shutil.which(sys.executable) or sys.executable)
     with subprocess.Popen(
-        [named, "-S", "-c", LISTEN, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [named, "-S", "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -40,6 +43,22 @@ def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(tmp_pat
         with pretending(folder, "gcs_server", address, **environment) as port:
             (found,) = [one for one in look({}).listeners if one.port == port]
         assert (found.program, found.address, found.is_reachable, found.auth_mode) == ("gcs_server", address, reachable, mode)
+
+
+@pytest.mark.parametrize(
+    ("program", "called"),
+    [("raylet", "raylet"), ("ray::RuntimeEnvAgent", "runtime environment agent"), ("ray.util.client.server", "client server")],
+)
+def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: str, called: str) -> None:
+    with pretending(tmp_path, program, "127.0.0.1") as port:
+        assert [one.program for one in look({}).listeners if one.port == port] == [called]
+
+
+def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, RAY_AUTH_MODE="token") as port:
+        (found,) = [one for one in look({}).listeners if one.port == port]
+    assert (found.program, found.auth_mode) == ("dashboard agent", "token")
 
 
 def test_what_is_none_of_ray_s_is_not_looked_at(tmp_path: Path) -> None:

@@ -403,8 +403,11 @@ def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
         launcher.run(replace(on_cpu, request=on_cpu.request.model_copy(update={"device": Device.CUDA}), devices=["0"]))
 
 
-def test_programs_see_neither_database_urls_nor_our_python_path(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWEEP_DB", "postgresql://me:secret@host/db")
+def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SWEEP_DB", "PGPASSWORD", "PGPASSFILE"):
+        monkeypatch.setenv(name, "secret")
     report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     assert "MASTER_PORT=" in report.ranks[0].log_tail
     assert f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n" in report.ranks[0].log_tail  # a foreign Python must not see our packages

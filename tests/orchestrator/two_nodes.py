@@ -147,7 +147,7 @@ def _listen(looks: probes.Probes) -> None:
 
 
 def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = ()) -> None:
-    scheduler.start(asked, WHOLE, nodes or list(scheduler.slots.nodes))
+    scheduler.start(asked, WHOLE, nodes or sorted(scheduler.slots.nodes))
 
 
 def _meets(scheduler: RayScheduler) -> dict[str, Any]:

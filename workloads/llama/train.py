@@ -30,6 +30,7 @@ from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank
+from workloads.rendezvous import join_gang
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
@@ -43,7 +44,7 @@ def train(rank: Rank) -> RankResult:
     options = check(request)
     device = _open_device(rank, options)
     if rank.world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+        join_gang(rank, device)
     timed, report, rendezvous_seconds = _train_and_look(rank, options, device=device, begin=begin)
     gc.collect()  # what is left of the model: a measured peak needs room for its matrices, however tight the layout was
     stack = describe_stack(device)

@@ -19,6 +19,7 @@ from orchestrator.core.protocol import CollectiveTime, Device, Phase, RankResult
 from workloads import rank as ranks
 from workloads.llama.stack import describe_stack
 from workloads.rank import Rank
+from workloads.rendezvous import join_gang
 
 BATCHES = 5  # of calls without a pause, of whose times the median counts
 MOST_CALLS = 200  # in a batch
@@ -34,7 +35,7 @@ def measure(rank: Rank) -> RankResult:
     began = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
     device = _device(rank)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    join_gang(rank, device)
     met = time.perf_counter()
     rank.heartbeat(Phase.FIRST_STEP)
     _slowest(0.0, device)
