@@ -28,7 +28,7 @@ class Command:
     store_url: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str | Path, timeout: float = 100.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str | Path, timeout: float = 220.0, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [SWEEP, *map(str, arguments)],
             cwd=self.folder,
