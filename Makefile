@@ -26,7 +26,7 @@ demo: install
 	set -x; $(BIN)/sweep run sweeps/quickstart.yaml $$([ "$$slots" -ge 2 ] || echo gpus=1)
 
 test: install-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Kills everything that may be killed, 5,000 times, within an hour; one line of JSON says what that cost.
 chaos: install-dev

@@ -1,4 +1,4 @@
-"""A store on each database: SQLite in a temporary folder, and a real PostgreSQL that lives as long as the test session."""
+"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long as the test session; and how tests run side by side."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
+
+# With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
+LONGEST_FIRST = ("clusters", "faults", "acceptance", "ray")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=place_in_line)
+
+
+def place_in_line(item: pytest.Item) -> int:
+    names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
+    return next((place for place, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST))
 
 
 @pytest.fixture(scope="session")

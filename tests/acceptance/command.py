@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from db import readonly
 from orchestrator.processes import descendants, start_time
 
 SWEEP = Path(sys.executable).parent / "sweep"
@@ -27,7 +28,7 @@ class Command:
     store_url: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str | Path, timeout: float = 100.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str | Path, timeout: float = 220.0, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [SWEEP, *map(str, arguments)],
             cwd=self.folder,
@@ -49,9 +50,9 @@ class Command:
         return json.loads(self.ok(*arguments, "--json").stdout)
 
     def sql(self, statement: str) -> list[list[Any]]:
-        answer = self.json("sql", statement)
-        rows: list[list[Any]] = answer["rows"]
-        return [list(row.values()) if isinstance(row, dict) else row for row in rows]
+        """What `sweep sql` answers, without a process that has first to import everything."""
+        found = readonly.query(self.store_url, statement)
+        return [list(row) for row in found.rows]
 
     def start(self, *arguments: str | Path) -> Running:
         process = subprocess.Popen(

@@ -18,6 +18,7 @@ from tests.acceptance.test_killed_midway import measured
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
+EIGHT = {"micro_batch_size": [1, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]}  # as many layouts
 GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
 RESERVE_SECONDS = 2.0  # from the row of the first attempt to Ray's reservation: its back-off is a second, and this machine may be busy
 UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5  # between two renewals: what a kill leaves uncounted
@@ -45,8 +46,8 @@ def sessions(command: Command) -> list[Session]:
     return [Session(*(_utc(moment) for moment in row[:4]), num_gpus=row[4], capacity=row[5]) for row in rows]
 
 
-def _utc(moment: str) -> datetime:
-    found = datetime.fromisoformat(moment)
+def _utc(moment: str | datetime) -> datetime:
+    found = datetime.fromisoformat(str(moment))
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
@@ -55,7 +56,7 @@ def status(command: Command) -> Any:
 
 
 def test_what_a_sweep_held_adds_up_to_the_time_of_its_gang(command: Command, tmp_path: Path) -> None:
-    command.ok("run", write_sweep(tmp_path, workload=SLOW))
+    command.ok("run", write_sweep(tmp_path, workload=SLOW, axes=EIGHT))
     (session,) = sessions(command)
     said = status(command)
     parts = HeldGpuSeconds(**said["gpu_seconds_by_part"])
@@ -81,10 +82,10 @@ def _samples(command: Command) -> list[list[list[float]]]:
 
 
 def test_a_kill_leaves_no_more_uncounted_than_the_seconds_since_it_was_last_seen(command_on: Command, tmp_path: Path) -> None:
-    file = write_sweep(tmp_path, workload=SLOW)
+    file = write_sweep(tmp_path, workload=SLOW, axes=EIGHT)
     with Store.open(command_on.store_url) as store:
         running = command_on.start("run", file)
-        running.until(lambda: len(measured(store, "t")) >= 10)
+        running.until(lambda: len(measured(store, "t")) >= 6)
         running.kill()
         killed_at = datetime.now(tz=UTC)
         assert running.survivors(seconds=10) == []

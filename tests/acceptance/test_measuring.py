@@ -37,7 +37,7 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
         assert tokens > 0
         assert 0 < mfu <= hfu <= 1
         assert memory > 16 * 1_200_000  # fp32 weights, gradients, two moments
-    sources = command.sql("select distinct peak_flops, substr(peak_flops_source, 1, 17) from v_trial")
+    sources = command.json("sql", "select distinct peak_flops, substr(peak_flops_source, 1, 17) from v_trial")["rows"]
     assert [source for _, source in sources] == ["measured: matmul "], "MFUs of one table rest on one peak"
     by_layout = {(gpus, recompute, mbs): memory for gpus, _, _, _, _, memory, recompute, mbs in rows}
     assert all(by_layout[gpus, "full", 4] < by_layout[gpus, "none", 4] for gpus in (1, 2))

@@ -111,7 +111,6 @@ def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_p
     assert command.sql("select count(*) from v_trial where state = 'measured'") == [[16]]
 
 
-@pytest.mark.timeout(180)
 def test_ray_that_is_ended_from_outside_is_said_and_nothing_hangs(command: Command, tmp_path: Path) -> None:
     slow = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}
     file = write_sweep(tmp_path, workload=slow)

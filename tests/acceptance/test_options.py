@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.command import Command, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 PROGRAM = """
 import json, os, sys

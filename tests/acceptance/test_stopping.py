@@ -15,7 +15,7 @@ from tests.acceptance.command import Command, Running, write_sweep
 from tests.acceptance.test_killed_midway import measured
 from tests.listening import listeners
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  # 1 to 6 s a trial
 

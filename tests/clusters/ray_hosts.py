@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,17 @@ BIN = Path(sys.executable).parent
 RAY, SWEEP = BIN / "ray", BIN / "sweep"
 PORT, DASHBOARD_PORT = 6379, 8265
 START_SECONDS = 90.0
+
+
+def runs_one(file: Path) -> bool:
+    """Whether a trial of a SQLite store runs: asked of the file, since a `sweep status` again and again takes cores from what is waited for."""
+    if not file.exists():
+        return False
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM trial WHERE state = 'running'").fetchone() != (0,)
+        except sqlite3.OperationalError:  # its tables are still being made
+            return False
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.acceptance.command import write_sweep
 from tests.clusters.hosts import Host, Network
-from tests.clusters.ray_hosts import RAY, SWEEP, RayHosts
+from tests.clusters.ray_hosts import RAY, SWEEP, RayHosts, runs_one
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -137,14 +136,10 @@ def _write(project: Path) -> None:
 
 def _until_it_runs(head: RayHosts, store: dict[str, str]) -> Any:
     deadline = time.monotonic() + JOB_SECONDS
-    while time.monotonic() < deadline:
-        asked = head.head.start(SWEEP, "status", "--json", env=store)
-        out, _ = asked.communicate(timeout=60)
-        answer = json.loads(out) if asked.returncode == 0 else {"sweeps": []}
-        if any(sweep["num_trials"]["running"] for sweep in answer["sweeps"]):
-            return answer
-        time.sleep(0.3)
-    raise AssertionError(f"no trial runs after {JOB_SECONDS} s")
+    while not runs_one(head.head.folder / "kept/sweep.sqlite"):
+        assert time.monotonic() < deadline, f"no trial runs after {JOB_SECONDS} s"
+        time.sleep(0.1)
+    return head.answer("status", env=store)
 
 
 def _upload(host: Host) -> Path:

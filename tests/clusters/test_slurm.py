@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.command import write_sweep
 from tests.clusters.hosts import PROJECT, Host, Network
-from tests.clusters.ray_hosts import BIN, SWEEP
+from tests.clusters.ray_hosts import BIN, SWEEP, runs_one
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -90,10 +90,6 @@ def _play_slurm(host: Host) -> None:
 
 def _until_one_runs(host: Host) -> None:
     deadline = time.monotonic() + JOB_SECONDS
-    while time.monotonic() < deadline:
-        asked = host.start(SWEEP, "status", "--json")
-        out, _ = asked.communicate(timeout=60)
-        if asked.returncode == 0 and any(sweep["num_trials"]["running"] for sweep in json.loads(out)["sweeps"]):
-            return
-        time.sleep(0.3)
-    raise AssertionError(f"no trial runs after {JOB_SECONDS} s")
+    while not runs_one(host.folder / "sweep.sqlite"):
+        assert time.monotonic() < deadline, f"no trial runs after {JOB_SECONDS} s"
+        time.sleep(0.1)

@@ -6,6 +6,7 @@ Judged like any other run, and by exit codes: who does not hold the sweep ends w
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import signal
@@ -47,15 +48,17 @@ class Rivalry:
     exits: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
-def pauses(fresh: Fresh, folder: Path, *, count: int, seed: int, seconds: float = 600.0, worker: int = 0) -> Rivalry:
-    """Stop an orchestrator past its lease, start another, and let the first go on while the other works."""
+def pauses(
+    fresh: Fresh, folder: Path, *, count: int, seed: int, seconds: float = 600.0, worker: int = 0, enough: float = math.inf
+) -> Rivalry:
+    """Stop an orchestrator past its lease, start another, and let the first go on while the other works. `enough`: replaced ones."""
     chance, found = random.Random(seed), Rivalry()
     log = Log(folder / f"rivals-{worker}.jsonl")
     with WitnessedStore.seen_by(log, fresh(worker)) as store:
         run_seconds, until = _warm(store, fresh, worker), time.monotonic() + seconds
         for number in range(count):
-            if time.monotonic() > until:
-                found.cut_short = True
+            if time.monotonic() > until or found.replaced >= enough:
+                found.cut_short = found.replaced < enough
                 break
             fresh(worker)
             log.path.unlink(missing_ok=True)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.faults.campaign import LEVELS, Campaign
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 KILLS = {"sqlite": 130, "postgresql": 70}  # 5,000 in `make chaos`
-MOST_SECONDS = 120.0  # on a machine that others use; 40 s where nobody does
+MOST_SECONDS = 450.0  # on a machine that others use; both together take 40 s where nobody does
 
 
 def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(
@@ -25,5 +25,5 @@ def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(
     print(json.dumps(out.as_json()))
     assert out.complaints == []
     assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (0, 0, 0, 0, 0)
-    assert out.acknowledged > 0 and out.kills >= kills / 4 and set(out.victims) == set(LEVELS), "the machine is too busy to say anything"
+    assert out.acknowledged > 0 and out.kills >= kills and set(out.victims) == set(LEVELS), "the machine is too busy to say anything"
     assert out.slowest_takeover_seconds <= 30.0

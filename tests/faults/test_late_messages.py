@@ -22,6 +22,8 @@ from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent
 from tests.db.builders import Bench, failure, layout, measurement
 from tests.faults.history import judge
 
+pytestmark = pytest.mark.timeout(400)  # a quarter of a minute where nobody else uses the cores
+
 Attempt = tuple[int, int]
 ENDS = {TrialEvent.OUT_OF_MEMORY: TrialState.OUT_OF_MEMORY, TrialEvent.FAILED: TrialState.FAILED, TrialEvent.REQUEUED: TrialState.QUEUED}
 

@@ -13,7 +13,8 @@ from tests.faults.rivals import HELD, pauses, races
 pytestmark = pytest.mark.timeout(300)
 
 NUM_RACES = 5
-NUM_PAUSES = 10  # 1,000 in `make chaos`
+NUM_REPLACED = 5
+MOST_PAUSES = 40  # some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
 
 
 def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(fresh: Fresh, tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(fresh
 def test_an_orchestrator_that_slept_past_its_lease_is_replaced_and_writes_nothing_more(fresh: Fresh, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
-    found = pauses(fresh, tmp_path, count=NUM_PAUSES, seed=seed)
+    found = pauses(fresh, tmp_path, count=MOST_PAUSES, seed=seed, enough=NUM_REPLACED)
     assert found.complaints == []
-    assert found.replaced > 0, found.exits  # about half: others are stopped before they have begun, or when they have ended
+    assert found.replaced >= NUM_REPLACED, found.exits
     assert found.acknowledged > 0
