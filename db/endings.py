@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from db import event_log, pooling, records, schema
 from db.batch import Batch
-from db.changes import insert_absent
+from db.changes import INSERTS
 from db.engine import Change
 from db.news import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from db.pooling import Pooled
@@ -38,6 +38,9 @@ _FINGERPRINTS = sa.select(cell.c.id, cell.c.fingerprint_digest).where(cell.c.id.
 _UPDATE_LATE = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
 _UPDATE_RUNNING = _UPDATE_LATE.values(ended_at=now())
 _INSERT_MEASUREMENT = sa.insert(measurement)
+_INSERT_FINGERPRINTS = {
+    name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing() for name, insert in INSERTS.items()
+}
 _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
 
@@ -181,8 +184,10 @@ def _attempts(connection: Connection, trial_ids: Sequence[int]) -> dict[tuple[in
 def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended]) -> dict[Fingerprint, str]:
     """The digests of what the ends were measured with, each in the database."""
     told = {fingerprint for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
-    rows = [{**records.fingerprint_columns(fingerprint), "first_seen_at": now()} for fingerprint in told]
-    insert_absent(connection, schema.fingerprint, rows)
+    if told:
+        connection.execute(
+            _INSERT_FINGERPRINTS[connection.dialect.name], [records.fingerprint_columns(fingerprint) for fingerprint in told]
+        )
     return {fingerprint: fingerprint.digest for fingerprint in told}
 
 

@@ -60,6 +60,10 @@ class Database:
         except OSError as exc:
             place = "Choose a place that is yours to write with SWEEP_DB"
             raise StoreUnavailable(f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}") from exc
+        self._writers = {
+            durable: self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE", sqlite_synchronous="FULL" if durable else "NORMAL")
+            for durable in (False, True)
+        }
 
     def close(self) -> None:
         self.engine.dispose()
@@ -82,11 +86,10 @@ class Database:
         """
         change_id = uuid.uuid4().hex
         retrying = self._retrying()
-        options = {"sqlite_begin": "BEGIN IMMEDIATE", "sqlite_synchronous": "FULL" if durable else "NORMAL"}
 
         def once() -> _T:
             is_retry = retrying.statistics.get("attempt_number", 1) > 1
-            with self.engine.execution_options(**options).begin() as connection:
+            with self._writers[durable].begin() as connection:
                 return work(connection, Change(id=change_id, is_retry=is_retry))
 
         with self._clear_errors():
@@ -200,16 +203,18 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             "cache_size = -65536",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
+        record.info["synchronous"] = "NORMAL"
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        options = connection.get_execution_options()
-        if "sqlite_synchronous" in options:
-            connection.exec_driver_sql(f"PRAGMA synchronous = {options['sqlite_synchronous']}")
+        options, info = connection.get_execution_options(), connection.info
+        wanted = options.get("sqlite_synchronous", info["synchronous"])
+        if wanted != info["synchronous"]:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {wanted}")
+            info["synchronous"] = wanted
         connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
 
     return engine
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

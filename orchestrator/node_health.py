@@ -73,10 +73,12 @@ class NodeHealth:
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
         """Of these nodes, with their slots, those that may be used. One that was never looked at is looked at now, which takes seconds."""
-        if new := [node for node in nodes if node not in self._seen]:
-            self._look_at(new)
-        self._nodes = dict(nodes)
-        return {node: slots for node, slots in nodes.items() if node not in self._unfit and node not in self._benched}
+        if nodes != self._nodes:
+            if new := [node for node in nodes if node not in self._seen]:
+                self._look_at(new)
+            self._nodes = dict(nodes)
+        unusable = self._unfit.keys() | self._benched.keys()
+        return {node: slots for node, slots in nodes.items() if node not in unusable} if unusable else self._nodes
 
     def require_room(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> None:
         """Raise ClusterUnavailable where what may be used of the nodes holds none of these gangs, though all of them together would."""
