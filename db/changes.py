@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -252,7 +253,7 @@ def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class _Addition:
     """A layout that may have no trial yet, and what its trial goes through at once where it has none."""
 
@@ -261,7 +262,7 @@ class _Addition:
     detail: Mapping[str, Any] | None = None  # of the event
     condemned_by: int | None = None
 
-    @property
+    @cached_property
     def key(self) -> tuple[int, str]:
         return self.new.cell_id, self.new.layout.key
 

@@ -60,10 +60,6 @@ class Database:
         except OSError as exc:
             place = "Choose a place that is yours to write with SWEEP_DB"
             raise StoreUnavailable(f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}") from exc
-        self._writers = {
-            durable: self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE", sqlite_synchronous="FULL" if durable else "NORMAL")
-            for durable in (False, True)
-        }
 
     def close(self) -> None:
         self.engine.dispose()
@@ -74,6 +70,7 @@ class Database:
         def once() -> _T:
             with self.engine.connect() as connection:
                 self._was_reached = True
+                self._begin(connection, "BEGIN")
                 return work(connection)
 
         with self._clear_errors():
@@ -89,11 +86,22 @@ class Database:
 
         def once() -> _T:
             is_retry = retrying.statistics.get("attempt_number", 1) > 1
-            with self._writers[durable].begin() as connection:
+            with self.engine.begin() as connection:
+                self._begin(connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL")
                 return work(connection, Change(id=change_id, is_retry=is_retry))
 
         with self._clear_errors():
             return retrying(once)
+
+    def _begin(self, connection: sa.Connection, statement: str, *, synchronous: str | None = None) -> None:
+        """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more."""
+        if not self.is_sqlite:
+            return
+        info = connection.info
+        if synchronous not in (None, info["synchronous"]):
+            connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
+            info["synchronous"] = synchronous
+        connection.exec_driver_sql(statement)
 
     def _retrying(self) -> Retrying:
         return Retrying(
@@ -194,7 +202,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit, below
+        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit
         for pragma in (
             f"journal_mode = {journal}",
             "foreign_keys = ON",
@@ -204,15 +212,6 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         record.info["synchronous"] = "NORMAL"
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        options, info = connection.get_execution_options(), connection.info
-        wanted = options.get("sqlite_synchronous", info["synchronous"])
-        if wanted != info["synchronous"]:
-            connection.exec_driver_sql(f"PRAGMA synchronous = {wanted}")
-            info["synchronous"] = wanted
-        connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
 
     return engine
 

@@ -179,6 +179,14 @@ class Calibration:
                 found += residual.at(places)
         return found
 
+    def expect(
+        self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST
+    ) -> tuple[Floats, Floats]:
+        """Seconds of a step and bytes at the peak of the layouts of a table, as `predict` has them, without how sure that is: one evaluation."""
+        seconds = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node).seconds(self.constants).total
+        peaks = predict_memory(table, cell, self.trainer, stage=stage).total
+        return seconds * np.exp(self.log_correction(table, cell, hardware)), peaks
+
     def predict(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST) -> Predicted:
         """Predict times and peaks of the layouts of a table, with their uncertainty. Derivatives are numeric: k + 1 evaluations."""
         model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)

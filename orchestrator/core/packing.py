@@ -112,9 +112,9 @@ class Floor:
             raise ValueError(f"gang {key} holds nodes already: {', '.join(self._held[key].nodes)}")
         if len(set(nodes)) != shape.num_nodes:
             raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}")
-        for node in nodes:
-            if not self._has_room(node, shape, exclusive=exclusive):
-                raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {node}, which has {self._free.get(node, 0)}")
+        if not self._have_room(nodes, shape, exclusive=exclusive):
+            short = next(node for node in nodes if not self._have_room([node], shape, exclusive=exclusive))
+            raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}")
         held = _Held(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
         self._move(held, -1)
         self._held[key] = held
@@ -159,7 +159,7 @@ class Floor:
         shape = gang.shape
         if self._num_with(shape.slots_per_node) < shape.num_nodes:
             return None
-        stands = (node for node in idle if node not in without and self._has_room(node, shape, exclusive=gang.exclusive))
+        stands = (node for node in idle if node not in without and self._have_room([node], shape, exclusive=gang.exclusive))
         found = _first(chain(stands, self._roomy(gang, without)) if idle else self._roomy(gang, without), shape.num_nodes)
         return found if len(found) == shape.num_nodes else None
 
@@ -214,13 +214,15 @@ class Floor:
 
     def _emptied_by(self, held: _Held) -> int | None:
         """The slots of each of its nodes, where they have equally many and it holds all of them: no other gang matters there."""
-        slots = {self._slots_of[node] if self._free.get(node) == 0 else 0 for node in held.nodes}
-        whole = slots.pop() if len(slots) == 1 else 0
-        return whole if whole and (held.exclusive or held.shape.slots_per_node == whole) else None
+        if set(map(self._free.get, held.nodes)) != {0}:
+            return None
+        slots = set(map(self._slots_of.__getitem__, held.nodes))
+        whole = slots.pop()
+        return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
 
-    def _has_room(self, node: str, shape: Shape, *, exclusive: bool) -> bool:
-        free = self._free.get(node, 0)
-        return free >= shape.slots_per_node and (not exclusive or free == self._slots_of[node])
+    def _have_room(self, nodes: Sequence[str], shape: Shape, *, exclusive: bool) -> bool:
+        least = min(self._free.get(node, 0) for node in nodes)
+        return least >= shape.slots_per_node and (not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes))
 
     def _taken(self, held: _Held, node: str) -> int:
         return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
@@ -234,9 +236,11 @@ class Floor:
     def _move(self, held: _Held, sign: int) -> None:
         """Give a gang its slots (-1), or take them back (+1): node by node where it must be, level by level where it can."""
         levels: dict[tuple[int, int], list[str]] = {}  # by free slots before and after
+        per_node, exclusive = sign * held.shape.slots_per_node, held.exclusive
         for node in held.nodes:
             if (free := self._free.get(node)) is not None:
-                levels.setdefault((free, free + sign * self._taken(held, node)), []).append(node)
+                after = free + (sign * self._slots_of[node] if exclusive else per_node)
+                levels.setdefault((free, after), []).append(node)
         for (before, after), nodes in levels.items():
             self._num_free += (after - before) * len(nodes)
             was = self._by_free[before]

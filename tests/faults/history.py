@@ -100,21 +100,26 @@ class _Rows:
 
 
 def _read(store: Store, sweep: str) -> _Rows:
-    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
-    with store._database.engine.connect() as connection:
-        sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
-        trials = connection.execute(sa.select(trial).where(trial.c.sweep_id == sweep_id)).fetchall()
-        attempts = connection.execute(
-            sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
-            .join(trial, trial.c.id == attempt.c.trial_id)
-            .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-            .where(trial.c.sweep_id == sweep_id)
-        ).fetchall()
-        events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
+    trials, attempts, events = store._database.read(lambda connection: _select(connection, sweep))
     by_trial: dict[int, list[Any]] = defaultdict(list)
     for row in events:
         by_trial[row.trial_id].append(row)
     return _Rows(trials={row.id: row for row in trials}, attempts={(row.trial_id, row.number): row for row in attempts}, events=by_trial)
+
+
+def _select(connection: sa.Connection, sweep: str) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Trials, attempts and events of a sweep, of one moment."""
+    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+    sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
+    trials = connection.execute(sa.select(trial).where(trial.c.sweep_id == sweep_id)).fetchall()
+    attempts = connection.execute(
+        sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(trial.c.sweep_id == sweep_id)
+    ).fetchall()
+    events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
+    return trials, attempts, events
 
 
 def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
