@@ -25,6 +25,7 @@ import sqlalchemy as sa
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from db import changes, readonly, records, schema
+from db.engine import Change
 from db.store import Store
 from orchestrator.core.cell import Cell
 from orchestrator.core.failures import Failure, FailureKind
@@ -64,13 +65,27 @@ def measurement(tokens_per_second_per_gpu: float) -> Measurement:
 
 def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> None:
     """Insert trials in bulk, as a finished sweep would hold them: a third pruned, a fifth out of memory, the others measured."""
-    engine = store._database.engine
-    first = 1
-    with engine.begin() as connection:
-        first = 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
+    database = store._database
+
+    def begin(connection: sa.Connection, change: Change) -> int:
         for fingerprint in FINGERPRINTS:
             columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": schema.now()}
             changes.insert_absent(connection, schema.fingerprint, columns)
+        return 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
+
+    def insert(connection: sa.Connection, change: Change) -> None:
+        connection.execute(sa.insert(schema.trial).values(created_at=schema.now(), updated_at=schema.now()), trials)
+        connection.execute(sa.insert(schema.attempt).values(started_at=schema.now(), ended_at=schema.now()), attempts)
+        connection.execute(sa.insert(schema.measurement), measurements)
+
+    def end(connection: sa.Connection, change: Change) -> None:
+        connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
+        if connection.dialect.name == "postgresql":
+            # Rows were numbered here, not by the sequences.
+            for table in ("trial", "attempt"):
+                connection.execute(sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"))
+
+    first = database.write(begin)
     for start in range(0, num_trials, 5000):
         trials, attempts, measurements = [], [], []
         for i in range(start, min(start + 5000, num_trials)):
@@ -111,16 +126,8 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
             if is_measured:
                 numbers = records.measurement_columns(measurement(1000.0 + (i * 7919) % 9973), GpuUsage(), {"weights": 1 << 30})
                 measurements.append({"attempt_id": first + i, **numbers})
-        with engine.begin() as connection:
-            connection.execute(sa.insert(schema.trial).values(created_at=schema.now(), updated_at=schema.now()), trials)
-            connection.execute(sa.insert(schema.attempt).values(started_at=schema.now(), ended_at=schema.now()), attempts)
-            connection.execute(sa.insert(schema.measurement), measurements)
-    with engine.begin() as connection:
-        connection.execute(sa.update(schema.cell).values(fingerprint_digest=FINGERPRINTS[1].digest))
-        if connection.dialect.name == "postgresql":
-            # Rows were numbered here, not by the sequences.
-            for table in ("trial", "attempt"):
-                connection.execute(sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"))
+        database.write(insert)
+    database.write(end)
 
 
 def seconds(work: Callable[[], object], repeat: int = 3) -> float:

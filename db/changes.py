@@ -6,7 +6,9 @@ Every function first proves its epoch on the sweep's locked row. How attempts en
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,12 +24,30 @@ from db.schema import AttemptState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind, may_retry
-from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
 
-trial, attempt = schema.trial, schema.attempt
+sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
+
+# Of a row that may be there already, by dialect.
+INSERTS: Mapping[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
-_INSERT_TRIAL = sa.insert(trial).values(created_at=now(), updated_at=now()).returning(trial.c.id, trial.c.cell_id, trial.c.layout_key)
+_INSERT_TRIAL = {
+    name: insert(trial)
+    .values(created_at=now(), updated_at=now())
+    .on_conflict_do_nothing(index_elements=["cell_id", "layout_key"])
+    .returning(trial.c.id, trial.c.cell_id, trial.c.layout_key)
+    for name, insert in INSERTS.items()
+}
+_OWNERS_OF_CELLS = (
+    sa.select(cell.c.id, cell.c.sweep_id, sweep.c.owner_epoch, sweep.c.owner_token)
+    .join(sweep, sweep.c.id == cell.c.sweep_id)
+    .where(cell.c.id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
+    .with_for_update(read=True, of=sweep)
+)
+_TRIALS_OF_LAYOUTS = sa.select(trial.c.id, trial.c.layout_key).where(
+    trial.c.cell_id == sa.bindparam("cell"), trial.c.layout_key.in_(sa.bindparam("keys", expanding=True))
+)
 _UPDATE_TRIAL = sa.update(trial).where(trial.c.id == sa.bindparam("trial_id"))
 _INSERT_ATTEMPT = sa.insert(attempt).values(started_at=now())
 _UPDATE_LATEST = sa.update(attempt).where(
@@ -48,7 +68,7 @@ def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, An
         return 0
     # SQL expressions (the database's clock) cannot be parameters: they are part of the statement.
     fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
-    insert = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    insert = INSERTS[connection.dialect.name](table)
     values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
     statement = insert.values(**fixed).on_conflict_do_nothing()
     return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
@@ -84,73 +104,66 @@ def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -
 
 def add_trials(connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int) -> list[int]:
     """The ids of the layouts' trials, in their order; those that are there already are left as they stand."""
-    sweeps = _fence_cells(connection, {one.cell_id for one in new}, epoch)
-    ids = _trial_ids(connection, new)
-    absent = {(one.cell_id, one.layout.key): one for one in new if (one.cell_id, one.layout.key) not in ids}
-    if absent:
-        values = [
-            {
-                "sweep_id": sweeps[one.cell_id],
-                "cell_id": one.cell_id,
-                "state": INITIAL,
-                "why": None if one.why is None else records.storable(one.why),
-                **records.layout_columns(one.layout),
-                "predicted_tokens_per_second_per_gpu": records.finite(one.predicted_tokens_per_second_per_gpu),
-                "predicted_memory_bytes": None if (memory := records.finite(one.predicted_memory_bytes)) is None else int(memory),
-            }
-            for one in absent.values()
-        ]
-        # Told apart by what they are, not by the order in which the database returns them: it promises none.
-        ids |= {(row.cell_id, row.layout_key): int(row.id) for row in connection.execute(_INSERT_TRIAL, values)}
-        added = [event_log.entry(sweeps[cell_id], ids[cell_id, key], event_log.ADDED, None, INITIAL, epoch) for cell_id, key in absent]
-        event_log.append(connection, change, added)
-    return [ids[one.cell_id, one.layout.key] for one in new]
+    additions = [_Addition(new=one) for one in new]
+    added = _add(connection, change, additions, epoch)
+    ids = added | _trial_ids(connection, [one.key for one in additions if one.key not in added])
+    return [ids[one.key] for one in additions]
 
 
 def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int) -> list[tuple[int, int]]:
     """The trial and the number of each new attempt. All of them, or IllegalTransition and none."""
-    new = [one for one in begun if isinstance(one, NewTrial)]
-    ids = iter(add_trials(connection, change, new, epoch) if new else ())
-    attempts = [NewAttempt(trial_id=next(ids), nodes=one.nodes) if isinstance(one, NewTrial) else one for one in begun]
-    batch = Batch(connection, change, (one.trial_id for one in attempts), epoch)
-    done = event_log.done_before(connection, change, [one.trial_id for one in attempts], _BEGINS)
-    values = []
-    for one in attempts:
-        if one.trial_id in done:
-            continue
-        nodes = None if one.nodes is None else list(one.nodes)
-        said = {"nodes": nodes, "why": None if one.why is None else records.storable(one.why)}
-        number = batch[one.trial_id].num_attempts + 1
-        detail = {name: value for name, value in said.items() if value is not None} or None
-        batch.advance(one.trial_id, TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED, begins=number, detail=detail)
-        values.append(
-            {
-                "trial_id": one.trial_id,
-                "number": number,
-                "epoch": epoch,
-                "state": AttemptState.RUNNING,
-                "nodes": nodes,
-                "shared_nodes": one.shared_nodes,
-            }
-        )
+    additions = {
+        place: _Addition(new=one, event=TrialEvent.GANG_PLACED, detail=_said(one.nodes, None))
+        for place, one in enumerate(begun)
+        if isinstance(one, NewTrial)
+    }
+    added = _add(connection, change, list(additions.values()), epoch)
+    there = _trial_ids(connection, [one.key for one in additions.values() if one.key not in added])
+    first = {one.key: place for place, one in reversed(additions.items()) if one.key in added}  # a layout may be named twice
+    found: dict[int, tuple[int, int]] = {place: (added[key], 1) for key, place in first.items()}
+    attempts = {
+        place: NewAttempt(trial_id=(added | there)[additions[place].key], nodes=one.nodes) if isinstance(one, NewTrial) else one
+        for place, one in enumerate(begun)
+        if place not in found
+    }
+    values = [_attempt(trial_id, number, epoch, begun[place].nodes) for place, (trial_id, number) in found.items()]
+    batch = Batch(connection, change, (one.trial_id for one in attempts.values()), epoch)
+    done = event_log.done_before(connection, change, [one.trial_id for one in attempts.values()], _BEGINS)
+    for place, one in attempts.items():
+        if one.trial_id not in done:
+            number = batch[one.trial_id].num_attempts + 1
+            event = TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED
+            batch.advance(one.trial_id, event, begins=number, detail=_said(one.nodes, one.why))
+            values.append(_attempt(one.trial_id, number, epoch, one.nodes, shared_nodes=one.shared_nodes))
+        found[place] = one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts
     batch.write()
     if values:
         connection.execute(_INSERT_ATTEMPT, values)
-    return [(one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts) for one in attempts]
+    return [found[place] for place in range(len(begun))]
 
 
 def add_pruned(connection: Connection, change: Change, condemned: Sequence[Pruned], epoch: int) -> int:
-    new = [NewTrial(cell_id=one.cell_id, layout=one.layout) for one in condemned]
-    ids = add_trials(connection, change, new, epoch)
-    batch, why = Batch(connection, change, ids, epoch), []
-    for trial_id, one in zip(ids, condemned, strict=True):
-        if batch[trial_id].state is INITIAL:
-            batch.advance(trial_id, TrialEvent.PRUNED, detail={"condemned_by": one.condemned_by})
-            why.append({"trial_id": trial_id, "why": records.storable(one.why), "condemned_by": one.condemned_by})
+    additions = [
+        _Addition(
+            new=NewTrial(cell_id=one.cell_id, layout=one.layout, why=one.why),
+            event=TrialEvent.PRUNED,
+            detail={"condemned_by": one.condemned_by},
+            condemned_by=one.condemned_by,
+        )
+        for one in condemned
+    ]
+    added = _add(connection, change, additions, epoch)
+    there = _trial_ids(connection, [one.key for one in additions if one.key not in added])
+    batch, why = Batch(connection, change, there.values(), epoch), []
+    for one in additions:
+        trial_id = there.get(one.key)
+        if trial_id is not None and batch[trial_id].state is INITIAL:
+            batch.advance(trial_id, TrialEvent.PRUNED, detail=one.detail)
+            why.append({"trial_id": trial_id, "why": _storable(one.new.why), "condemned_by": one.condemned_by})
     batch.write()
     if why:
         connection.execute(_UPDATE_TRIAL, why)
-    return len(why)
+    return len(added) + len(why)
 
 
 def transition(
@@ -230,9 +243,7 @@ def _lost_message(trial_id: int, times: int) -> str:
 
 def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict[int, int]:
     """The sweep of each cell, its row held. Raises LeaseLost for a stale epoch."""
-    sweep, cell = schema.sweep, schema.cell
-    statement = sa.select(cell.c.id, cell.c.sweep_id, sweep.c.owner_epoch, sweep.c.owner_token).join(sweep, sweep.c.id == cell.c.sweep_id)
-    rows = connection.execute(statement.where(cell.c.id.in_(sorted(cell_ids))).with_for_update(read=True, of=sweep)).fetchall()
+    rows = connection.execute(_OWNERS_OF_CELLS, {"ids": sorted(cell_ids)}).fetchall()
     found = {int(row.id): int(row.sweep_id) for row in rows}
     for cell_id in cell_ids:
         if cell_id not in found:
@@ -243,10 +254,91 @@ def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict
     return found
 
 
-def _trial_ids(connection: Connection, new: Sequence[NewTrial]) -> dict[tuple[int, str], int]:
-    """The trials of these layouts that are there, by cell and layout."""
-    statement = sa.select(trial.c.id, trial.c.cell_id, trial.c.layout_key)
-    pair = sa.tuple_(trial.c.cell_id, trial.c.layout_key)
-    asked = [(one.cell_id, one.layout.key) for one in new]
-    rows = [row for some in portions(asked) for row in connection.execute(statement.where(pair.in_(some))).fetchall()]
-    return {(row.cell_id, row.layout_key): int(row.id) for row in rows}
+@dataclass(frozen=True, kw_only=True)
+class _Addition:
+    """A layout that may have no trial yet, and what its trial goes through at once where it has none."""
+
+    new: NewTrial
+    event: TrialEvent | None = None  # None: it waits
+    detail: Mapping[str, Any] | None = None  # of the event
+    condemned_by: int | None = None
+
+    @cached_property
+    def key(self) -> tuple[int, str]:
+        return self.new.cell_id, self.new.layout.key
+
+    @property
+    def state(self) -> TrialState:
+        return INITIAL if self.event is None else advance(INITIAL, self.event)
+
+    @property
+    def num_attempts(self) -> int:
+        return int(self.state in IN_FLIGHT)
+
+    def columns(self, sweep_id: int) -> records.Columns:
+        one = self.new
+        return {
+            "sweep_id": sweep_id,
+            "cell_id": one.cell_id,
+            "state": self.state,
+            "num_attempts": self.num_attempts,
+            "why": _storable(one.why),
+            **records.layout_columns(one.layout),
+            "predicted_tokens_per_second_per_gpu": records.finite(one.predicted_tokens_per_second_per_gpu),
+            "predicted_memory_bytes": None if (memory := records.finite(one.predicted_memory_bytes)) is None else int(memory),
+            "condemned_by": self.condemned_by,
+        }
+
+    def entries(self, sweep_id: int, trial_id: int, epoch: int) -> list[records.Columns]:
+        found = [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)]
+        if self.event is not None:
+            number = self.num_attempts or None
+            found.append(event_log.entry(sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail))
+        return found
+
+
+def _add(connection: Connection, change: Change, additions: Sequence[_Addition], epoch: int) -> dict[tuple[int, str], int]:
+    """Trials for the layouts that have none: their ids, by cell and layout. Two statements beside the proof of the epoch, for any number."""
+    if not additions:
+        return {}
+    sweeps = _fence_cells(connection, {one.new.cell_id for one in additions}, epoch)
+    absent = {one.key: one for one in additions}
+    values = [one.columns(sweeps[cell_id]) for (cell_id, _), one in absent.items()]
+    # Told apart by what they are, not by the order in which the database returns them: it promises none.
+    rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
+    added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
+    entries = [entry for key, trial_id in added.items() for entry in absent[key].entries(sweeps[key[0]], trial_id, epoch)]
+    event_log.append(connection, change, entries)
+    return added
+
+
+def _trial_ids(connection: Connection, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
+    """The trials of these layouts, by cell and layout."""
+    found: dict[tuple[int, str], int] = {}
+    for cell_id in dict.fromkeys(cell_id for cell_id, _ in keys):
+        # Cell by cell: SQLite looks a list of pairs up in no index, but reads through all trials for it.
+        for some in portions([key for cell, key in keys if cell == cell_id]):
+            rows = connection.execute(_TRIALS_OF_LAYOUTS, {"cell": cell_id, "keys": some}).fetchall()
+            found |= {(cell_id, row.layout_key): int(row.id) for row in rows}
+    return found
+
+
+def _attempt(trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None, *, shared_nodes: bool | None = None) -> records.Columns:
+    return {
+        "trial_id": trial_id,
+        "number": number,
+        "epoch": epoch,
+        "state": AttemptState.RUNNING,
+        "nodes": None if nodes is None else list(nodes),
+        "shared_nodes": shared_nodes,
+    }
+
+
+def _said(nodes: Sequence[str] | None, why: str | None) -> Mapping[str, Any] | None:
+    """What the log keeps of how an attempt began."""
+    said = {"nodes": None if nodes is None else list(nodes), "why": _storable(why)}
+    return {name: value for name, value in said.items() if value is not None} or None
+
+
+def _storable(text: str | None) -> str | None:
+    return None if text is None else records.storable(text)

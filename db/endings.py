@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import event_log, pooling, records, schema
 from db.batch import Batch
-from db.changes import insert_absent
+from db.changes import INSERTS
 from db.engine import Change
 from db.news import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from db.pooling import Pooled
@@ -24,20 +25,31 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import IN_FLIGHT, TrialEvent, TrialState
 
-attempt, cell, measurement = schema.attempt, schema.cell, schema.measurement
+attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
 _ATTEMPTS = (
     sa.select(
-        attempt.c.trial_id, attempt.c.number, attempt.c.id, attempt.c.state, attempt.c.pooled, measurement.c.attempt_id.label("measured")
+        attempt.c.trial_id,
+        attempt.c.number,
+        attempt.c.id,
+        attempt.c.state,
+        attempt.c.pooled,
+        measurement.c.attempt_id.label("measured"),
+        cell.c.id.label("cell_id"),
+        cell.c.fingerprint_digest,
     )
+    .join_from(attempt, trial, trial.c.id == attempt.c.trial_id)
+    .join(cell, cell.c.id == trial.c.cell_id)
     .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
     .where(attempt.c.trial_id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
 )
-_FINGERPRINTS = sa.select(cell.c.id, cell.c.fingerprint_digest).where(cell.c.id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
 _UPDATE_LATE = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
 _UPDATE_RUNNING = _UPDATE_LATE.values(ended_at=now())
 _INSERT_MEASUREMENT = sa.insert(measurement)
+_INSERT_FINGERPRINTS = {
+    name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing() for name, insert in INSERTS.items()
+}
 _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
 
@@ -64,10 +76,10 @@ class _Endings:
     def __init__(self, connection: Connection, batch: Batch, ends: Sequence[Ended]) -> None:
         self._connection, self._batch = connection, batch
         trial_ids = sorted({end.trial_id for end in ends})
-        self._attempts = _attempts(connection, trial_ids)
+        rows = [row for some in portions(trial_ids) for row in connection.execute(_ATTEMPTS, {"ids": some}).fetchall()]
+        self._attempts = {(row.trial_id, row.number): _attempt(row) for row in rows}
         self._digests = _ensure_fingerprints(connection, ends)
-        cell_ids = sorted({batch[trial_id].cell_id for trial_id in trial_ids})
-        self._current = {row.id: row.fingerprint_digest for row in connection.execute(_FINGERPRINTS, {"ids": cell_ids}).fetchall()}
+        self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
         self._was_current = dict(self._current)
         repeated = [trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED]
         self._pools = pooling.pools(connection, repeated) if repeated else {}
@@ -168,21 +180,17 @@ class _Endings:
         self._updates[is_running, frozenset(values)].append({"attempt_id": was.id, **values})
 
 
-def _attempts(connection: Connection, trial_ids: Sequence[int]) -> dict[tuple[int, int], _Attempt]:
-    rows = [row for some in portions(trial_ids) for row in connection.execute(_ATTEMPTS, {"ids": some}).fetchall()]
-    return {
-        (row.trial_id, row.number): _Attempt(
-            id=row.id, state=AttemptState(row.state), pooled=row.pooled, is_measured=row.measured is not None
-        )
-        for row in rows
-    }
+def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
+    return _Attempt(id=row.id, state=AttemptState(row.state), pooled=row.pooled, is_measured=row.measured is not None)
 
 
 def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended]) -> dict[Fingerprint, str]:
     """The digests of what the ends were measured with, each in the database."""
     told = {fingerprint for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
-    rows = [{**records.fingerprint_columns(fingerprint), "first_seen_at": now()} for fingerprint in told]
-    insert_absent(connection, schema.fingerprint, rows)
+    if told:
+        connection.execute(
+            _INSERT_FINGERPRINTS[connection.dialect.name], [records.fingerprint_columns(fingerprint) for fingerprint in told]
+        )
     return {fingerprint: fingerprint.digest for fingerprint in told}
 
 

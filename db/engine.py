@@ -70,6 +70,7 @@ class Database:
         def once() -> _T:
             with self.engine.connect() as connection:
                 self._was_reached = True
+                self._begin(connection, "BEGIN")
                 return work(connection)
 
         with self._clear_errors():
@@ -82,15 +83,25 @@ class Database:
         """
         change_id = uuid.uuid4().hex
         retrying = self._retrying()
-        options = {"sqlite_begin": "BEGIN IMMEDIATE", "sqlite_synchronous": "FULL" if durable else "NORMAL"}
 
         def once() -> _T:
             is_retry = retrying.statistics.get("attempt_number", 1) > 1
-            with self.engine.execution_options(**options).begin() as connection:
+            with self.engine.begin() as connection:
+                self._begin(connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL")
                 return work(connection, Change(id=change_id, is_retry=is_retry))
 
         with self._clear_errors():
             return retrying(once)
+
+    def _begin(self, connection: sa.Connection, statement: str, *, synchronous: str | None = None) -> None:
+        """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more."""
+        if not self.is_sqlite:
+            return
+        info = connection.info
+        if synchronous not in (None, info["synchronous"]):
+            connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
+            info["synchronous"] = synchronous
+        connection.exec_driver_sql(statement)
 
     def _retrying(self) -> Retrying:
         return Retrying(
@@ -191,7 +202,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit, below
+        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit
         for pragma in (
             f"journal_mode = {journal}",
             "foreign_keys = ON",
@@ -200,16 +211,9 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             "cache_size = -65536",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        options = connection.get_execution_options()
-        if "sqlite_synchronous" in options:
-            connection.exec_driver_sql(f"PRAGMA synchronous = {options['sqlite_synchronous']}")
-        connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
+        record.info["synchronous"] = "NORMAL"
 
     return engine
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

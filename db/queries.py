@@ -173,14 +173,9 @@ def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> 
 
 def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
     """By trial how many of its attempts failed in which way."""
-    statement = (
-        sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
-        .where(attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
-        .group_by(attempt.c.trial_id, attempt.c.failure_kind)
-    )
     found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
     for some in portions(trial_ids):
-        for row in connection.execute(statement.where(attempt.c.trial_id.in_(some))):
+        for row in connection.execute(_FAILURE_COUNTS, {"ids": some}):
             found[row.trial_id][FailureKind(row.failure_kind)] = row.n
     return found
 
@@ -283,6 +278,12 @@ _SAME_NUMBERS = (
     "gpu_seconds",
 )
 
+_FAILURE_COUNTS = (
+    sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
+    .where(attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
+    .where(attempt.c.trial_id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
+    .group_by(attempt.c.trial_id, attempt.c.failure_kind)
+)
 _ATTEMPTS = (
     sa.select(
         attempt,

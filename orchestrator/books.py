@@ -181,17 +181,23 @@ class Books:
 
     def _events_of(self, failed: Sequence[_Ending]) -> dict[int, TrialEvent]:
         """What becomes of the trials whose attempts failed."""
-        earlier = self._store.failure_counts([ending.flight.trial_id for ending in failed if not ending.flight.is_repeat])
+        kinds = {ending.flight.trial_id: ending.outcome.kind for ending in failed if isinstance(ending.outcome, Failure)}
+        # Of what is never tried again, it does not matter how often it came to pass.
+        asked = [
+            ending.flight.trial_id
+            for ending in failed
+            if not ending.flight.is_repeat and POLICIES[kinds[ending.flight.trial_id]].max_retries
+        ]
+        earlier = self._store.failure_counts(asked)
         events = {}
         for ending in failed:
-            assert isinstance(ending.outcome, Failure)
-            flight, kind = ending.flight, ending.outcome.kind
+            flight, kind = ending.flight, kinds[ending.flight.trial_id]
             if flight.is_repeat:
                 again = flight.run.contest.fail(flight.trial_id, kind)
             elif kind is FailureKind.CANCELLED:
                 again = True  # asked to stop: the trial waits for the next call rather than being given up
             else:
-                again = may_retry(kind, earlier[flight.trial_id] + Counter([kind]))
+                again = may_retry(kind, earlier.get(flight.trial_id, Counter()) + Counter([kind]))
             last = TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
             events[flight.trial_id] = TrialEvent.REQUEUED if again else last
         return events

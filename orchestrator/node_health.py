@@ -67,6 +67,10 @@ class NodeHealth:
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
         """Of these nodes, with their slots, those that may be used by now. Where one was never looked at, that begins; it is used once it answers."""
+        if not self._benched and not self._preflight.looks:
+            if nodes != self._nodes:
+                self._nodes = self._usable = dict(nodes)
+            return self._nodes
         fit = self._preflight.fit([node for node in nodes if node not in self._benched])
         self._nodes, self._usable = dict(nodes), {node: nodes[node] for node in nodes if node in fit and node not in self._benched}
         return self._usable

@@ -36,6 +36,11 @@ class Preflight:
         self._unfit: dict[str, str] = {}
 
     @property
+    def looks(self) -> bool:
+        """Whether nodes are looked at at all."""
+        return self._prober is not None
+
+    @property
     def unfit(self) -> Mapping[str, str]:
         """Nodes that are not to be used, and why."""
         return self._unfit

@@ -87,7 +87,7 @@ class RowSearcher:
                 pass
 
     def count(self, status: RowStatus) -> int:
-        return int((self._status == status).sum())
+        return int(np.count_nonzero(self._status == status))
 
     def status(self, row: int) -> RowStatus:
         return RowStatus(int(self._status[row]))
@@ -99,7 +99,7 @@ class RowSearcher:
     def ask(self) -> Asked | None:
         """Choose a row and hold it in flight; None when every one is told, in flight or condemned."""
         open_rows = self._status == RowStatus.UNTRIED
-        num_open = int(open_rows.sum())
+        num_open = int(np.count_nonzero(open_rows))
         if num_open == 0:
             return None
         choice, why = None, ""

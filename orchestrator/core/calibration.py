@@ -21,6 +21,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.links import Network
 from orchestrator.core.memory import Stage, predict_memory
+from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.residual import Residual, places_of
 from orchestrator.core.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
@@ -177,6 +178,14 @@ class Calibration:
             for residual in learned:
                 found += residual.at(places)
         return found
+
+    def expect(
+        self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST
+    ) -> tuple[Floats, Floats]:
+        """Seconds of a step and bytes at the peak of the layouts of a table, as `predict` has them, without how sure that is: one evaluation."""
+        seconds = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node).seconds(self.constants).total
+        peaks = predict_memory(table, cell, self.trainer, stage=stage).total
+        return seconds * np.exp(self.log_correction(table, cell, hardware)), peaks
 
     def predict(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST) -> Predicted:
         """Predict times and peaks of the layouts of a table, with their uncertainty. Derivatives are numeric: k + 1 evaluations."""
@@ -367,15 +376,15 @@ def _memory_residuals(prior: Calibration, groups: Sequence[_CellGroup]) -> tuple
     rows = [row for group in groups for row in group.peaked]
     censored = np.array([row.out_of_memory for row in rows])
     measured = np.log([row.limit_bytes if row.out_of_memory or row.peak_memory_bytes is None else row.peak_memory_bytes for row in rows])
-    parts: list[tuple[LayoutTable, Cell, Stage, NDArray[np.intp]]] = []
-    start = 0
-    for group in groups:
-        out = np.array([row.out_of_memory for row in group.peaked])
-        for mask, stage in ((out, Stage.FULLEST), (~out, group.rows[0].stage)):
-            if mask.any():
-                table = LayoutTable.of(row.layout for row, take in zip(group.peaked, mask, strict=True) if take)
-                parts.append((table, group.rows[0].cell, stage, start + np.flatnonzero(mask)))
-        start += len(group.peaked)
+    # All cells of a model at once: how many GPUs a layout is for, it says itself, and the batch is its own.
+    alike: dict[tuple[ModelShape, int, Stage], list[int]] = {}
+    for place, row in enumerate(rows):
+        stage = Stage.FULLEST if row.out_of_memory else row.stage
+        alike.setdefault((row.cell.model, row.cell.sequence_length, stage), []).append(place)
+    parts = [
+        (LayoutTable.of(rows[place].layout for place in places), rows[places[0]].cell, stage, np.array(places))
+        for (_, _, stage), places in alike.items()
+    ]
 
     def residuals(values: Floats) -> Floats:
         trainer = _trainer(prior.base_trainer, values)

@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from orchestrator.core.calibration import MEMORY_CONSTANTS, MEMORY_FACTORS, Calibration, Observation, Predicted
+from orchestrator.core.calibration import MEMORY_CONSTANTS, MEMORY_FACTORS, Calibration, Observation
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.step_time import CONSTANTS
@@ -123,8 +123,9 @@ def agreement(observations: Sequence[Observation], calibration: Calibration) -> 
     for places in groups.values():
         first = observations[places[0]]
         table = LayoutTable.of(layouts[place] for place in places)
-        found: Predicted = calibration.predict(table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node, stage=first.stage)
-        seconds[places], memory[places] = found.step_seconds, found.memory_bytes
+        seconds[places], memory[places] = calibration.expect(
+            table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node, stage=first.stage
+        )
     timed = [place for place, row in enumerate(observations) if row.step_seconds is not None]
     peaked = [place for place, row in enumerate(observations) if row.peak_memory_bytes is not None]
     return Agreements(

@@ -170,18 +170,33 @@ class _Model:
             fewer = replace(self, y=self.y[kept], cells=self.cells[kept], trials=self.trials[kept])
             return fewer.effects(explained[kept], member[kept])
         y = self._clipped(self.y - explained) if clip else self.y - explained
-        # P = V^-1 - V^-1 C (C' V^-1 C)^-1 C' V^-1, with V the covariance of noise and layouts, C the cells.
-        weighed = self._inverse(np.column_stack([y, member]))
+        # P = V^-1 - V^-1 C (C' V^-1 C)^-1 C' V^-1, with V the covariance of noise and layouts, C the cells. Of nodes' columns only
+        # products with themselves are asked for, so V^-1 is multiplied with what is narrow.
         cells = np.zeros((len(y), self.cells.max() + 1))
         cells[np.arange(len(y)), self.cells] = 1.0
-        of_cells = self._inverse(cells)
+        of_y, of_cells = self._inverse(y[:, None])[:, 0], self._inverse(cells)
         precision = cells.T @ of_cells + np.eye(cells.shape[1]) / CELL_SD**2
-        projected = weighed - of_cells @ np.linalg.solve(precision, cells.T @ weighed)
-        information = np.einsum("ij,ij->j", member, projected[:, 1:])
+        projected = of_y - of_cells @ np.linalg.solve(precision, cells.T @ of_y)
+        shared = of_cells.T @ member
+        information = self._own_information(member) - np.einsum("ij,ij->j", shared, np.linalg.solve(precision, shared))
         enough = information > 1.0 / CELL_SD**2 * 4  # less is what the levels' own freedom leaves
-        slowness = np.divide(member.T @ projected[:, 0], information, out=np.zeros(member.shape[1]), where=enough)
+        slowness = np.divide(member.T @ projected, information, out=np.zeros(member.shape[1]), where=enough)
         error = np.where(enough, 1.0 / np.sqrt(np.maximum(information, 1e-12)), np.inf)
         return slowness, error
+
+    def _own_information(self, member: Floats) -> Floats:
+        """m' V^-1 m of each node's column m of zeros and ones: its runs, less what those of one layout share."""
+        counts = np.bincount(self.trials, minlength=len(self.prediction_sd))
+        shared = self._shared(counts)
+        alone = counts[self.trials] == 1
+        found: Floats = np.where(alone, 1.0 - shared[self.trials], 1.0) @ member
+        repeated = np.flatnonzero(~alone)
+        if len(repeated):
+            places = np.unique(self.trials[repeated], return_inverse=True)
+            sums = np.zeros((len(places[0]), member.shape[1]))
+            np.add.at(sums, places[1], member[repeated])
+            found = found - shared[places[0]] @ sums**2
+        return found / self.run_sd**2
 
     def _inverse(self, columns: Floats) -> Floats:
         """V^-1 times columns: runs of one layout share its departure, so V is blocks of noise plus a constant."""
@@ -191,9 +206,13 @@ class _Model:
         starts = np.flatnonzero(np.diff(self.trials[order], prepend=-1))
         sums = np.zeros((len(counts), columns.shape[1]))
         sums[counts > 0] = np.add.reduceat(columns[order], starts, axis=0)
-        shared = self.prediction_sd**2 / (noise + counts * self.prediction_sd**2)
-        found: Floats = (columns - shared[self.trials, None] * sums[self.trials]) / noise
+        found: Floats = (columns - self._shared(counts)[self.trials, None] * sums[self.trials]) / noise
         return found
+
+    def _shared(self, counts: NDArray[np.intp]) -> Floats:
+        """By layout, how much of the sum over its runs V^-1 takes from each of them."""
+        shared: Floats = self.prediction_sd**2 / (self.run_sd**2 + counts * self.prediction_sd**2)
+        return shared
 
     def _solve(self, y: Floats) -> Floats:
         """The level of each run's cell and layout that explains y best."""

@@ -7,9 +7,9 @@ nothing of clocks, Ray or trials: times are the caller's, in seconds, and durati
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse, islice
 from math import inf
 
 PATIENCE = 8  # starts of others, times the gangs that wait: after so many, the one that was passed over goes before larger ones
@@ -73,6 +73,7 @@ class Floor:
         self._num_free = 0
         self._num_nodes: dict[int, int] = {}  # slots -> nodes that have at least so many; filled as it is asked
         self._held: dict[int, _Held] = {}
+        self._emptied: dict[int, int | None] = {}  # of what is held: slots of each node that its end leaves empty; None: it may not
         self._ends: list[tuple[float, int]] = []  # of all that is held, the first end first
         self._count()
 
@@ -95,6 +96,7 @@ class Floor:
             for node in held.nodes:
                 if node in self._free:
                     self._free[node] -= self._taken(held, node)
+        self._emptied = {key: self._emptied_by(held) for key, held in self._held.items()}
         self._count()
 
     def holds(self, shape: Shape) -> bool:
@@ -114,22 +116,21 @@ class Floor:
             raise ValueError(f"gang {key} holds nodes already: {', '.join(self._held[key].nodes)}")
         if len(set(nodes)) != shape.num_nodes:
             raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}")
+        if not self._have_room(nodes, shape, exclusive=exclusive):
+            short = next(node for node in nodes if not self._have_room([node], shape, exclusive=exclusive))
+            raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}")
         held = _Held(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
-        for node in nodes:
-            if not self._has_room(node, shape, exclusive=exclusive):
-                raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {node}, which has {self._free.get(node, 0)}")
-        for node in nodes:
-            self._set_free(node, self._free[node] - self._taken(held, node))
+        self._move(held, -1)
         self._held[key] = held
+        self._emptied[key] = self._emptied_by(held)
         insort(self._ends, (ends_at, key))
 
     def give_back(self, key: int) -> None:
         """A gang has ended."""
         held = self._held.pop(key)
+        del self._emptied[key]
         del self._ends[bisect_left(self._ends, (held.ends_at, key))]
-        for node in held.nodes:
-            if node in self._free:
-                self._set_free(node, self._free[node] + self._taken(held, node))
+        self._move(held, +1)
 
     def next_start(
         self, waiting: Sequence[WaitingGang], *, now: float, standing: Mapping[int, Sequence[str]] | None = None
@@ -160,43 +161,72 @@ class Floor:
     def _place(self, gang: WaitingGang, idle: Sequence[str], *, without: frozenset[str]) -> tuple[str, ...] | None:
         """Nodes that have room now: where agents for it stand idle, then those that it leaves the fewest free slots on."""
         shape = gang.shape
-        if sum(len(nodes) for free, nodes in self._by_free.items() if free >= shape.slots_per_node) < shape.num_nodes:
+        if self._num_with(shape.slots_per_node) < shape.num_nodes:
             return None
-        stands = (node for node in idle if node not in without and self._has_room(node, shape, exclusive=gang.exclusive))
-        return _first(chain(stands, self._roomy(gang, without)), shape.num_nodes)
+        stands = (node for node in idle if node not in without and self._have_room([node], shape, exclusive=gang.exclusive))
+        found = _first(chain(stands, self._roomy(gang, without)) if idle else self._roomy(gang, without), shape.num_nodes)
+        return found if len(found) == shape.num_nodes else None
+
+    def _num_with(self, least: int) -> int:
+        """Nodes that have at least so many slots free."""
+        return sum(len(nodes) for free, nodes in self._by_free.items() if free >= least)
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
-        for free in sorted(free for free in self._by_free if free >= gang.shape.slots_per_node):
-            for node in self._by_free[free]:
-                if node not in without and (not gang.exclusive or free == self._slots_of[node]):
-                    yield node
+        levels = sorted(free for free in self._by_free if free >= gang.shape.slots_per_node)
+        nodes: Iterator[str] = chain.from_iterable(self._by_free[free] for free in levels)
+        if without:
+            nodes = filterfalse(without.__contains__, nodes)
+        if gang.exclusive:
+            nodes = (node for node in nodes if self._free[node] == self._slots_of[node])
+        return nodes
 
     def _reserve(self, gang: WaitingGang, now: float) -> tuple[frozenset[str], float]:
         """The nodes on which a gang that does not fit now will fit first, if all end when predicted, and when that is.
 
         Of nodes that will do by then, those that are free last: what is free now stays open to others.
         """
-        free = dict(self._free)
-        since = dict.fromkeys(self._roomy(gang, ()), now)
+        wanted = gang.shape.num_nodes
+        num_roomy = sum(1 for _ in self._roomy(gang, ())) if gang.exclusive else self._num_with(gang.shape.slots_per_node)
+        freed: dict[str, int] = {}  # slots that will be free on nodes that several gangs hold
+        later: list[str] = []  # nodes that will do, in the order in which they are free
         starts_at = inf
         for ends_at, key in self._ends:
             if ends_at > starts_at:
                 break
-            held = self._held[key]
-            for node in held.nodes:
-                if node not in free:
-                    continue
-                free[node] += self._taken(held, node)
-                enough = self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node
-                if free[node] >= enough:
-                    since.setdefault(node, max(ends_at, now))
-            if len(since) >= gang.shape.num_nodes:
+            emptied = self._emptied[key]
+            if emptied is None:
+                later += self._freed_by(self._held[key], gang, freed)
+            elif gang.exclusive or emptied >= gang.shape.slots_per_node:
+                later += self._held[key].nodes
+            if num_roomy + len(later) >= wanted:
                 starts_at = max(ends_at, now)
-        return frozenset(list(since)[-gang.shape.num_nodes :]), starts_at  # in the order in which they are free
+        if len(later) < wanted:
+            later = [*self._roomy(gang, ()), *later]
+        return frozenset(later[-wanted:]), starts_at
 
-    def _has_room(self, node: str, shape: Shape, *, exclusive: bool) -> bool:
-        free = self._free.get(node, 0)
-        return free >= shape.slots_per_node and (not exclusive or free == self._slots_of[node])
+    def _freed_by(self, held: _Held, gang: WaitingGang, freed: dict[str, int]) -> list[str]:
+        """The nodes that will do for a waiting gang once this one has ended too, and did not before."""
+        found = []
+        for node in held.nodes:
+            if node not in self._free:
+                continue
+            before = freed.get(node, self._free[node])
+            freed[node] = after = before + self._taken(held, node)
+            if before < (self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node) <= after:
+                found.append(node)
+        return found
+
+    def _emptied_by(self, held: _Held) -> int | None:
+        """The slots of each of its nodes, where they have equally many and it holds all of them: no other gang matters there."""
+        if set(map(self._free.get, held.nodes)) != {0}:
+            return None
+        slots = set(map(self._slots_of.__getitem__, held.nodes))
+        whole = slots.pop()
+        return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
+
+    def _have_room(self, nodes: Sequence[str], shape: Shape, *, exclusive: bool) -> bool:
+        least = min(self._free.get(node, 0) for node in nodes)
+        return least >= shape.slots_per_node and (not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes))
 
     def _taken(self, held: _Held, node: str) -> int:
         return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
@@ -207,11 +237,21 @@ class Floor:
         for node, free in self._free.items():
             self._by_free.setdefault(free, {})[node] = None
 
-    def _set_free(self, node: str, free: int) -> None:
-        self._num_free += free - self._free[node]
-        del self._by_free[self._free[node]][node]
-        self._free[node] = free
-        self._by_free.setdefault(free, {})[node] = None
+    def _move(self, held: _Held, sign: int) -> None:
+        """Give a gang its slots (-1), or take them back (+1): node by node where it must be, level by level where it can."""
+        levels: dict[tuple[int, int], list[str]] = {}  # by free slots before and after
+        per_node, exclusive = sign * held.shape.slots_per_node, held.exclusive
+        for node in held.nodes:
+            if (free := self._free.get(node)) is not None:
+                after = free + (sign * self._slots_of[node] if exclusive else per_node)
+                levels.setdefault((free, after), []).append(node)
+        for (before, after), nodes in levels.items():
+            self._num_free += (after - before) * len(nodes)
+            was = self._by_free[before]
+            for node in nodes:
+                del was[node]
+            self._free.update(dict.fromkeys(nodes, after))
+            self._by_free.setdefault(after, {}).update(dict.fromkeys(nodes))
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
@@ -230,11 +270,9 @@ def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:
     return gang.passed_over >= PATIENCE * num_waiting
 
 
-def _first(nodes: Iterable[str], count: int) -> tuple[str, ...] | None:
-    """So many different ones."""
-    found: dict[str, None] = {}
-    for node in nodes:
+def _first(nodes: Iterator[str], count: int) -> tuple[str, ...]:
+    """So many different ones, or all that there are."""
+    found = dict.fromkeys(islice(nodes, count))
+    while len(found) < count and (node := next(nodes, None)) is not None:  # one came twice: it stands idle, and has room
         found[node] = None
-        if len(found) == count:
-            return tuple(found)
-    return None
+    return tuple(found)

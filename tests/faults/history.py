@@ -109,33 +109,39 @@ class _Rows:
 
 
 def _read(store: Store, sweep: str) -> _Rows:
-    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
-    session, check = schema.session, schema.node_check
-    with store._database.engine.connect() as connection:
-        sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
-        trials = connection.execute(sa.select(trial).where(trial.c.sweep_id == sweep_id)).fetchall()
-        attempts = connection.execute(
-            sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
-            .join(trial, trial.c.id == attempt.c.trial_id)
-            .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-            .where(trial.c.sweep_id == sweep_id)
-        ).fetchall()
-        bench = schema.node_bench
-        sick = connection.execute(sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured)).scalars().all()
-        events = connection.execute(sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id)).fetchall()
-        sessions = connection.execute(sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch)).fetchall()
-        checks = connection.execute(sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id)).fetchall()
+    found = store._database.read(lambda connection: _select(connection, sweep))
     by_trial: dict[int, list[Any]] = defaultdict(list)
-    for row in events:
+    for row in found["events"]:
         by_trial[row.trial_id].append(row)
     return _Rows(
-        trials={row.id: row for row in trials},
-        attempts={(row.trial_id, row.number): row for row in attempts},
+        trials={row.id: row for row in found["trials"]},
+        attempts={(row.trial_id, row.number): row for row in found["attempts"]},
         events=by_trial,
-        sessions=sessions,
-        checks=checks,
-        sick=frozenset(sick),
+        sessions=found["sessions"],
+        checks=found["checks"],
+        sick=frozenset(row.node for row in found["sick"]),
     )
+
+
+def _select(connection: sa.Connection, sweep: str) -> dict[str, Sequence[Any]]:
+    """The rows of a sweep, of one moment."""
+    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+    session, check, bench = schema.session, schema.node_check, schema.node_bench
+    sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
+    with_number = (
+        sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+    )
+    queries = {
+        "trials": sa.select(trial).where(trial.c.sweep_id == sweep_id),
+        "attempts": with_number.where(trial.c.sweep_id == sweep_id),
+        "events": sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id),
+        "sessions": sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch),
+        "checks": sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id),
+        "sick": sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured),
+    }
+    return {name: connection.execute(query).fetchall() for name, query in queries.items()}
 
 
 def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
