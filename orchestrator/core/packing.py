@@ -7,7 +7,7 @@ nothing of clocks, Ray or trials: times are the caller's, in seconds, and durati
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse, islice
 from math import inf
