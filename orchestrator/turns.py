@@ -38,16 +38,16 @@ class Turns:
                 seconds=run.expected_seconds,
                 is_first=run.launched < FIRST_TRIALS,
                 passed_over=self._num_starts - self._since.setdefault(run.id, self._num_starts),
-                exclusive=self.is_exclusive(run),
+                exclusive=self._is_exclusive(run) or run.has_only_suspects,
             )
             for run in runs
         ]
         start = self._floor.next_start(waiting, now=now, standing=standing)
         return None if start is None else (runs[start.index], start.nodes)
 
-    def is_exclusive(self, run: CellRun) -> bool:
-        """Whether gangs of the cell get their nodes for themselves: as asked, or for what its trials did to nodes."""
-        return self._exclusive or run.needs_own_nodes or run.has_only_suspects
+    def _is_exclusive(self, run: CellRun) -> bool:
+        """Whether all gangs of the cell get their nodes for themselves: as asked, or since one of its trials ran a node out of memory."""
+        return self._exclusive or run.needs_own_nodes
 
     def are_unused(self, nodes: Sequence[str]) -> bool:
         """Whether nothing else runs on these nodes."""
@@ -57,7 +57,7 @@ class Turns:
         """A gang of the cell starts, and nothing else on its nodes where it is to be alone. Returns the ticket to give back when it has ended."""
         self._num_starts += 1
         self._since[run.id] = self._num_starts
-        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self.is_exclusive(run))
+        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self._is_exclusive(run))
         return self._num_starts
 
     def ended(self, ticket: int) -> None:

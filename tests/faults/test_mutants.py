@@ -22,6 +22,8 @@ from tests.faults.rivals import pauses, races
 
 pytestmark = pytest.mark.timeout(300)
 
+MOST_RACES = 40
+
 
 def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep is looked at in one transaction, and taken in another."""
@@ -98,7 +100,9 @@ def die(folder: Path) -> list[str]:
 
 
 def race(folder: Path) -> list[str]:
-    return races(fresh_sqlite(folder), folder, count=5).complaints
+    """Until one of them shows something: whether two come between each other's statements is for the scheduler of the cores to say."""
+    complaints = (races(fresh_sqlite(folder), folder, count=5).complaints for _ in range(MOST_RACES // 5))
+    return next(filter(None, complaints), [])
 
 
 def pause(folder: Path) -> list[str]:
