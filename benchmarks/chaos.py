@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.faults.campaign import Campaign, Outcome, outcome_of, total
 from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
+from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 SHOWN_COMPLAINTS = 20
 RAY_SECONDS = 900.0  # beyond its share: a cluster takes a while to come and to go
@@ -45,13 +47,14 @@ class Bounds:
 
 
 def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
-    """An orchestrator dies at every statement of twelve trials."""
+    """An orchestrator dies at every statement of twelve trials, and in all that is written of sick nodes."""
+    plays = {"crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS), "sick-nodes": AMONG_SICK_NODES}
     with server() as postgresql:
-        for name, fresh in _both(folder, postgresql):
+        for (name, fresh), (campaign, play) in product(_both(folder, postgresql), plays.items()):
             began = time.monotonic()
-            deaths = die_everywhere(small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS), fresh=fresh, folder=folder)
+            deaths = die_everywhere(play, fresh=fresh, folder=folder)
             yield Outcome(
-                campaign=f"crash-points-{name}",
+                campaign=f"{campaign}-{name}",
                 seed=0,
                 victims={"orchestrator": deaths.num_points},
                 acknowledged=deaths.num_acknowledged,
@@ -135,7 +138,11 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "crash-points": Part(run=crash_points, campaigns=("crash-points-sqlite", "crash-points-postgresql"), seconds=600.0),
+    "crash-points": Part(
+        run=crash_points,
+        campaigns=("crash-points-sqlite", "sick-nodes-sqlite", "crash-points-postgresql", "sick-nodes-postgresql"),
+        seconds=700.0,
+    ),
     "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=850.0),
     "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=900.0),
     "rivals": Part(run=rivals, campaigns=("rivals-sqlite", "rivals-postgresql"), seconds=950.0),

@@ -42,6 +42,7 @@ from orchestrator.core.spec_yaml import load
 from orchestrator.processes import descendants, start_time
 from orchestrator.scheduler import RayScheduler
 from orchestrator.sweep import run_sweep
+from tests.faults.campaign import SURVIVOR_SECONDS
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedScheduler, WitnessedStore
 
@@ -55,7 +56,6 @@ OVERRIDES = (
 KILLED_BETWEEN = (0.05, 0.9)  # of the trials
 MIDDLE = (0.1, 0.9)
 LOOK_SECONDS = 0.5
-SURVIVOR_SECONDS = 5.0
 LONGEST_SECONDS = 3600.0
 NODE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
 

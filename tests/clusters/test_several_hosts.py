@@ -20,6 +20,7 @@ import pytest
 from tests.acceptance.command import write_sweep
 from tests.clusters.hosts import Host
 from tests.clusters.ray_hosts import RayHosts
+from tests.faults.campaign import SURVIVOR_SECONDS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -64,7 +65,7 @@ def told(three_hosts: RayHosts, store: str) -> Told:
         time.sleep(0.2)
     told.clean_after_seconds = time.monotonic() - cut_at
     told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
-    told.left = {host.name: _ours(host) for host in three_hosts.network.hosts}
+    told.left = {host.name: _still_there(host) for host in three_hosts.network.hosts}
     told.files = {host.name: [path.name for path in (host.folder / ".sweep").rglob("*")] for host in three_hosts.network.hosts}
     return told
 
@@ -155,6 +156,14 @@ def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, s
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
         time.sleep(0.1)
+
+
+def _still_there(host: Host) -> list[int]:
+    """Processes of ours that outlive the sweep by more than they may."""
+    until = time.monotonic() + SURVIVOR_SECONDS
+    while (left := _ours(host)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
 
 
 def _ours(host: Host) -> list[int]:
