@@ -17,7 +17,7 @@ from orchestrator.provenance import code_fingerprint
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")
-_FOLDERS = ("--tables", "--warm")  # options that take a folder
+_FOLDERS = ("--tables", "--warm", "--folder")  # options that take a folder
 BUSY_LOAD = 1.0  # of the last minute, before the benchmark starts: beyond it the cores were shared, and times are upper bounds
 
 

@@ -242,6 +242,12 @@ def scoreboard_rows() -> list[tuple[str, str, str]]:
     if (found := newest("chaos")) is not None:
         name, result = found
         rows += [(what, said(result), f"`{name}`") for what, (tells, said) in _CHAOS.items() if tells in result]
+    if (found := newest("ray-scale")) is not None:
+        name, result = found
+        killed = " and ".join(f"{count} {victim}s" for victim, count in result["killed"].items())
+        what = f"the playbook's study on real Ray, {result['num_nodes']} simulated nodes of {result['gpus_per_node']} declared GPUs, {killed} killed: lost, twice, processes left"
+        said = f"{result['lost']}, {result['duplicated']}, {result['leaked_processes']} of {result['num_trials']:,} trials in {result['seconds'] / 60:.1f} minutes"
+        rows.append((what, said, f"`{name}`"))
     if (found := newest("resume")) is not None:
         name, result = found
         what = f"a sweep of {result['num_trials']:,} trials goes on: from the command to its first launch, Ray apart, at the slowest"
