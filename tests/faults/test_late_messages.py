@@ -144,5 +144,5 @@ class LateMessages(RuleBasedStateMachine):
 
 TestLateMessages = LateMessages.TestCase
 TestLateMessages.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tests.faults.crash_points import DIED, die_at
 pytestmark = pytest.mark.timeout(400)
 
 OLDEST = "0001"
-STRIDE = 3  # of the points, from one that chance says
 
 
 @pytest.fixture
@@ -40,13 +38,6 @@ def emptied(store_url: str) -> Callable[[], None]:
     return empty
 
 
-def _some_points() -> Iterator[int]:
-    """One statement of three, without an end: all of them take a minute, and are the same from one change of the schema to the next."""
-    first = random.SystemRandom().randrange(STRIDE)
-    print(f"from point {first} on")
-    return itertools.count(first, STRIDE)
-
-
 def open_it(url: str) -> None:
     Store.open(url).close()
 
@@ -61,7 +52,7 @@ def use(url: str, *, measured: int) -> None:
 
 def test_a_store_whose_making_was_cut_short_is_made_by_the_next(store_url: str, emptied: Callable[[], None]) -> None:
     open_it(store_url)  # forks find alembic imported
-    for point in _some_points():
+    for point in itertools.count():
         emptied()
         if forks.outcome(partial(die_at, point, partial(open_it, store_url))) != DIED:
             break
@@ -73,10 +64,10 @@ def test_an_upgrade_that_was_cut_short_is_done_by_the_next(store_url: str) -> No
     """Of one store, which gains a trial with each death."""
     open_it(store_url)
     assert forks.outcome(partial(use, store_url, measured=0)) == 0  # a process of its own: what holds a sweep has to be gone
-    for measured, point in enumerate(_some_points()):
+    for point in itertools.count():
         migrate.downgrade(store_url, OLDEST)
         if forks.outcome(partial(die_at, point, partial(migrate.upgrade, store_url))) != DIED:
             break
         migrate.upgrade(store_url)
-        assert forks.outcome(partial(use, store_url, measured=measured + 1)) == 0, f"point {point}"
+        assert forks.outcome(partial(use, store_url, measured=point + 1)) == 0, f"point {point}"
     assert point > 10
