@@ -189,5 +189,7 @@ def test_extras_named_in_the_documents_exist() -> None:
 
 
 def test_yaml_blocks_are_yaml() -> None:
-    for _, text in blocks("yaml"):
+    found = [text for _, text in blocks("yaml")]
+    assert found
+    for text in found:
         yaml.safe_load(text)

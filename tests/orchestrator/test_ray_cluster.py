@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from orchestrator.ray_cluster import HEAD_SECONDS
+from tests.programs import told
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 
 def test_who_waits_for_nodes_of_a_cluster_whose_head_dies_is_told_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.orchestrator.lost_head"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert "OUT " in done.stdout, done.stderr[-4000:]
-    out = json.loads(done.stdout.split("OUT ", 1)[1])
+    out = told("tests.orchestrator.lost_head", seconds=170)
     assert f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s" in out["said"]
     assert out["seconds"] < 60.0, "after a minute without a head Ray ends the process itself"

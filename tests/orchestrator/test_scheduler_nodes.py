@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import told
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.orchestrator.two_nodes", str(tmp_path_factory.mktemp("runs"))],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert "OUT " in done.stdout, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.split("OUT ", 1)[1])
-    return found
+    return told("tests.orchestrator.two_nodes", str(tmp_path_factory.mktemp("runs")), seconds=170)
 
 
 def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]) -> None:
