@@ -21,7 +21,7 @@ from db.store import Store
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Slots
@@ -61,7 +61,7 @@ class ScriptedScheduler:
     def slots(self) -> Slots:
         return Slots(device=Device.CPU, device_name=None, nodes={"here": 2}, usual_at_once=1)
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -115,8 +115,8 @@ class TimedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
-        return self._inner.standing()
+    def rooms(self) -> Mapping[str, Room]:
+        return self._inner.rooms()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         began, cpu = time.perf_counter(), time.thread_time()

@@ -14,7 +14,7 @@ from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
 from orchestrator.core.held import Leased
 from orchestrator.core.node_health import NodeFacts
-from orchestrator.core.packing import Floor, Shape
+from orchestrator.core.packing import Floor, Room, Shape
 from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
 
@@ -125,8 +125,8 @@ class Scheduler(Protocol):
         """May change from poll to poll: nodes come and go."""
         ...
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
-        """The nodes on which an agent stands idle, by the slots that it has: on others one has to start first, which takes seconds."""
+    def rooms(self) -> Mapping[str, Room]:
+        """What one gang can have of nodes where slots are leased: on others an agent has to start first, and all that is free is one room."""
         ...
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

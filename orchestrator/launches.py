@@ -86,7 +86,7 @@ class Launches:
         wanting = [run for run in runs if self._wants(run)]
         began = self._clock()
         while wanting and len(self.flights) + len(self._chosen) < self._most_at_once:
-            turn = self._turns.next(wanting, self._clock(), self._scheduler.standing())
+            turn = self._turns.next(wanting, self._clock(), self._scheduler.rooms())
             if turn is None:
                 break
             run, nodes = turn

@@ -6,7 +6,6 @@ It has no clock: times are seconds of its caller's, real or simulated. It does n
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from orchestrator.core.held import Leased
 
@@ -29,51 +28,37 @@ class _SlotSeconds:
         return self._slots * now - self._weight
 
 
-@dataclass(kw_only=True)
-class _Span:
-    num_slots: int
-    busy_since: float | None = None  # with an attempt
-
-
 class LeaseMeter:
-    """Of one scheduler, from when it was opened."""
+    """Of one scheduler, from when it was opened. An attempt has slots of leases; which of which, the meter does not know."""
 
     def __init__(self, now: float) -> None:
-        self._spans: dict[Hashable, _Span] = {}
+        self._leased: dict[Hashable, int] = {}  # lease -> slots
+        self._attempts: dict[Hashable, tuple[int, float]] = {}  # slots, and since when
         self._held, self._busy = _SlotSeconds(), _SlotSeconds()
         self._capacity, self._seen_at = 0.0, now
 
     def stands(self, lease: Hashable, *, num_slots: int, at: float) -> None:
         """The slots of a lease are reserved."""
-        self._spans[lease] = _Span(num_slots=num_slots)
+        self._leased[lease] = num_slots
         self._held.begin(num_slots, at)
 
-    def knows(self, lease: Hashable) -> bool:
-        return lease in self._spans
+    def begins(self, attempt: Hashable, *, num_slots: int, at: float) -> None:
+        """An attempt has so many slots of a standing lease for itself."""
+        self._attempts[attempt] = num_slots, at
+        self._busy.begin(num_slots, at)
 
-    def begins(self, lease: Hashable, at: float) -> None:
-        """An attempt has a standing lease for itself."""
-        span = self._spans[lease]
-        span.busy_since = at
-        self._busy.begin(span.num_slots, at)
-
-    def ends(self, lease: Hashable, at: float) -> float:
-        """The attempt on it is over. The GPU-seconds that it held; 0 where it never got as far as to begin."""
-        span = self._spans.get(lease)
-        if span is None or span.busy_since is None:
+    def ends(self, attempt: Hashable, at: float) -> float:
+        """The attempt on them is over, before its lease is returned. The GPU-seconds that it held; 0 where it never got as far as to begin."""
+        if attempt not in self._attempts:
             return 0.0
-        seconds, span.busy_since = at - span.busy_since, None
-        self._busy.end(span.num_slots, at)
-        return seconds * span.num_slots
+        num_slots, since = self._attempts.pop(attempt)
+        self._busy.end(num_slots, at)
+        return (at - since) * num_slots
 
     def returned(self, lease: Hashable, at: float) -> None:
-        """Its slots are given back, whatever was on them; nothing happens where they never were reserved."""
-        span = self._spans.pop(lease, None)
-        if span is None:
-            return
-        self._held.end(span.num_slots, at)
-        if span.busy_since is not None:
-            self._busy.end(span.num_slots, at)
+        """Its slots are given back; nothing happens where they never were reserved."""
+        if lease in self._leased:
+            self._held.end(self._leased.pop(lease), at)
 
     def leased(self, now: float, *, total_slots: int) -> Leased:
         """Up to now. The cluster counts as having had so many slots since this was last asked: nodes come and go."""

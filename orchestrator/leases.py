@@ -1,7 +1,7 @@
 """Leases: slots of a node that Ray has reserved for us, with an agent in them, kept from one attempt to the next.
 
-A lease is of one node, and a gang is one lease on each of its nodes, whichever attempts they served before: a gang of another size finds
-the agents of its nodes standing. One that is lost is thrown away, for Ray re-homes placement groups silently, and the others stay.
+A lease is of one node, and a gang has a part of one on each of its nodes, whichever attempts were there before: several narrow gangs run
+beside one agent. A lease that is lost is thrown away, for Ray re-homes placement groups silently, and those of other nodes stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.core.communication import passed
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
+from orchestrator.core.packing import Room
 from orchestrator.core.protocol import Device
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.node_agent import CLOSE_SECONDS, NodeAgent
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 REMOVE_SECONDS = 10.0  # for the head to remove placement groups: milliseconds where it is well
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
+CALLS_BESIDE = 3  # kill and progress, beside one run for each slot at most
 SETTLE_SECONDS = 5.0  # slots just given back take up to one heartbeat of the head to show
 
 
@@ -44,9 +46,39 @@ class Lease:
     group: PlacementGroup
     agent: Any
     asked_at: float  # monotonic
+    reserved_at: float | None = None  # monotonic; None until that is known
     address: str | None = None  # where other nodes reach its node; None until the agent answers
-    is_taken: bool = True  # by an attempt
+    parts: list[Part] = field(default_factory=list)  # that attempts have
     used_at: float = 0.0  # monotonic; when the last attempt on it ended
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.parts
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Counted from 0, as the agent counts them."""
+        taken = {slot for part in self.parts for slot in part.slots}
+        return [slot for slot in range(self.num_slots) if slot not in taken]
+
+
+@dataclass(eq=False, kw_only=True)
+class Part:
+    """What one attempt has of a lease: some of its slots, and the agent's launcher for the first of them."""
+
+    lease: Lease
+    slots: tuple[int, ...]
+    taken_at: float  # monotonic
+    has_begun: bool = False  # the attempt holds it: Ray has reserved its slots
+    gpu_seconds: float = 0.0  # that the attempt held; known once it is over, or the lease lost
+
+    @property
+    def node(self) -> str:
+        return self.lease.node
+
+    @property
+    def agent(self) -> Any:
+        return self.lease.agent
 
 
 class Leases:
@@ -57,91 +89,112 @@ class Leases:
         self._agent_class = ray.remote(NodeAgent)
         self._held: list[Lease] = []
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
-        """The nodes on which an agent waits idle, by the slots that it has."""
-        found: dict[int, list[str]] = {}
-        for lease in self._idle():
-            found.setdefault(lease.num_slots, []).append(lease.node)
-        return found
+    def rooms(self) -> Mapping[str, Room]:
+        """What a gang can have of the nodes on which there are leases."""
+        rooms = {}
+        for node in {lease.node for lease in self._held}:
+            here = [lease for lease in self._held if lease.node == node]
+            standing = max(len(lease.free_slots) for lease in here)
+            unleased = self._nodes.slots.nodes.get(node, 0) - sum(lease.num_slots for lease in here if not lease.is_idle)
+            rooms[node] = Room(standing=standing, widest=max(standing, unleased))
+        return rooms
 
-    def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Lease]:
-        """A lease on each of the nodes, in their order: those that stand there, and new ones in the room of idle others.
+    def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Part]:
+        """So many slots on each of the nodes, in their order: of leases that stand there, and of new ones in the room of idle others.
 
         Raises ResourcesInsufficient where attempts hold the slots.
         """
-        found = {lease.node: lease for lease in self._idle() if lease.num_slots == num_slots and lease.node in nodes}
+        found = {node: lease for node in nodes if (lease := self._with_room(num_slots, node)) is not None}
         missing = [node for node in nodes if node not in found]
         self._make_room(num_slots, missing, keep=set(found.values()))
-        for lease in found.values():
-            lease.is_taken = True
-            if self._meter.knows(lease):
-                self._meter.begins(lease, time.monotonic())
         for node in missing:
             found[node] = self._form(num_slots, node, program)
-        return [found[node] for node in nodes]
+        return [self._part(found[node], num_slots) for node in nodes]
 
-    def stand(self, leases: Sequence[Lease]) -> None:
-        """The attempt's gang is complete, or given up: it has held the leases formed for it from the moment that Ray had reserved their slots."""
-        for lease in leases:
-            if self._meter.knows(lease):
-                continue
-            reserved_at = self._reserved_at(lease)
-            if reserved_at is not None:
-                at = min(reserved_at, time.monotonic())
-                self._meter.stands(lease, num_slots=lease.num_slots, at=at)
-                self._meter.begins(lease, at)
+    def stand(self, parts: Sequence[Part]) -> None:
+        """The attempt's gang is complete, or given up: it has held what was formed for it from the moment that Ray had reserved the slots."""
+        for part in parts:
+            lease = part.lease
+            if lease.reserved_at is None and (reserved_at := self._reserved_at(lease)) is not None:
+                lease.reserved_at = min(reserved_at, time.monotonic())
+                self._meter.stands(lease, num_slots=lease.num_slots, at=lease.reserved_at)
+            self._begin(part)
 
-    def put_back(self, leases: Sequence[Lease]) -> float:
+    def put_back(self, parts: Sequence[Part]) -> float:
         """The attempt is over, and they wait for another. The GPU-seconds that it held."""
-        now, gpu_seconds = time.monotonic(), 0.0
-        for lease in leases:
-            gpu_seconds += self._meter.ends(lease, now)
-            lease.is_taken, lease.used_at = False, now
-        return gpu_seconds
+        for part in parts:
+            self._end(part, time.monotonic())
+        return sum(part.gpu_seconds for part in parts)
 
-    def discard(self, leases: Sequence[Lease]) -> float:
-        """Their agents are gone, or cannot be trusted any more: end them at once. The GPU-seconds that an attempt held."""
-        gpu_seconds = self.put_back(leases)
-        self._remove(leases)
+    def discard(self, parts: Sequence[Part]) -> float:
+        """Their agents are gone, or cannot be trusted any more: end them at once, whatever else they serve. The GPU-seconds that the attempt held."""
+        gpu_seconds = self.put_back(parts)
+        self._remove([lease for lease in dict.fromkeys(part.lease for part in parts) if lease in self._held])
         return gpu_seconds
 
     def vacate(self, nodes: Collection[str]) -> None:
         """Give back what stands idle on these nodes."""
-        self.discard([lease for lease in self._idle() if lease.node in nodes])
+        self._remove([lease for lease in self._held if lease.is_idle and lease.node in nodes])
 
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
-        self.discard([lease for lease in self._idle() if not self._nodes.is_alive(lease.node_id)])
+        self._remove([lease for lease in self._held if lease.is_idle and not self._nodes.is_alive(lease.node_id)])
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
         if not self._head.is_gone:
             self._close_agents(self._held)
         for lease in self._held:
-            self._meter.returned(lease, time.monotonic())
+            self._returned(lease)
         self._held.clear()
 
     @property
     def _unit(self) -> str:
         return "GPUs" if self._nodes.device is Device.CUDA else "cores"
 
-    def _idle(self) -> list[Lease]:
-        """Least recently used first."""
-        return sorted((lease for lease in self._held if not lease.is_taken), key=lambda lease: lease.used_at)
+    def _with_room(self, num_slots: int, node: str) -> Lease | None:
+        """The lease there that so many slots leave the fewest of."""
+        roomy = (lease for lease in self._held if lease.node == node and len(lease.free_slots) >= num_slots)
+        return min(roomy, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
+
+    def _part(self, lease: Lease, num_slots: int) -> Part:
+        part = Part(lease=lease, slots=tuple(lease.free_slots[:num_slots]), taken_at=time.monotonic())
+        lease.parts.append(part)
+        self._begin(part)
+        return part
+
+    def _begin(self, part: Part) -> None:
+        if not part.has_begun and part.lease.reserved_at is not None:
+            part.has_begun = True
+            self._meter.begins(part, num_slots=len(part.slots), at=max(part.taken_at, part.lease.reserved_at))
+
+    def _end(self, part: Part, now: float) -> None:
+        """The attempt has it no longer; nothing happens where the lease was lost before."""
+        if part in part.lease.parts:
+            part.lease.parts.remove(part)
+            part.lease.used_at, part.gpu_seconds = now, self._meter.ends(part, now)
+
+    def _returned(self, lease: Lease) -> None:
+        """Its slots are no longer ours, nor those of the attempts on it."""
+        now = time.monotonic()
+        for part in list(lease.parts):
+            self._end(part, now)
+        self._meter.returned(lease, now)
 
     def _make_room(self, num_slots: int, nodes: Sequence[str], *, keep: set[Lease]) -> None:
         """Give idle leases back, least recently used first, until each of these nodes has the slots free."""
         leaving: list[Lease] = []
         for node in nodes:
             here, has = [lease for lease in self._held if lease.node == node], self._nodes.slots.nodes.get(node, 0)
-            idle = sorted((lease for lease in here if not lease.is_taken and lease not in keep), key=lambda lease: lease.used_at)
+            idle = sorted((lease for lease in here if lease.is_idle and lease not in keep), key=lambda lease: lease.used_at)
             held = sum(lease.num_slots for lease in here)
             while held + num_slots > has and idle:
                 leaving.append(idle.pop(0))
                 held -= leaving[-1].num_slots
             if held + num_slots > has:
+                taken = sum(len(part.slots) for lease in here for part in lease.parts)
                 raise ResourcesInsufficient(
-                    f"a trial needs {num_slots} {self._unit} on {node}, which has {has}, {held} of them taken;"
+                    f"a trial needs {num_slots} {self._unit} on {node}, which has {has}, {taken} of them taken;"
                     f" the cluster's nodes have {self._nodes.slots.by_size}"
                 )
         if leaving:
@@ -160,7 +213,7 @@ class Leases:
                 num_gpus=reserved.get("GPU", 0.0),
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # run, beside kill and progress
+                max_concurrency=num_slots + CALLS_BESIDE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
             ).remote(self._root, program, node, passed(os.environ))
         )
@@ -175,7 +228,7 @@ class Leases:
             except RayError as exc:
                 logger.debug("Agent already gone: %s", first_line(exc))
             self._held.remove(lease)
-            self._meter.returned(lease, time.monotonic())
+            self._returned(lease)
 
         def remove() -> None:
             for lease in leases:

@@ -15,7 +15,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
-from orchestrator.core.packing import Floor, Shape, WaitingGang
+from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
 from orchestrator.core.protocol import Device, NodeReport, RankOutcome, TrialRequest
 from orchestrator.core.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
 from orchestrator.core.run_table import MeasuredRun, RunStatus
@@ -76,7 +76,7 @@ class ReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ class RayReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ class RayReplayScheduler:
 
     def _start_what_fits(self) -> None:
         gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
-        while self._waiting and (found := self._floor.next_start([gang], now=0.0, standing=self._inner.standing())) is not None:
+        while self._waiting and (found := self._floor.next_start([gang], now=0.0, rooms=self._inner.rooms())) is not None:
             request = self._waiting.popleft()
             self._floor.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
             self._flights[request.trial_id] = request

@@ -24,12 +24,12 @@ from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.failures import Failure, FailureKind, is_aftermath
 from orchestrator.core.held import Leased
 from orchestrator.core.node_health import ENOUGH_OF_A_KIND, NodeFacts
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots, first_failure, least_advanced
 from orchestrator.launcher_gang import SERVER_START_SECONDS
 from orchestrator.lease_meter import LeaseMeter
-from orchestrator.leases import Lease, Leases
+from orchestrator.leases import Leases, Part
 from orchestrator.node_agent import CLOSE_SECONDS
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.probes import Probes
@@ -58,7 +58,7 @@ class _Stage(StrEnum):
 @dataclass(eq=False, kw_only=True)
 class _Flight:
     request: TrialRequest
-    leases: list[Lease]  # in rank order
+    parts: list[Part]  # of leases, in rank order
     stage: _Stage
     refs: dict[Any, int]  # outstanding object refs -> index of the agent
     since: float  # monotonic; when the stage began
@@ -69,7 +69,7 @@ class _Flight:
     reports: dict[int, NodeReport] = field(default_factory=dict)
     loss: Failure | None = None  # what the first agent to be lost stands for, where no rank had failed before
     lost: set[int] = field(default_factory=set)  # agents that are thrown away
-    gpu_seconds: float = 0.0  # that leases of it held which it has no more
+    gpu_seconds: float = 0.0  # that it held of leases which are lost
     shares_nodes: bool = False  # another attempt ran on one of its nodes meanwhile
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
     progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding questions -> index of the agent
@@ -79,12 +79,12 @@ class _Flight:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(lease.node for lease in self.leases)
+        return tuple(part.node for part in self.parts)
 
     @property
     def running(self) -> list[int]:
         """Agents whose report is still to come."""
-        return [index for index in range(len(self.leases)) if index not in self.reports and index not in self.lost]
+        return [index for index in range(len(self.parts)) if index not in self.reports and index not in self.lost]
 
 
 class RayScheduler:
@@ -122,16 +122,16 @@ class RayScheduler:
     def slots(self) -> Slots:
         return self._nodes.slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
-        return self._leases.standing()
+    def rooms(self) -> Mapping[str, Room]:
+        return self._leases.rooms()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        leases = self._leases.take(shape.slots_per_node, nodes, program=_program(request))
+        parts = self._leases.take(shape.slots_per_node, nodes, program=_program(request))
         flight = _Flight(
             request=request,
-            leases=leases,
+            parts=parts,
             stage=_Stage.FORMING,
-            refs={lease.agent.address.remote(): index for index, lease in enumerate(leases) if lease.address is None},
+            refs={part.agent.address.remote(): index for index, part in enumerate(parts) if part.lease.address is None},
             since=time.monotonic(),
             patience_seconds=PLACEMENT_SECONDS + random.uniform(0.0, PLACEMENT_JITTER_SECONDS),
         )
@@ -168,8 +168,9 @@ class RayScheduler:
             return
         if flight.stage is _Stage.RUNNING:
             self._end_ranks(flight)
-        else:
+        elif flight.stage is _Stage.FORMING:
             self._give_up(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
+        # The agent that holds the meeting point answers at once, and may serve others: it is waited for.
 
     def life_of(self, node: str) -> str:
         return self._nodes.id_of(node)
@@ -228,15 +229,19 @@ class RayScheduler:
             try:
                 value = ray.get(ref)
             except RayError as exc:
-                self._lose(flight, [index], self._why_lost(flight.leases[index].node, exc))
+                self._lose(flight, [index], self._why_lost(flight.parts[index].node, exc))
                 if self._flights.get(flight.request.trial_id) is not flight:
                     return
                 continue
             match flight.stage:
                 case _Stage.FORMING:
-                    flight.leases[index].address = value
+                    flight.parts[index].lease.address = value
                 case _Stage.RENDEZVOUS:
-                    self._run(flight, master_port=value)
+                    if flight.is_cancelled:
+                        flight.loss = Failure(kind=FailureKind.CANCELLED, message="cancelled before its ranks were started")
+                        self._end(flight)
+                    else:
+                        self._run(flight, master_port=value)
                     return
                 case _Stage.RUNNING:
                     flight.reports[index] = value
@@ -264,13 +269,13 @@ class RayScheduler:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
         self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.nodes))
         flight.since = flight.placed_at = time.monotonic()
-        self._leases.stand(flight.leases)
+        self._leases.stand(flight.parts)
         self._note_shared_nodes(flight)
-        if len(flight.leases) == 1:
+        if len(flight.parts) == 1:
             self._run(flight, master_port=None)
         else:
-            flight.stage = _Stage.RENDEZVOUS
-            flight.refs = {flight.leases[0].agent.rendezvous.remote(): 0}
+            flight.stage, first = _Stage.RENDEZVOUS, flight.parts[0]
+            flight.refs = {first.agent.rendezvous.remote(first.slots[0]): 0}
 
     def _note_shared_nodes(self, flight: _Flight) -> None:
         own = set(flight.nodes)
@@ -280,30 +285,31 @@ class RayScheduler:
 
     def _run(self, flight: _Flight, *, master_port: int | None) -> None:
         flight.stage, flight.since = _Stage.RUNNING, time.monotonic()
-        first = flight.leases[0].address
+        first = flight.parts[0].lease.address
         flight.refs = {
-            lease.agent.run.remote(
+            part.agent.run.remote(
+                part.slots,
                 LaunchOrder(
                     request=flight.request,
                     program=_program(flight.request),
-                    first_rank=index * lease.num_slots,
-                    local_world_size=1 if flight.request.one_rank_per_node else lease.num_slots,
+                    first_rank=index * len(part.slots),
+                    local_world_size=1 if flight.request.one_rank_per_node else len(part.slots),
                     node_rank=index,
-                    node_slots=self._nodes.slots.nodes.get(lease.node),
+                    node_slots=self._nodes.slots.nodes.get(part.node),
                     master_addr=first if first is not None and master_port is not None else "127.0.0.1",
                     master_port=master_port,
-                    address=lease.address,
+                    address=part.lease.address,
                     environment=self._rank_environment,
-                )
+                ),
             ): index
-            for index, lease in enumerate(flight.leases)
+            for index, part in enumerate(flight.parts)
         }
 
     def _end_ranks(self, flight: _Flight) -> None:
         """Have those agents end their ranks that have not reported."""
         flight.ending_since = flight.ending_since or time.monotonic()
-        for index in flight.running:
-            flight.leases[index].agent.kill.remote(flight.request.tag)
+        for part in (flight.parts[index] for index in flight.running):
+            part.agent.kill.remote(part.slots[0], flight.request.tag)
 
     def _follow(self, flight: _Flight, ready: Sequence[Any]) -> None:
         """Ask the nodes of a long attempt how far they are, at most once a second, and tell what all of them have reached."""
@@ -325,8 +331,8 @@ class RayScheduler:
         now = time.monotonic()
         if now - max(flight.since, flight.progress_at) > PROGRESS_SECONDS:
             flight.progress_at = now
-            unanswered = set(flight.progress_refs.values())
-            flight.progress_refs |= {flight.leases[i].agent.progress.remote(): i for i in running if i not in unanswered}
+            asked = {index: flight.parts[index] for index in set(running) - set(flight.progress_refs.values())}
+            flight.progress_refs |= {part.agent.progress.remote(part.slots[0]): index for index, part in asked.items()}
 
     def _overdue(self, flight: _Flight) -> None:
         if flight.request.trial_id not in self._flights:
@@ -336,11 +342,11 @@ class RayScheduler:
         if flight.ending_since is not None and now - flight.ending_since > ENDING_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s")
         elif flight.stage is not _Stage.RUNNING and waited > flight.patience_seconds:
-            late = ", ".join(flight.leases[index].node for index in sorted(set(flight.refs.values())))
+            late = ", ".join(flight.parts[index].node for index in sorted(set(flight.refs.values())))
             text = f"no agent on {late} within {waited:.0f} s: are its slots held by another job of the cluster?"
             self._give_up(flight, FailureKind.LAUNCH_FAILED, text)
         elif (index := flight.silence.lost()) is not None and index in flight.running:
-            node = flight.leases[index].node
+            node = flight.parts[index].node
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
             text = f"node {node} has been silent for {SILENCE_SECONDS:.0f} s"
             self._lose(flight, [index], Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
@@ -354,9 +360,9 @@ class RayScheduler:
     def _lose_what_cannot_form(self) -> None:
         """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
         for flight in list(self._flights.values()):
-            gone = [index for index, lease in enumerate(flight.leases) if not self._nodes.is_alive(lease.node_id)]
+            gone = [index for index, part in enumerate(flight.parts) if not self._nodes.is_alive(part.lease.node_id)]
             if gone and flight.stage is not _Stage.RUNNING:  # of a running one the agents themselves tell
-                node = flight.leases[gone[0]].node
+                node = flight.parts[gone[0]].node
                 text = f"node {node} left the cluster while the gang formed"
                 self._lose(flight, gone, Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
 
@@ -368,9 +374,9 @@ class RayScheduler:
         flight.lost |= set(indices)
         if flight.stage is not _Stage.RUNNING:  # nothing runs yet: the others are not waited for
             flight.refs = {}
-            self._leases.stand(flight.leases)  # slots may have been reserved while their agents were on their way
+            self._leases.stand(flight.parts)  # slots may have been reserved while their agents were on their way
         flight.refs = {ref: index for ref, index in flight.refs.items() if index not in flight.lost}
-        flight.gpu_seconds += self._leases.discard([flight.leases[index] for index in indices])
+        flight.gpu_seconds += self._leases.discard([flight.parts[index] for index in indices])
         if flight.refs:
             self._end_ranks(flight)
         else:
@@ -380,7 +386,7 @@ class RayScheduler:
         """Nobody owes an answer: the attempt is over."""
         del self._flights[flight.request.trial_id]
         reports = [flight.reports[index] for index in sorted(flight.reports)]
-        kept = [lease for index, lease in enumerate(flight.leases) if index not in flight.lost]
+        kept = [part for index, part in enumerate(flight.parts) if index not in flight.lost]
         self._events.append(
             Finished(
                 trial_id=flight.request.trial_id,

@@ -16,7 +16,7 @@ from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.held import Leased
 from orchestrator.core.measurement import enough
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.synthetic import chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
@@ -126,7 +126,7 @@ class SimulatedScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class SimulatedScheduler:
         )
         self._flights[request.trial_id] = flight
         self._meter.stands(flight, num_slots=shape.num_slots, at=self._now)
-        self._meter.begins(flight, self._now)
+        self._meter.begins(flight, num_slots=shape.num_slots, at=self._now)
         for node in nodes:
             self._tenants[node].add(request.trial_id)
         heapq.heappush(self._ends, (flight.ends_at, request.trial_id, request.attempt))
@@ -182,6 +182,7 @@ class SimulatedScheduler:
 
     def close(self) -> None:
         for flight in self._flights.values():
+            self._meter.ends(flight, self._now)
             self._meter.returned(flight, self._now)
         self._flights.clear()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestrator.cell_run import CellRun
-from orchestrator.core.packing import Floor, Shape, WaitingGang
+from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
 
 FIRST_TRIALS = 8  # of each cell, before any goes on: a search is near its best by then, and a budget may end soon after
 
@@ -30,7 +30,7 @@ class Turns:
         """Whether the nodes that are left hold such a gang, once they are free."""
         return self._floor.holds(shape)
 
-    def next(self, runs: Sequence[CellRun], now: float, standing: Mapping[int, Sequence[str]]) -> tuple[CellRun, tuple[str, ...]] | None:
+    def next(self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room]) -> tuple[CellRun, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
         waiting = [
             WaitingGang(
@@ -42,7 +42,7 @@ class Turns:
             )
             for run in runs
         ]
-        start = self._floor.next_start(waiting, now=now, standing=standing)
+        start = self._floor.next_start(waiting, now=now, rooms=rooms)
         return None if start is None else (runs[start.index], start.nodes)
 
     def _is_exclusive(self, run: CellRun) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse, islice
 from math import inf
+from types import MappingProxyType
 
 PATIENCE = 8  # starts of others, times the gangs that wait: after so many, the one that was passed over goes before larger ones
 
@@ -34,6 +35,14 @@ class Shape:
         if world_size % gpus_per_node:
             raise ValueError(f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}")
         return cls(num_nodes=world_size // gpus_per_node, slots_per_node=gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What one gang can have of a node's free slots, where they are in pieces."""
+
+    standing: int  # slots beside an agent that stands there
+    widest: int  # slots at most, whichever agents have to start or to go
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,12 +141,11 @@ class Floor:
         del self._ends[bisect_left(self._ends, (held.ends_at, key))]
         self._move(held, +1)
 
-    def next_start(
-        self, waiting: Sequence[WaitingGang], *, now: float, standing: Mapping[int, Sequence[str]] | None = None
-    ) -> Start | None:
+    def next_start(self, waiting: Sequence[WaitingGang], *, now: float, rooms: Mapping[str, Room] = MappingProxyType({})) -> Start | None:
         """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
 
-        `standing`: nodes on which an agent waits idle, by the slots that it has; a gang that wants so many of a node is placed there first.
+        A gang is placed first where an agent with room for it stands, and nowhere that is too narrow; of a node without an entry in `rooms`
+        all that is free is one room.
         """
         if self._num_free < min((gang.shape.num_slots for gang in waiting), default=0):
             return None
@@ -147,9 +155,8 @@ class Floor:
         starts_at = inf
         for index in order:
             gang = waiting[index]
-            idle = standing.get(gang.shape.slots_per_node, ()) if standing is not None else ()
             ends_before = now + gang.seconds <= starts_at
-            nodes = self._place(gang, idle, without=frozenset() if ends_before else reserved)
+            nodes = self._place(gang, rooms, without=frozenset() if ends_before else reserved)
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
@@ -158,14 +165,22 @@ class Floor:
                     starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
         return None
 
-    def _place(self, gang: WaitingGang, idle: Sequence[str], *, without: frozenset[str]) -> tuple[str, ...] | None:
-        """Nodes that have room now: where agents for it stand idle, then those that it leaves the fewest free slots on."""
-        shape = gang.shape
-        if self._num_with(shape.slots_per_node) < shape.num_nodes:
+    def _place(self, gang: WaitingGang, rooms: Mapping[str, Room], *, without: frozenset[str]) -> tuple[str, ...] | None:
+        """Nodes that have room now: where agents with room stand, then those that it leaves the fewest free slots on."""
+        num_nodes, wanted = gang.shape.num_nodes, gang.shape.slots_per_node
+        if self._num_with(wanted) < num_nodes:
             return None
-        stands = (node for node in idle if node not in without and self._have_room([node], shape, exclusive=gang.exclusive))
-        found = _first(chain(stands, self._roomy(gang, without)) if idle else self._roomy(gang, without), shape.num_nodes)
-        return found if len(found) == shape.num_nodes else None
+        roomy = self._roomy(gang, without)
+        if rooms:
+            standing: list[str] = []
+            others: list[str] = []
+            for node in roomy:
+                room = rooms.get(node)
+                if room is None or room.widest >= wanted:
+                    (others if room is None or room.standing < wanted else standing).append(node)
+            roomy = chain(standing, others)
+        found = tuple(islice(roomy, num_nodes))
+        return found if len(found) == num_nodes else None
 
     def _num_with(self, least: int) -> int:
         """Nodes that have at least so many slots free."""
@@ -268,11 +283,3 @@ def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
 
 def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:
     return gang.passed_over >= PATIENCE * num_waiting
-
-
-def _first(nodes: Iterator[str], count: int) -> tuple[str, ...]:
-    """So many different ones, or all that there are."""
-    found = dict.fromkeys(islice(nodes, count))
-    while len(found) < count and (node := next(nodes, None)) is not None:  # one came twice: it stands idle, and has room
-        found[node] = None
-    return tuple(found)

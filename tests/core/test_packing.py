@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.packing import Job, first_come, lower_bound, packing, simulate
-from orchestrator.core.packing import PATIENCE, Floor, Shape, WaitingGang
+from orchestrator.core.packing import PATIENCE, Floor, Room, Shape, WaitingGang
 
 EIGHT = {f"node-{number}": 8 for number in range(4)}
 
@@ -109,12 +109,13 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "nodes"),
-    [(8, ("node-3",)), (16, ("node-1", "node-3")), (24, ("node-0", "node-1", "node-3")), (4, ("node-2",))],
-    ids=["one of them", "all of them", "more than stand", "of its own size"],
+    [(8, ("node-1",)), (16, ("node-1", "node-3")), (24, ("node-0", "node-1", "node-3")), (4, ("node-1",))],
+    ids=["one of them", "all of them", "more than stand", "part of one"],
 )
-def test_a_gang_starts_where_agents_stand_idle_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
+def test_a_gang_starts_where_agents_have_room_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
     floor = Floor(EIGHT)
-    found = floor.next_start([gang(num_gpus)], now=0.0, standing={8: ["node-3", "node-1"], 4: ["node-2", "node-2"]})
+    rooms = {"node-1": Room(standing=8, widest=8), "node-2": Room(standing=4, widest=8), "node-3": Room(standing=8, widest=8)}
+    found = floor.next_start([gang(num_gpus)], now=0.0, rooms=rooms)
     assert found is not None
     assert found.nodes == nodes
 
@@ -122,9 +123,22 @@ def test_a_gang_starts_where_agents_stand_idle_and_then_elsewhere(num_gpus: int,
 def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
     floor = Floor(EIGHT)
     floor.take(1, shape(4), ["node-3"], ends_at=1.0)
-    found = floor.next_start([gang(16)], now=0.0, standing={8: ["gone", "node-3", "node-2"]})
+    whole = Room(standing=8, widest=8)
+    found = floor.next_start([gang(16)], now=0.0, rooms={"gone": whole, "node-3": whole, "node-2": whole})
     assert found is not None
     assert found.nodes == ("node-0", "node-2")
+
+
+def test_a_gang_waits_while_the_free_slots_of_a_node_are_in_pieces_too_small_for_it() -> None:
+    floor = Floor({"a": 8})
+    floor.take(1, shape(2), ["a"], ends_at=1.0)
+    in_pieces = {"a": Room(standing=3, widest=3)}
+    assert floor.next_start([gang(4)], now=0.0, rooms=in_pieces) is None
+    found = floor.next_start([gang(4), gang(3)], now=0.0, rooms=in_pieces)
+    assert found is None, "the larger one was first, and waits for this node"
+    found = floor.next_start([gang(4), gang(3, seconds=0.5)], now=0.0, rooms=in_pieces)
+    assert found is not None
+    assert found.index == 1, "it has ended before what the larger one waits for"
 
 
 def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:

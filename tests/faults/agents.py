@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.held import Leased
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.gang import Finished, SchedulerEvent, Slots
 from orchestrator.launcher import NodeLauncher
@@ -49,7 +49,7 @@ class AgentScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[Shape, Sequence[tuple[str, ...]]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

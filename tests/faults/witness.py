@@ -11,7 +11,7 @@ from db.store import Store
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.node_health import NodeFacts
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.gang import Prober, Scheduler, SchedulerEvent, Slots
 from tests.faults.history import Log, Seen
@@ -57,8 +57,8 @@ class WitnessedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
-        return self._inner.standing()
+    def rooms(self) -> Mapping[str, Room]:
+        return self._inner.rooms()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         self._log.note(Seen.LAUNCHED, request.trial_id, request.attempt)

@@ -8,7 +8,7 @@ from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
-from orchestrator.core.packing import Floor, Shape
+from orchestrator.core.packing import Floor, Room, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent, Slots
 
@@ -51,7 +51,7 @@ class FakeScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def standing(self) -> Mapping[int, Sequence[str]]:
+    def rooms(self) -> Mapping[str, Room]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, i
         elif gang is not None and not gang.is_returned:
             if move == "begin" and not gang.busy:
                 gang.busy = True
-                meter.begins(id(gang), now)
+                meter.begins(id(gang), num_slots=gang.num_slots, at=now)
             elif move == "end" and gang.busy:
                 gang.busy = False
                 counted.ended += meter.ends(id(gang), now)
@@ -61,13 +61,16 @@ def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, i
         assert leased.held - leased.idle == counted.ended
 
 
-def test_a_gang_that_is_lost_under_an_attempt_was_not_idle() -> None:
+def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
     meter = LeaseMeter(0.0)
-    meter.stands("gang", num_slots=8, at=1.0)
-    meter.begins("gang", 2.0)
-    meter.returned("gang", 5.0)
+    meter.stands("lease", num_slots=8, at=1.0)
+    meter.begins("first", num_slots=2, at=2.0)
+    meter.begins("second", num_slots=4, at=3.0)
+    assert meter.ends("first", 4.0) == 4.0
+    assert meter.ends("second", 5.0) == 8.0
+    meter.returned("lease", 5.0)
     leased = meter.leased(9.0, total_slots=8)
-    assert (leased.held, leased.idle) == (32.0, 8.0)  # 4 s of 8 slots; 1 s before the attempt
+    assert (leased.held, leased.idle) == (32.0, 20.0)  # 4 s of 8 slots, of which attempts had 2 for 2 s and 4 for 2 s
 
 
 def test_an_attempt_whose_gang_never_stood_held_nothing() -> None:

@@ -15,7 +15,7 @@ from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.layout import Layout
 from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.packing import Shape
+from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from orchestrator.gang import Finished, Placed, SchedulerEvent
 from orchestrator.processes import descendants, start_time
@@ -142,15 +142,56 @@ def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: Ra
     slots = scheduler.slots.total
     for _ in range(slots):
         begin(scheduler, request(1, sleep=True), SINGLE)
-    assert scheduler.standing() == {}
+    (node,) = scheduler.slots.nodes
+    assert scheduler.rooms()[node].widest == 0
     with pytest.raises(ResourcesInsufficient, match=f"{slots} of them taken"):
         begin(scheduler, request(1), SINGLE)
     ends = finished(until_finished(scheduler, slots))
     assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
-    (node,) = scheduler.slots.nodes
-    assert scheduler.standing() == {1: [node] * slots}
-    begin(scheduler, request(), PAIR)  # in the place of two of these
+    assert scheduler.rooms()[node].widest == slots
+    begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))  # in the place of whatever stood
     until_finished(scheduler)
+    assert scheduler.rooms()[node] == Room(standing=slots, widest=slots)
+
+
+def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(scheduler: RayScheduler) -> None:
+    slots = scheduler.slots.total
+    begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))
+    until_finished(scheduler)
+    (agent,) = _agents()
+    before = scheduler.leased()
+    asked = [request(1, sleep=True) for _ in range(slots)]
+    for one in asked:
+        begin(scheduler, one, SINGLE)
+    placed: list[SchedulerEvent] = []
+    while len(placed) < slots:
+        placed += [event for event in scheduler.poll(0.2) if isinstance(event, Placed)]
+    scheduler.cancel(asked[0].trial_id)
+    ends = {end.trial_id: end for end in finished(until_finished(scheduler, slots))}
+    assert ends.pop(asked[0].trial_id).failure is not None, "it was cancelled"
+    assert [end.failure for end in ends.values()] == [None] * (slots - 1), "the others were not"
+    assert _agents() == {agent}
+    after = scheduler.leased()
+    assert after.held - before.held >= sum(end.gpu_seconds for end in ends.values())
+
+
+def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_what_they_held(scheduler: RayScheduler) -> None:
+    slots = scheduler.slots.total
+    begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))
+    until_finished(scheduler)
+    (agent,) = _agents()
+    before = scheduler.leased()
+    for _ in range(slots):
+        begin(scheduler, request(1, sleep=True), SINGLE)
+    time.sleep(0.5)
+    os.kill(agent, signal.SIGKILL)
+    ends = finished(until_finished(scheduler, slots, seconds=30))
+    after = scheduler.leased()
+    assert [end.failure and end.failure.kind for end in ends] == [FailureKind.NODE_LOST] * slots
+    assert after.held - before.held == pytest.approx(sum(end.gpu_seconds for end in ends) + after.idle - before.idle, abs=1e-6)
+    begin(scheduler, request(1), SINGLE)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is None
 
 
 def test_a_shape_that_no_node_holds_is_refused(scheduler: RayScheduler) -> None:

@@ -55,12 +55,24 @@ def test_nodes_of_one_host_have_names_of_their_own(out: dict[str, Any]) -> None:
 
 def test_agents_stand_where_their_gang_was_placed(out: dict[str, Any]) -> None:
     assert out["placed"] == out["names"]
-    assert out["standing"] == [0, 0, out["names"]]
+    assert out["standing"] == [{}, dict.fromkeys(out["names"], 0), dict.fromkeys(out["names"], 2)]
 
 
 def test_gangs_of_fewer_and_of_more_nodes_share_the_agents_that_stand(out: dict[str, Any]) -> None:
-    assert out["split"] == [None, None, None]
+    assert out["split"] == [None] * 7
+    assert out["full"] == dict.fromkeys(out["names"], 0)
     assert out["same_agents"]
+
+
+def test_a_gang_that_is_cancelled_where_it_meets_leaves_its_agents_to_the_next(out: dict[str, Any]) -> None:
+    assert out["cancelled"] == ["cancelled", 0]
+    assert out["after_cancelled"] is None
+    assert out["kept_when_cancelled"]
+
+
+def test_gangs_beside_one_agent_have_gpus_of_their_own(out: dict[str, Any]) -> None:
+    assert out["one_agent"]
+    assert out["gpus"] == ["0", "1"]
 
 
 def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_in_their_order(out: dict[str, Any]) -> None:
@@ -86,7 +98,7 @@ def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:
 
 def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) -> None:
     assert out["kept_agents"] == [2, 1, True, True]
-    assert out["standing_after_loss"] == {"2": [out["left"]]}
+    assert out["standing_after_loss"] == {out["left"]: 2}
     assert out["after_loss"] is None
 
 

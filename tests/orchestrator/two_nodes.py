@@ -19,9 +19,10 @@ from ray.cluster_utils import Cluster
 from orchestrator import probes
 from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
-from orchestrator.core.protocol import Device, Phase, TrialRequest
+from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.gang import Finished, Placed, Progressed, SchedulerEvent
 from orchestrator.lease_meter import LeaseMeter
+from orchestrator.leases import Leases
 from orchestrator.node_agent import NodeAgent
 from orchestrator.node_probe import ProbePlan
 from orchestrator.processes import descendants, start_time
@@ -63,6 +64,8 @@ def main() -> None:
         | _holds_gpus_while_it_looks(scheduler)
         | _meets(scheduler)
         | _splits(scheduler)
+        | _is_cancelled_where_it_meets(scheduler)
+        | _hands_gpus_out(scheduler)
         | _lands_where_it_is_asked(scheduler)
         | _hangs_on_the_second_node(scheduler)
         | _fails_on_the_second_node(scheduler)
@@ -151,30 +154,91 @@ def _begin(scheduler: RayScheduler, asked: TrialRequest, nodes: Sequence[str] = 
 
 
 def _meets(scheduler: RayScheduler) -> dict[str, Any]:
-    before = len(scheduler.standing())
+    before = _standing(scheduler)
     _begin(scheduler, request(4))
-    during = len(scheduler.standing())
+    during = _standing(scheduler)
     events = until_finished(scheduler)
     (end,) = finished(events)
-    stands = scheduler.standing()[2]
     return {
         "names": sorted(scheduler.slots.nodes),
         "ranks": [outcome.rank for report in end.reports for outcome in report.ranks],
         "first": end.failure.kind if end.failure else None,
-        "standing": [before, during, sorted(stands)],
+        "standing": [before, during, _standing(scheduler)],
         "placed": next(list(event.nodes) for event in events if isinstance(event, Placed)),
     }
 
 
+def _standing(scheduler: RayScheduler) -> dict[str, int]:
+    return {node: room.standing for node, room in sorted(scheduler.rooms().items())}
+
+
 def _splits(scheduler: RayScheduler) -> dict[str, Any]:
-    """Gangs of one node where one of two stood, and the one of two again: with the agents that were there."""
+    """Gangs of one node where one of two stood, then of half a node, side by side, and the one of two again: with the agents that were there."""
     before = _agents()
     for name in scheduler.slots.nodes:
         scheduler.start(request(2), HALF, [name])
     ends = finished(until_finished(scheduler, 2))
+    for name in (*scheduler.slots.nodes, *scheduler.slots.nodes):
+        scheduler.start(request(1, sleep=True), PART, [name])
+    full = _standing(scheduler)
+    ends += finished(until_finished(scheduler, 4))
     _begin(scheduler, request(4))
     ends += finished(until_finished(scheduler))
-    return {"split": [end.failure.kind if end.failure else None for end in ends], "same_agents": len(before) == 2 and _agents() == before}
+    return {
+        "split": [end.failure.kind if end.failure else None for end in ends],
+        "full": full,
+        "same_agents": len(before) == 2 and _agents() == before,
+    }
+
+
+def _is_cancelled_where_it_meets(scheduler: RayScheduler) -> dict[str, Any]:
+    """Before its agents have agreed on a port: they may serve others, and stay."""
+    before, asked = _agents(), request(4)
+    _begin(scheduler, asked)
+    scheduler.cancel(asked.trial_id)
+    (end,) = finished(until_finished(scheduler))
+    _begin(scheduler, request(4))
+    (after,) = finished(until_finished(scheduler))
+    return {
+        "cancelled": [end.failure.kind if end.failure else None, len(end.reports)],
+        "after_cancelled": after.failure.kind if after.failure else None,
+        "kept_when_cancelled": _agents() == before,
+    }
+
+
+class AgentThatTells(NodeAgent):
+    """Reports the GPUs that an attempt was given, and runs nothing."""
+
+    def _launcher(self, slot: int) -> Any:
+        return _Teller()
+
+
+class _Teller:
+    def prepare(self, program: str) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing ran."""
+
+    def run(self, order: LaunchOrder) -> NodeReport:
+        return NodeReport(node="", ranks=(), failure=None, seconds=0.0, environment={"devices": ",".join(order.devices)})
+
+
+def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
+    """The second node says that it has two GPUs."""
+    nodes, meter = ClusterNodes.of(Device.CUDA, None), LeaseMeter(time.monotonic())
+    leases = Leases(nodes, scheduler._head, meter, root=sys.argv[1])
+    leases._agent_class = ray.remote(AgentThatTells)
+    scheduler._leases.vacate(scheduler.slots.nodes)
+    (name,) = nodes.slots.nodes
+    (whole,) = leases.take(2, [name], program="")
+    ray.get(whole.agent.address.remote(), timeout=60)
+    leases.put_back([whole])
+    parts = [leases.take(1, [name], program="")[0] for _ in range(2)]
+    order = LaunchOrder(request=request(1).model_copy(update={"device": Device.CUDA}), program="", local_world_size=1)
+    reports = ray.get([part.agent.run.remote(part.slots, order) for part in parts], timeout=60)
+    leases.discard(parts)
+    return {"gpus": sorted(report.environment["devices"] for report in reports), "one_agent": parts[0].lease is parts[1].lease}
 
 
 def _agents() -> dict[int, int | None]:
@@ -195,7 +259,7 @@ def _command(pid: int) -> str:
 
 def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
     leases = scheduler._leases
-    leases.discard(leases._idle())
+    leases.vacate(scheduler.slots.nodes)
     agent_class, leases._agent_class = leases._agent_class, ray.remote(AgentOfItsNode)
     names = sorted(scheduler.slots.nodes)
     landed = []
@@ -207,7 +271,7 @@ def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
     (end,) = finished(until_finished(scheduler))
     order = [report.node for report in end.reports for _ in report.ranks]
     leases._agent_class = agent_class
-    leases.discard(leases._idle())
+    leases.vacate(scheduler.slots.nodes)
     return {"landed": landed, "numbered": order == [scheduler._nodes.id_of(name) for name in names[::-1] for _ in range(2)]}
 
 
@@ -264,7 +328,7 @@ def _loses_a_node(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
         "lost_on": end.failure.node if end.failure else None,
         "lost_seconds": lost_seconds,
         "left": left,
-        "standing_after_loss": {str(slots): list(nodes) for slots, nodes in scheduler.standing().items()},
+        "standing_after_loss": _standing(scheduler),
         "kept_agents": [len(agents), len(kept), kept.items() <= agents.items(), _agents() == kept],
         "after_loss": after.failure.kind if after.failure else None,
     }
