@@ -52,7 +52,7 @@ def passed(environment: Mapping[str, str]) -> dict[str, str]:
 def recorded(environment: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
     """What is kept of a rank's environment, `without` the names that a sweep file hands over as secrets."""
     kept = _beginning(RECORDED, environment)
-    return {name: value[:MAX_CHARACTERS] for name, value in sorted(kept.items()) if name not in without}
+    return {name: _readable(value)[:MAX_CHARACTERS] for name, value in sorted(kept.items()) if name not in without}
 
 
 def counted(environment: Mapping[str, str], *, chosen: Collection[str]) -> dict[str, str]:
@@ -73,3 +73,8 @@ def over_nodes(environments: Mapping[str, Mapping[str, str]]) -> dict[str, str |
 
 def _beginning(prefixes: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(prefixes)}
+
+
+def _readable(value: str) -> str:
+    """As text that a database takes: Python stands surrogates for bytes of an environment that are not UTF-8."""
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")

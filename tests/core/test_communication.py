@@ -32,6 +32,12 @@ def test_a_long_value_is_cut() -> None:
     assert recorded({"NCCL_IB_HCA": "m" * 10_000}) == {"NCCL_IB_HCA": "m" * MAX_CHARACTERS}
 
 
+def test_bytes_that_are_no_text_are_kept_as_what_they_were() -> None:
+    told = recorded({"GLOO_SOCKET_IFNAME": b"eth\xff0".decode(errors="surrogateescape")})
+    assert told == {"GLOO_SOCKET_IFNAME": "eth\\xff0"}
+    assert told["GLOO_SOCKET_IFNAME"].encode(), "a database takes it"
+
+
 def test_what_was_chosen_here_and_what_is_only_printed_keep_no_numbers_apart() -> None:
     assert counted(recorded(OF_A_DRIVER), chosen=["GLOO_SOCKET_IFNAME"]) == {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_P2P_DISABLE": "1"}
 

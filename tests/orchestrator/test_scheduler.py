@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import FailureKind
@@ -190,6 +191,33 @@ def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_wh
     assert [end.failure and end.failure.kind for end in ends] == [FailureKind.NODE_LOST] * slots
     assert after.held - before.held == pytest.approx(sum(end.gpu_seconds for end in ends) + after.idle - before.idle, abs=1e-6)
     begin(scheduler, request(1), SINGLE)
+    (end,) = finished(until_finished(scheduler))
+    assert end.failure is None
+
+
+@ray.remote
+class _OfAnotherJob:
+    def answer(self) -> None:
+        """It stands."""
+
+
+def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_are_free(
+    scheduler: RayScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler._leases.vacate(scheduler.slots.nodes)
+    other = _OfAnotherJob.options(num_cpus=scheduler.slots.total).remote()  # type: ignore[attr-defined]
+    ray.get(other.answer.remote(), timeout=60)
+    monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_SECONDS", 2.0)
+    monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_JITTER_SECONDS", 0.0)
+    begin(scheduler, request(), PAIR)
+    (end,) = finished(until_finished(scheduler))
+    ray.kill(other)
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.LAUNCH_FAILED
+    assert "are its slots held by another job of the cluster?" in end.failure.message
+    assert (end.gpu_seconds, end.shared_nodes) == (0.0, None), "it never held any"
+    monkeypatch.undo()
+    begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None
 
