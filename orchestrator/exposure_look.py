@@ -20,6 +20,7 @@ _PROGRAMS = {
     "ray::RuntimeEnvAgent": "runtime environment agent",
     "ray.util.client.server": "client server",
 }
+_TITLE = b"ray::"  # how the title of a program begins that has one
 _FIRST_WORDS = 3
 _LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
@@ -69,10 +70,10 @@ def _program(folder: Path) -> str | None:
 def _auth_mode(folder: Path) -> str | None:
     """Unset is Ray's default, none; None: its environment is not ours to read."""
     try:
-        text = (folder / "environ").read_bytes()
-        if text and not text.strip(b"\0 "):  # a title was written over it: an agent has that of the raylet that started it
+        if (folder / "cmdline").read_bytes().startswith(_TITLE):  # written over its environment: it has that of the raylet that started it
             parent = _parent(folder)
             return _auth_mode(parent) if _program(parent) == "raylet" else None
+        text = (folder / "environ").read_bytes()
     except OSError:
         return None
     pairs = text.split(b"\0")

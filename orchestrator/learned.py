@@ -309,12 +309,15 @@ def _sheet(source: str | None) -> str:
 
 
 def measured_hardware(name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None) -> Hardware:
-    """A device of which only peaks are known, and perhaps its memory: its bandwidths are guessed in proportion, for trials to correct."""
+    """A device of which only peaks are known, and perhaps its memory: the rest is guessed, for trials to correct.
+
+    Bandwidths in proportion to the largest peak; a precision that was not measured is taken to be as fast as the fastest that was.
+    """
     peak = max(peak_flops.values())
     memory, inside, between = (peak * ratio for ratio in (CPU_BYTES_PER_FLOP if peak < CPU_FLOPS else GPU_BYTES_PER_FLOP))
     return Hardware(
         name=name,
-        peak_flops=dict(peak_flops),
+        peak_flops=dict.fromkeys(Precision, peak) | dict(peak_flops),
         memory_bytes=memory_bytes if memory_bytes is not None else UNLIMITED_BYTES,
         memory_bandwidth=memory,
         intra_node_bandwidth=inside,

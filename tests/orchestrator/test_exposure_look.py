@@ -54,9 +54,11 @@ def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: st
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
 
-def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [{}, {"A": "1" * 2000}, {"Z": "1" * 2000}], ids=["alone", "after much", "before much"])
+def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(tmp_path: Path, beside: dict[str, str]) -> None:
     pytest.importorskip("ray")
-    with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, RAY_AUTH_MODE="token") as port:
+    environment = dict(sorted((beside | {"RAY_AUTH_MODE": "token"}).items()))  # as much of it is written over as the title is long
+    with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, **environment) as port:
         (found,) = [one for one in look({}).listeners if one.port == port]
     assert (found.program, found.auth_mode) == ("dashboard agent", "token")
 

@@ -311,6 +311,15 @@ def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store)
     assert np.isfinite(planned.candidates.tokens_per_second_per_gpu).all()
 
 
+def test_a_precision_that_was_not_measured_yet_is_predicted_within_reason() -> None:
+    cores = measured_hardware("Some Processor", {Precision.FP32: 5e10, Precision.BF16: 1e10}, memory_bytes=None)
+    (cell,) = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=1, precision="fp32").cells()
+    asked = [Layout(micro_batch_size=8, precision=precision) for precision in (Precision.FP32, Precision.FP16, Precision.BF16)]
+    fp32, fp16, bf16 = predict_step_time(LayoutTable.of(asked), cell, cores, gpus_per_node=1).total
+    assert fp16 < 1.5 * fp32, "as fast as the fastest that was measured, though its numbers are shorter"
+    assert bf16 > fp32, "what was measured stands"
+
+
 def test_of_processors_the_newest_trials_one_is_meant(store: Store) -> None:
     chosen = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=1, precision="fp32")
     (cell,) = chosen.cells()
