@@ -1,9 +1,10 @@
-"""Measure the control plane on a virtual clock: a sweep of many cells on a simulated cluster, to its end; print JSON.
+"""Measure the control plane on a virtual clock: a sweep of many cells on a simulated cluster, until so many trials were launched; print JSON.
 
 python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--tick 5] [--url sqlite:///FILE] [--out FILE.json]
 
 The loop, the search, the packing, the books and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
-8 to 16,384 GPUs (fewer where the cluster is smaller), each with the same number of trials. `wall_seconds` is from the first to the last
+8 to 16,384 GPUs (fewer where the cluster is smaller), each with at most 1.25 times its share of the trials: some have fewer layouts
+that may fit, and others make up for them. What was dropped unlaunched is no trial here. `wall_seconds` is from the first to the last
 statement of `run_sweep`; `cost_ratio` the mean cost of the last tenth of the trials over that of the second tenth, by wall time:
 1 is a cost that does not grow with what is stored. Memory is the resident set's peak. `simulated_seconds` is what the cluster would have taken.
 """
@@ -15,6 +16,7 @@ import json
 import resource
 import tempfile
 import time
+from math import ceil
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, write_result
@@ -23,12 +25,13 @@ from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.spec import SweepSpec
-from orchestrator.progress import Snapshot
+from orchestrator.progress import Snapshot, Stop
 from orchestrator.simulation import NODE_SLOTS, SimulatedScheduler, simulated
 from orchestrator.sweep import run_sweep
 
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 TENTHS = 10
+SPARE = 1.25  # trials that a cell may have, over its share of all: a third of the cells has fewer layouts that may fit than that share
 
 
 def sweep(num_trials: int, num_gpus: int, strategy: str) -> SweepSpec:
@@ -57,7 +60,11 @@ def sweep(num_trials: int, num_gpus: int, strategy: str) -> SweepSpec:
                     ],
                 },
                 "measurement": {"min_steps": 5, "max_steps": 8},
-                "search": {"strategy": strategy, "max_trials": -(-num_trials // (len(MODELS) * len(gpus))), "confirm": {"repeats": 0}},
+                "search": {
+                    "strategy": strategy,
+                    "max_trials": ceil(SPARE * num_trials / (len(MODELS) * len(gpus))),
+                    "confirm": {"repeats": 0},
+                },
             }
         )
     )
@@ -82,7 +89,7 @@ class Pace:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--trials", type=int, default=100_000, help="launched; the sweep is stopped when so many have ended")
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--strategy", default="random")
     parser.add_argument("--tick", type=float, default=5.0, help="simulated seconds between two looks of the loop at what has ended")
@@ -101,6 +108,7 @@ def main() -> None:
             code=Fingerprint(orchestrator_version="benchmark"),
             hardware=lambda _: DEVICES["h100-sxm"],
             clock=scheduler.clock,
+            stop=lambda: Stop.GO_ON if pace.done < arguments.trials else Stop.DRAIN,
             observe=pace,
         )
         seconds = time.perf_counter() - began

@@ -6,7 +6,7 @@ Any number of ends is a few statements: they are judged one after the other as t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,8 +78,8 @@ class _Endings:
         trial_ids = sorted({end.trial_id for end in ends})
         rows = [row for some in portions(trial_ids) for row in connection.execute(_ATTEMPTS, {"ids": some}).fetchall()]
         self._attempts = {(row.trial_id, row.number): _attempt(row) for row in rows}
-        self._digests = _ensure_fingerprints(connection, ends)
         self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
+        self._digests = _ensure_fingerprints(connection, ends, known=set(self._current.values()))
         self._was_current = dict(self._current)
         repeated = [trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED]
         self._pools = pooling.pools(connection, repeated) if repeated else {}
@@ -184,14 +184,13 @@ def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
     return _Attempt(id=row.id, state=AttemptState(row.state), pooled=row.pooled, is_measured=row.measured is not None)
 
 
-def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended]) -> dict[Fingerprint, str]:
-    """The digests of what the ends were measured with, each in the database."""
-    told = {fingerprint for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
-    if told:
-        connection.execute(
-            _INSERT_FINGERPRINTS[connection.dialect.name], [records.fingerprint_columns(fingerprint) for fingerprint in told]
-        )
-    return {fingerprint: fingerprint.digest for fingerprint in told}
+def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]) -> dict[Fingerprint, str]:
+    """The digests of what the ends were measured with, each in the database; the `known` ones are, since cells name them."""
+    told = {fingerprint: fingerprint.digest for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
+    new = [records.fingerprint_columns(fingerprint) for fingerprint, digest in told.items() if digest not in known]
+    if new:
+        connection.execute(_INSERT_FINGERPRINTS[connection.dialect.name], new)
+    return told
 
 
 def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:

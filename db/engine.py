@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -94,14 +95,21 @@ class Database:
             return retrying(once)
 
     def _begin(self, connection: sa.Connection, statement: str, *, synchronous: str | None = None) -> None:
-        """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more."""
+        """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more.
+
+        By the driver itself, for a tenth of what a statement costs otherwise: nothing is bound, and nothing comes back.
+        """
         if not self.is_sqlite:
             return
-        info = connection.info
-        if synchronous not in (None, info["synchronous"]):
-            connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
-            info["synchronous"] = synchronous
-        connection.exec_driver_sql(statement)
+        driver, info = connection.connection.driver_connection, connection.info
+        assert isinstance(driver, sqlite3.Connection)
+        try:
+            if synchronous not in (None, info["synchronous"]):
+                driver.execute(f"PRAGMA synchronous = {synchronous}")
+                info["synchronous"] = synchronous
+            driver.execute(statement)
+        except sqlite3.Error as exc:
+            raise DBAPIError.instance(statement, None, exc, sqlite3.Error, hide_parameters=True) from exc
 
     def _retrying(self) -> Retrying:
         return Retrying(

@@ -84,8 +84,8 @@ class Launches:
         for run in runs:
             self._may_stop(run, spent)
         wanting = [run for run in runs if self._wants(run)]
-        began = self._clock()
-        while wanting and len(self.flights) + len(self._chosen) < self._most_at_once:
+        began, most_at_once = self._clock(), self._most_at_once
+        while wanting and len(self.flights) + len(self._chosen) < most_at_once:
             turn = self._turns.next(wanting, self._clock(), self._scheduler.rooms())
             if turn is None:
                 break

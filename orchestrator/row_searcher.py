@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -60,6 +61,7 @@ class RowSearcher:
         self.rank = np.empty(num, dtype=np.int64)
         self.rank[order] = np.arange(num)
         self._status = np.full(num, RowStatus.UNTRIED, dtype=np.int8)
+        self._counts = Counter({RowStatus.UNTRIED: num})
         self._told: dict[int, Told] = {}  # in the order of telling
         seed = np.random.SeedSequence((search.seed, sequence))
         self._shuffled = np.random.default_rng(seed).permutation(num).astype(np.int64)
@@ -87,7 +89,7 @@ class RowSearcher:
                 pass
 
     def count(self, status: RowStatus) -> int:
-        return int(np.count_nonzero(self._status == status))
+        return self._counts[status]
 
     def status(self, row: int) -> RowStatus:
         return RowStatus(int(self._status[row]))
@@ -98,10 +100,10 @@ class RowSearcher:
 
     def ask(self) -> Asked | None:
         """Choose a row and hold it in flight; None when every one is told, in flight or condemned."""
-        open_rows = self._status == RowStatus.UNTRIED
-        num_open = int(np.count_nonzero(open_rows))
+        num_open = self._counts[RowStatus.UNTRIED]
         if num_open == 0:
             return None
+        open_rows = self._status == RowStatus.UNTRIED
         choice, why = None, ""
         if self._strategy is Strategy.RANDOM:
             row = int(self._shuffled[np.argmax(open_rows[self._shuffled])])
@@ -119,7 +121,7 @@ class RowSearcher:
 
     def tell(self, told: Told) -> None:
         """Record what came of a row; of one that is told again, what it came to last."""
-        self._status[told.row] = RowStatus.TOLD
+        self._mark(told.row, RowStatus.TOLD)
         self._told[told.row] = told
         if self._proposer is not None and (mine := self._mine(told)) is not None:
             self._proposer.tell(mine)
@@ -129,17 +131,19 @@ class RowSearcher:
     def set_aside(self, row: int) -> None:
         """Never ask for a row again, and learn nothing of it."""
         self.forget(row)
-        self._status[row] = RowStatus.CONDEMNED
+        self._mark(row, RowStatus.CONDEMNED)
 
     def condemn(self, rows: Mask) -> list[int]:
         """Never ask for these. Returns those of them that were untried."""
         found = np.flatnonzero(rows & (self._status == RowStatus.UNTRIED))
         self._status[found] = RowStatus.CONDEMNED
+        self._counts[RowStatus.CONDEMNED] += len(found)
+        self._counts[RowStatus.UNTRIED] -= len(found)
         return [int(row) for row in found]
 
     def forget(self, row: int) -> None:
         """Put a row back to untried."""
-        self._status[row] = RowStatus.UNTRIED
+        self._mark(row, RowStatus.UNTRIED)
         was_told = self._told.pop(row, None) is not None
         if self._proposer is not None and self._place[row] >= 0:
             self._proposer.forget(int(self._place[row]))
@@ -155,6 +159,7 @@ class RowSearcher:
         self._status[:] = RowStatus.UNTRIED
         for status, rows in ((RowStatus.TOLD, self._told), (RowStatus.IN_FLIGHT, in_flight), (RowStatus.CONDEMNED, condemned)):
             self._status[np.fromiter(rows, dtype=np.int64)] = status
+        self._counts = Counter({status: int(np.count_nonzero(self._status == status)) for status in RowStatus})
         if self._proposer is not None:
             held = [int(self._place[row]) for row in self._in_flight() if self._place[row] >= 0]
             self._proposer.rebuild([mine for one in self._told.values() if (mine := self._mine(one)) is not None], held)
@@ -189,11 +194,16 @@ class RowSearcher:
 
     def hold(self, row: int) -> None:
         """A row is in flight, whoever chose it."""
-        self._status[row] = RowStatus.IN_FLIGHT
+        self._mark(row, RowStatus.IN_FLIGHT)
         if self._proposer is not None and self._place[row] >= 0:
             self._proposer.hold(int(self._place[row]))
         if self._optuna is not None:
             self._optuna.hold(row)
+
+    def _mark(self, row: int, status: RowStatus) -> None:
+        self._counts[self.status(row)] -= 1
+        self._counts[status] += 1
+        self._status[row] = status
 
     def _in_flight(self) -> list[int]:
         return [int(row) for row in np.flatnonzero(self._status == RowStatus.IN_FLIGHT)]

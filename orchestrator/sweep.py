@@ -67,43 +67,43 @@ def run_sweep(
     (None: only in memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable, ClusterUnavailable; whatever was
     acknowledged by then is in the store, and whatever was measured is there or in that folder, for the next call.
     """
+    hold = _hold(spec, store, takeover=takeover, run_root=run_root)
+    call = _Call(spec=spec, store=store, hold=hold, code=code, hardware=hardware, clock=clock, stop=stop, observe=observe, among=among)
+    return _work_on(call, open_scheduler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hold:
+    """A sweep that is this call's to work on, and where what the database cannot take waits."""
+
+    sweep_id: int
+    epoch: int
+    spool: Spool | None
+
+
+def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[str], Path] | None) -> _Hold:
     spec_json = spec.model_dump_json()
     sweep_id = store.ensure_sweep(spec.name, spec_json, spec.conditions())
     spool = Spool(run_root(store.sweep_named(spec.name).run_folder) / FOLDER) if run_root is not None else None
     epoch = store.acquire(
         sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
     )
-    call = _Call(
-        spec=spec,
-        sweep_id=sweep_id,
-        epoch=epoch,
-        store=store,
-        code=code,
-        hardware=hardware,
-        clock=clock,
-        stop=stop,
-        observe=observe,
-        among=among,
-        spool=spool,
-    )
-    return _work_on(call, open_scheduler)
+    return _Hold(sweep_id=sweep_id, epoch=epoch, spool=spool)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """One call of `run_sweep` that holds its sweep."""
+    """What one call of `run_sweep` was given, and its hold of the sweep."""
 
     spec: SweepSpec
-    sweep_id: int
-    epoch: int
     store: Store
+    hold: _Hold
     code: Fingerprint
     hardware: Callable[[Slots], Hardware | None]
     clock: Callable[[], float]
     stop: Callable[[], Stop]
     observe: Callable[[Snapshot], None]
     among: Callable[[Cell], Collection[Layout] | None]
-    spool: Spool | None
 
 
 def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
@@ -127,21 +127,21 @@ def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResul
         call.store.while_away(time.sleep)
         leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
         if state is not None:
-            _release(call.store, call.sweep_id, call.epoch, state, leased, reasons)
+            _release(call.store, call.hold, state, leased, reasons)
 
 
-def _release(store: Store, sweep_id: int, epoch: int, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
+def _release(store: Store, hold: _Hold, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
     try:
-        store.release(sweep_id, epoch, state, leased=leased, stop_reasons=reasons)
+        store.release(hold.sweep_id, hold.epoch, state, leased=leased, stop_reasons=reasons)
     except SweepError as exc:
         logger.warning("The lease was not given back and ends by itself within %.0f s: %s", LEASE_SECONDS, exc)
 
 
 class _Loop:
     def __init__(self, call: _Call, scheduler: Scheduler) -> None:
-        self._spec, self._sweep_id, self._epoch = call.spec, call.sweep_id, call.epoch
+        self._spec, self._sweep_id, self._epoch = call.spec, call.hold.sweep_id, call.hold.epoch
         self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
-        self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.spool
+        self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.hold.spool
         self._began, self._renewed = call.clock(), time.monotonic()
         self._requested = Stop.GO_ON
         self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet

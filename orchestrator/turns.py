@@ -32,6 +32,8 @@ class Turns:
 
     def next(self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room]) -> tuple[CellRun, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
+        if self._floor.free_slots < min((run.shape.num_slots for run in runs), default=0):
+            return None  # whoever comes first: that need not be worked out
         waiting = [
             WaitingGang(
                 shape=run.shape,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,6 +43,11 @@ class Fingerprint(BaseModel):
 
     @property
     def digest(self) -> str:
-        # No settings say nothing: the digests of numbers taken before settings were looked at stay what they are.
-        said = self.model_dump(exclude=set() if self.settings else {"settings"})
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        return _digest(self)
+
+
+@lru_cache(maxsize=64)  # a sweep asks for one or two of them, thousands of times
+def _digest(fingerprint: Fingerprint) -> str:
+    # No settings say nothing: the digests of numbers taken before settings were looked at stay what they are.
+    said = fingerprint.model_dump(exclude=set() if fingerprint.settings else {"settings"})
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,12 @@ Floats = NDArray[np.float64]
 RUN_SD = 0.02  # relative, of runs of one layout on like nodes: published repeats differ by 0.7 to 4 %
 RUN_WORTH = 8.0  # runs that outweigh it
 PREDICTION_SD = 0.15  # relative: what a search's prediction of a layout misses, before the sweep has shown it
-PREDICTION_WORTH = 5.0
+PREDICTION_WORTH = 5.0  # layouts that outweigh it; and of a cell, what all cells' predictions miss
 CELL_SD = 3.0  # log: how far all predictions of a cell may be off together; no limit in practice
 CLIP = 3.0  # standard deviations: one run that was disturbed says no more than this
 SLOWER = 0.05  # relative: less than that is not worth a node
-SURE = 4.5  # standard errors: looked at after every trial, on every node, and still one false alarm in thousands of trials
+SURE = 4.5  # standard errors, among few nodes: looked at after every trial, on every node, and still one false alarm in thousands of trials
+FEW = 8  # nodes; among more it takes more: the luckless one of thousands is three and a half standard errors off by chance alone
 FEWEST_RUNS = 4  # of a node: fewer may all be one disturbance
 NEWEST_RUNS = 2000  # that are looked at: older ones tell of nodes as they were
 
@@ -60,7 +62,7 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
     if not runs:
         return {}
     names = sorted({name for run in runs for name in run.nodes})
-    member = _membership(runs, names)
+    member, sure = _membership(runs, names), how_sure(len(names))
     model = _Model.of(runs)
     twins = _twins(names, member)
     slow: dict[int, tuple[float, float]] = {}
@@ -69,7 +71,7 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
         # Of a gang that has a slow node already nobody can tell how the others are.
         open_to = member * (explained == 0)[:, None]
         slowness, error = model.effects(explained, open_to)
-        plain = _plainest(slowness, error, open_to, model, explained)
+        plain = _plainest(slowness, error, open_to, model, explained, sure)
         if plain is None:
             break
         whole, its_error = model.effects(explained, open_to[:, [plain]], clip=False)  # how slow it is, now that it is believed
@@ -81,6 +83,12 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
         )
         for i, name in enumerate(names)
     }
+
+
+def how_sure(num_nodes: int) -> float:
+    """Standard errors that tell a slow one among so many nodes: whether any is accused by chance is as likely as among few (Bonferroni)."""
+    normal = NormalDist()
+    return -normal.inv_cdf(normal.cdf(-SURE) * FEW / max(num_nodes, FEW))
 
 
 def _score(effect: tuple[float, float], *, num_runs: int, is_slow: bool, twins: tuple[str, ...]) -> NodeScore:
@@ -111,24 +119,21 @@ def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
     return [tuple(other for other in same[member[:, i].tobytes()] if other != name) for i, name in enumerate(names)]
 
 
-def _plainest(slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats) -> int | None:
-    """The node that is most plainly slow; None: none is."""
-    sure = np.where(np.isfinite(error), slowness / error, 0.0)
-    for i in np.argsort(-sure, kind="stable"):
-        if sure[i] < SURE:
-            return None
-        if slowness[i] >= np.log1p(SLOWER) and member[:, i].sum() >= FEWEST_RUNS and _holds_without_its_worst(i, member, model, explained):
-            return int(i)
-    return None
+def _plainest(slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats, sure: float) -> int | None:
+    """The node that is most plainly slow; None: none is by so many standard errors."""
+    errors_off = np.where(np.isfinite(error), slowness / error, 0.0)
+    enough = (errors_off >= sure) & (slowness >= np.log1p(SLOWER)) & (member.sum(axis=0) >= FEWEST_RUNS)
+    suspects = (int(i) for i in np.argsort(-errors_off, kind="stable") if enough[i])
+    return next((i for i in suspects if _holds_without_its_worst(i, member, model, explained, sure)), None)
 
 
-def _holds_without_its_worst(i: int, member: Floats, model: _Model, explained: Floats) -> bool:
+def _holds_without_its_worst(i: int, member: Floats, model: _Model, explained: Floats, sure: float) -> bool:
     """Whether a node is plainly slow also without the trial that speaks most against it: no single disturbed run decides."""
     against = np.bincount(model.trials, weights=member[:, i] * model.residuals(explained))
     kept = model.trials != int(np.argmax(against))
     column = member[:, [i]] * kept[:, None]
     slowness, error = model.effects(explained, column, kept=kept)
-    return bool(slowness[0] >= SURE * error[0] and slowness[0] >= np.log1p(SLOWER))
+    return bool(slowness[0] >= sure * error[0] and slowness[0] >= np.log1p(SLOWER))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,8 +158,10 @@ class _Model:
         cell_of = np.zeros(len(of_trials), dtype=np.intp)
         cell_of[trials] = cells
         misses = of_trials - _medians(of_trials, cell_of)[cell_of]
-        known = robust_sd(misses[foretold], expected=PREDICTION_SD, worth=PREDICTION_WORTH, count=float(foretold.sum()))
-        return cls(y=y, cells=cells, trials=trials, run_sd=run_sd, prediction_sd=np.where(foretold, known, CELL_SD))
+        known = _prediction_sd(misses[foretold], cell_of[foretold])
+        prediction_sd = np.full(len(of_trials), CELL_SD)
+        prediction_sd[foretold] = known
+        return cls(y=y, cells=cells, trials=trials, run_sd=run_sd, prediction_sd=prediction_sd)
 
     def residuals(self, explained: Floats) -> Floats:
         """What of each run neither its cell nor the nodes that are known to be slow explain, with repeats of a layout held against each other."""
@@ -238,6 +245,16 @@ def _run_sd(y: Floats, trials: NDArray[np.intp]) -> float:
     means = np.bincount(trials, weights=y) / counts
     departures = (y - means[trials])[repeated] * np.sqrt(counts[trials] / np.maximum(counts[trials] - 1, 1))[repeated]
     return robust_sd(departures, expected=RUN_SD, worth=RUN_WORTH, count=float(repeated.sum()) - float((counts > 1).sum()))
+
+
+def _prediction_sd(misses: Floats, cells: NDArray[np.intp]) -> Floats:
+    """What predictions miss in the cell of each: one that is predicted badly says the less of the nodes that it ran on."""
+    of_all = robust_sd(misses, expected=PREDICTION_SD, worth=PREDICTION_WORTH, count=float(len(misses)))
+    found = np.empty(len(misses))
+    for cell in np.unique(cells):
+        mine = cells == cell
+        found[mine] = robust_sd(misses[mine], expected=of_all, worth=PREDICTION_WORTH, count=float(mine.sum()))
+    return found
 
 
 def _medians(values: Floats, groups: NDArray[np.intp]) -> Floats:

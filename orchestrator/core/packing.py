@@ -240,7 +240,7 @@ class Floor:
         return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
 
     def _have_room(self, nodes: Sequence[str], shape: Shape, *, exclusive: bool) -> bool:
-        least = min(self._free.get(node, 0) for node in nodes)
+        least = min([self._free.get(node, 0) for node in nodes])
         return least >= shape.slots_per_node and (not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes))
 
     def _taken(self, held: _Held, node: str) -> int:
@@ -254,19 +254,26 @@ class Floor:
 
     def _move(self, held: _Held, sign: int) -> None:
         """Give a gang its slots (-1), or take them back (+1): node by node where it must be, level by level where it can."""
-        levels: dict[tuple[int, int], list[str]] = {}  # by free slots before and after
-        per_node, exclusive = sign * held.shape.slots_per_node, held.exclusive
-        for node in held.nodes:
-            if (free := self._free.get(node)) is not None:
-                after = free + (sign * self._slots_of[node] if exclusive else per_node)
-                levels.setdefault((free, after), []).append(node)
-        for (before, after), nodes in levels.items():
+        for (before, after), nodes in self._levels(held, sign).items():
             self._num_free += (after - before) * len(nodes)
             was = self._by_free[before]
             for node in nodes:
                 del was[node]
             self._free.update(dict.fromkeys(nodes, after))
             self._by_free.setdefault(after, {}).update(dict.fromkeys(nodes))
+
+    def _levels(self, held: _Held, sign: int) -> Mapping[tuple[int, int], Sequence[str]]:
+        """A gang's nodes by the slots that they have free before and after it takes them (-1), or gives them back (+1)."""
+        per_node = sign * held.shape.slots_per_node
+        free = set(map(self._free.get, held.nodes))
+        if not held.exclusive and len(free) == 1 and (before := free.pop()) is not None:
+            return {(before, before + per_node): held.nodes}  # as nearly all large gangs do: whole nodes
+        levels: dict[tuple[int, int], list[str]] = {}
+        for node in held.nodes:
+            if (before := self._free.get(node)) is not None:
+                after = before + (sign * self._slots_of[node] if held.exclusive else per_node)
+                levels.setdefault((before, after), []).append(node)
+        return levels
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:

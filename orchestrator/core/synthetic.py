@@ -53,8 +53,9 @@ def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByP
 def noisy_steps(request: TrialRequest, options: SyntheticOptions, hardware: Hardware) -> Iterator[float]:
     """Seconds of one step after the other, for ever. All ranks draw the same noise, as ranks that wait for each other do."""
     seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
+    name = request.seed, request.layout.key, request.attempt
     for step in count(1):
-        yield seconds * log_normal(options.noise, request.seed, request.layout.key, request.attempt, step)
+        yield seconds * log_normal(options.noise, *name, step)
 
 
 def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.core.lattice import Axis, Belief, Floats, Lattice
 from orchestrator.core.proposer import Told
 from orchestrator.core.spec import Search, Strategy
-from orchestrator.row_searcher import CONSIDERED, RowSearcher
+from orchestrator.row_searcher import CONSIDERED, RowSearcher, RowStatus
 
 GIB = 2.0**30
 
@@ -53,3 +53,28 @@ def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tri
         assert search.hopeless() == least
     else:
         assert search.hopeless() is None  # what needs least is not known: nothing proves it
+
+
+def test_rows_of_each_status_are_counted_as_they_move() -> None:
+    """Ten rows: asked, told, told again, given back, set aside, condemned, and all of it rebuilt from what is known."""
+    rows = many(10)
+    search = RowSearcher(order=np.arange(10), lattice=rows.take, sampled=rows.axes, search=Search(strategy=Strategy.RANDOM))
+
+    def counted() -> list[int]:
+        counts = [search.count(status) for status in RowStatus]
+        assert counts == [sum(search.status(row) is status for row in range(10)) for status in RowStatus]
+        return counts
+
+    assert counted() == [10, 0, 0, 0]
+    asked = [search.ask() for _ in range(4)]
+    first, second, third, _ = [one.row for one in asked if one is not None]
+    assert counted() == [6, 4, 0, 0]
+    search.tell(Told(row=first, score=1.0))
+    search.tell(Told(row=first, score=1.1))
+    assert counted() == [6, 3, 1, 0]
+    search.forget(second)
+    search.set_aside(third)
+    assert counted() == [7, 1, 1, 1]
+    assert len(search.condemn(np.arange(10) % 2 == 0)) == counted()[3] - 1  # those of them that are untried
+    search.rebuild([Told(row=1, score=1.0)], in_flight=[2], condemned=[3, 4])
+    assert counted() == [6, 1, 1, 2]
