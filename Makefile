@@ -25,8 +25,9 @@ demo: install
 	@slots=$$(nvidia-smi --list-gpus 2>/dev/null | wc -l); [ "$$slots" -gt 0 ] || slots=$$(nproc); \
 	set -x; $(BIN)/sweep run sweeps/quickstart.yaml $$([ "$$slots" -ge 2 ] || echo gpus=1)
 
+# The bytecode of tests and package is kept, whatever is usual here: hundreds of processes would compile it anew.
 test: install-dev
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Kills everything that may be killed, 5,000 times, within an hour; one line of JSON says what that cost.
 chaos: install-dev

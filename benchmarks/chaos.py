@@ -24,13 +24,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import PROJECT, describe_machine, write_result
+from benchmarks.machine import describe_machine, write_result
 from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, outcome_of, total
 from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
 from tests.faults.sick_nodes import AMONG_SICK_NODES
+from tests.programs import finished
 
 SHOWN_COMPLAINTS = 20
 RAY_SECONDS = 900.0  # beyond its share: a cluster takes a while to come and to go
@@ -111,15 +112,15 @@ def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         seconds, seed = bounds.seconds / len(what), bounds.seed + 20 + number
         place = _new(folder / name)
         arguments = [f"sqlite:///{place}/sweep.sqlite", str(place), str(seed), kills, str(seconds)]
-        yield _told(
+        yield told(
             [sys.executable, "-m", "tests.faults.ray_kills", *arguments], name=name, seed=seed, patience_seconds=seconds + RAY_SECONDS
         )
 
 
-def _told(command: Sequence[str], *, name: str, seed: int, patience_seconds: float) -> Outcome:
-    """What a program of its own came to; a complaint where it does not say."""
+def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: float) -> Outcome:
+    """What a program of its own came to, of which nothing is left; a complaint where it does not say."""
     try:
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=patience_seconds, check=False)
+        done = finished(command, seconds=patience_seconds)
     except subprocess.TimeoutExpired:
         return Outcome(campaign=name, seed=seed, complaints=[f"it was not over after {patience_seconds:.0f} s"])
     told = done.stdout.partition("OUT ")[2]

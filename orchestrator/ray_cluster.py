@@ -41,6 +41,8 @@ def connect(address: str | None) -> None:
     if address is None:
         # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         options |= {"address": "local", "include_dashboard": False}  # "local": never a cluster that happens to run on this machine
     else:
         options["address"] = address

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
+from tests import new_store
 
 # With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
 LONGEST_FIRST = ("clusters", "faults", "acceptance", "ray")
@@ -51,15 +52,20 @@ def postgresql_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def postgresql_url(postgresql_server: str) -> str:
-    """An empty database. It is one and the same, emptied: to create one takes ten times as long."""
+def postgresql_url(postgresql_server: str, request: pytest.FixtureRequest) -> str:
+    """An empty database, for a test that asks for a `store` with its tables. It is one and the same, emptied: to create one takes ten times as long."""
     import psycopg
 
     with psycopg.connect(postgresql_server, autocommit=True) as connection:
         others = "datname = current_database() AND pid <> pg_backend_pid()"
         connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        if "store" in request.fixturenames and new_store.emptied(connection):
+            return postgresql_server
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
+        if "store" in request.fixturenames:
+            Store.open(postgresql_server).close()
+            new_store.keep_tables(connection)
     return postgresql_server
 
 
@@ -77,5 +83,11 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
-    with Store.open(store_url) as opened:
+    with new_store.on_sqlite(store_url) if store_url.startswith("sqlite") else Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_store(sqlite_url: str) -> Iterator[Store]:
+    with new_store.on_sqlite(sqlite_url) as opened:
         yield opened

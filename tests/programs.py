@@ -1,24 +1,40 @@
-"""Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time, and can be killed."""
+"""Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time, and can be killed.
+
+Of none of them anything is left, however it ends (tests/bounded.py).
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.bounded import PATIENCE_SECONDS, TOO_LONG
+
+_PROJECT = Path(__file__).parents[1]
+
+
+def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """A command, once it and all that it started has ended. Raises TimeoutExpired where that took longer than so many seconds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bounded", str(seconds), *command],
+        cwd=_PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=seconds + 2 * PATIENCE_SECONDS,  # which says that even the end of it hangs
+        check=False,
+    )
+    if done.returncode == TOO_LONG:
+        raise subprocess.TimeoutExpired(list(command), seconds, output=done.stdout, stderr=done.stderr)
+    return done
 
 
 def told(module: str, *arguments: str, seconds: float) -> dict[str, Any]:
     """What `python -m module` says in its line `OUT {...}`, within so many seconds."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    done = finished([sys.executable, "-m", module, *arguments], seconds=seconds)
     assert "OUT " in done.stdout, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.split("OUT ", 1)[1])
     return found

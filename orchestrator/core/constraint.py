@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.layout import OptionValue, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.layout import SHORT_NAMES, OptionValue, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.layout_table import Ints, LayoutTable, Mask
 
 MAX_CHARACTERS = 500
@@ -29,16 +29,6 @@ MAX_DEPTH = 40
 MAX_NUMBER = 1 << 40
 MAX_CHOICES = 256
 
-SHORT_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "dp": "data_parallel_size",
-        "tp": "tensor_parallel_size",
-        "pp": "pipeline_parallel_size",
-        "cp": "context_parallel_size",
-        "mbs": "micro_batch_size",
-        "ga": "grad_accum_steps",
-    }
-)
 WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "recompute": (*RecomputeMode, *(f"{RecomputeMode.SELECTIVE}_{policy}" for policy in SelectivePolicy)),

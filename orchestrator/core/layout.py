@@ -6,9 +6,22 @@ Knows nothing of models or machines; whether a layout is legal or fits is said e
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from string import ascii_letters, digits
+from types import MappingProxyType
+
+SHORT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "dp": "data_parallel_size",
+        "tp": "tensor_parallel_size",
+        "pp": "pipeline_parallel_size",
+        "cp": "context_parallel_size",
+        "mbs": "micro_batch_size",
+        "ga": "grad_accum_steps",
+    }
+)
 
 
 class RecomputeMode(StrEnum):

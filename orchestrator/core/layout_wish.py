@@ -11,9 +11,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.layout import Layout, OptionValue, Precision, Recompute, parse_key
+from orchestrator.core.layout import SHORT_NAMES, Layout, OptionValue, Precision, Recompute, parse_key
 from orchestrator.core.planner import Candidates
 
 Axes = Mapping[str, Sequence[OptionValue]]

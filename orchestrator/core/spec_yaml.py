@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.errors import SpecInvalid
+from orchestrator.core.layout import SHORT_NAMES
 from orchestrator.core.spec import ModelSizes, SweepSpec, batch_mistake
 from orchestrator.core.workload_options import WORKLOADS
 from orchestrator.core.yaml_document import Document, Path, Place, YamlRefused, read

@@ -30,9 +30,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from orchestrator.core.constraint import SHORT_NAMES
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout, Options, Precision
+from orchestrator.core.layout import SHORT_NAMES, Layout, Options, Precision
 from orchestrator.core.template import well_formed
 
 MAX_ENTRIES = 512  # of one list or mapping

@@ -50,6 +50,10 @@ def commands(text: str) -> Iterator[list[str]]:
         yield [_SHELL_VARIABLE.sub("x", word).replace("TRIAL", "7") for word in words[1:] if word != "..."]
 
 
+def calls_in(template: Path) -> list[list[str]]:
+    return list(commands(template.read_text().replace("\\\n", " ")))
+
+
 def parse(words: Sequence[str]) -> None:
     """Parse a call as the program would, and run nothing."""
     group: Any = typer.main.get_command(app)
@@ -183,8 +187,15 @@ def known_flags(command: str) -> set[str]:
     "path", sorted(path for path in DEPLOY.rglob("*") if path.is_file()), ids=lambda path: str(path.relative_to(DEPLOY))
 )
 def test_every_call_of_sweep_in_a_template_is_one_that_the_program_takes(path: Path) -> None:
-    for words in commands(path.read_text().replace("\\\n", " ")):
+    for words in calls_in(path):
         parse(words)
+
+
+def test_the_templates_have_calls_of_sweep_to_be_parsed() -> None:
+    """A pattern that found none would pass all of them."""
+    found = {path: {words[0] for words in calls_in(path)} for path in DEPLOY.rglob("*") if path.is_file()}
+    assert {path for path, called in found.items() if "run" in called} == {SBATCH, RAY_JOB}
+    assert {"validate", "cancel"} <= found[SBATCH]
 
 
 def test_every_command_of_sweep_that_a_person_is_shown_is_one_that_the_program_takes() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.cell import Cell
-from orchestrator.core.constraint import NUMBERS, SHORT_NAMES, WORDS, Constraint, facts_of
-from orchestrator.core.layout import Layout, Precision, Recompute
+from orchestrator.core.constraint import NUMBERS, WORDS, Constraint, facts_of
+from orchestrator.core.layout import SHORT_NAMES, Layout, Precision, Recompute
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.model_shape import PRESETS
 

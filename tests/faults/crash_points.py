@@ -51,7 +51,7 @@ class Play:
 
     of: SweepSpec
     num_trials: int
-    before: Callable[[WitnessedStore, Path], None] = lambda store, folder: None  # what an earlier orchestrator had done
+    before: Callable[[WitnessedStore, Path], None] | None = None  # what an earlier orchestrator had done
     run: Callable[[WitnessedStore, Path], object]  # with a folder for its run folders
     within: Sequence[str] = ()  # methods of the store, where only their statements are to die at
 
@@ -122,7 +122,8 @@ def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: in
             fresh(worker)
             log.path.unlink()
             shutil.rmtree(runs, ignore_errors=True)
-            forks.outcome(lambda: play.before(store.as_another(), runs))
+            if play.before is not None:
+                forks.outcome(partial(_earlier, play.before, store, runs))
             code = forks.outcome(partial(die_at, point, lambda: play.run(store.as_another(), runs), play.within))
             if code == 0:
                 return
@@ -135,6 +136,10 @@ def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: in
                 complaints += json.loads(into.read_text())
             told.write(json.dumps([point, acknowledged, method, complaints]) + "\n")
             told.flush()
+
+
+def _earlier(before: Callable[[WitnessedStore, Path], None], store: WitnessedStore, runs: Path) -> None:
+    before(store.as_another(), runs)
 
 
 def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ def start(work: Callable[[], object]) -> int:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
+        gc.freeze()  # the collector would have every page that holds an object copied: a fork of a test session has half a million of them
         _end_with(work)
     return pid
 

@@ -11,7 +11,8 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
 MOST_CALL_SECONDS = START_SECONDS + 120
+POISON_SECONDS = 300.0  # for all other trials
+LAST_SECONDS = 600.0  # for an orchestrator that nobody disturbs to measure all that is left
 # Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
 _LOST = {"num_failures": -1, "req_failure_prob": 3, "resp_failure_prob": 3}
 RPC_FAULTS = {
@@ -75,8 +78,7 @@ class RayKills:
         """One trial takes its node down whenever it runs: it is stopped after two, and all others are measured."""
         began = time.monotonic()
         self._out.campaign, self._time_scale = "ray-poison", 300.0  # so that a trial is still there when its node is
-        orchestrator = self._orchestrator()
-        try:
+        with self._orchestrator() as orchestrator:
             for attempt in (1, 2, 3):
                 if not self._await_attempt(orchestrator, POISONED, attempt):
                     break
@@ -84,11 +86,8 @@ class RayKills:
                 self._look(self._agents())
                 self._lose_a_node(worker)
                 self._out.strike("raylet")
-        finally:
-            with suppress(subprocess.TimeoutExpired):
-                orchestrator.wait(300)
-            orchestrator.kill()
-            orchestrator.wait()
+            if code_within(POISON_SECONDS, orchestrator) is None:
+                self._out.complaints.append(f"an orchestrator with a poison trial went on for {POISON_SECONDS:.0f} s")
         self._finish()
         if self._out.kills != 2:
             self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
@@ -100,16 +99,12 @@ class RayKills:
         began = time.monotonic()
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):
-            orchestrator = self._orchestrator()
-            try:
-                if orchestrator.wait(MOST_CALL_SECONDS) == 0:
-                    break
-            except subprocess.TimeoutExpired:
+            with self._orchestrator() as orchestrator:
+                code = code_within(MOST_CALL_SECONDS, orchestrator)
+            if code is None:
                 self._out.complaints.append(f"an orchestrator whose messages are lost went on for {MOST_CALL_SECONDS:.0f} s")
+            if code in (None, 0):
                 break
-            finally:
-                orchestrator.kill()
-                orchestrator.wait()
             self._out.strike("call")
         self._finish()
         self._out.seconds = round(time.monotonic() - began, 1)
@@ -141,21 +136,13 @@ class RayKills:
         self._workers = [self._cluster.add_node(**NODE) for _ in range(2)]
         self._cluster.wait_for_nodes()
 
-    def _orchestrator(self) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.faults.ray_orchestrator",
-            self._cluster.address,
-            self._url,
-            str(self._folder),
-            str(self._time_scale),
-        ]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(self._folder / "orchestrator.txt").open("ab"))
+    def _orchestrator(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale)]
+        return running([sys.executable, "-m", "tests.faults.ray_orchestrator", *what], self._folder / "orchestrator.txt")
 
     def _under_fire(self, kills: int, *, until: float) -> None:
-        orchestrator, began = self._orchestrator(), time.monotonic()
-        try:
+        began = time.monotonic()
+        with self._orchestrator() as orchestrator:
             if not self._await_launch(orchestrator, START_SECONDS):
                 self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
                 return
@@ -170,9 +157,6 @@ class RayKills:
                 (victim,) = self._chance.choices(list(VICTIMS), list(VICTIMS.values()))
                 if self._strike(victim, orchestrator) and victim == "orchestrator":
                     return
-        finally:
-            orchestrator.kill()
-            orchestrator.wait()
 
     def _strike(self, victim: str, orchestrator: subprocess.Popen[bytes]) -> bool:
         agents = self._agents()
@@ -199,30 +183,26 @@ class RayKills:
 
     def _lose_the_head(self) -> None:
         """Kill the head under an orchestrator: it says so in time, and nothing that it knew is lost."""
-        orchestrator = self._orchestrator()
-        try:
+        with self._orchestrator() as orchestrator:
             self._await_launch(orchestrator, START_SECONDS)
             if orchestrator.poll() is None:
                 began = time.monotonic()
                 self._look(self._agents())
                 self._cluster.head_node.kill_gcs_server(check_alive=False)
                 self._out.strike("head")
-                with suppress(subprocess.TimeoutExpired):
-                    orchestrator.wait(HEAD_SECONDS)
-                if orchestrator.poll() not in (0, ClusterUnavailable.exit_code):
-                    said = f"ended with {orchestrator.returncode}" if orchestrator.poll() is not None else "went on"
+                code = code_within(HEAD_SECONDS, orchestrator)
+                if code not in (0, ClusterUnavailable.exit_code):
+                    said = f"ended with {code}" if code is not None else "went on"
                     self._out.complaints.append(f"an orchestrator without a head {said}, {time.monotonic() - began:.0f} s later")
-        finally:
-            orchestrator.kill()
-            orchestrator.wait()
         self._cluster.shutdown()
         self._begin_cluster()
 
     def _finish(self) -> None:
-        orchestrator = self._orchestrator()
-        code = orchestrator.wait(600)
+        with self._orchestrator() as orchestrator:
+            code = code_within(LAST_SECONDS, orchestrator)
         if code != 0:
-            self._out.complaints.append(f"the last orchestrator ended with {code}")
+            said = f"ended with {code}" if code is not None else f"went on for {LAST_SECONDS:.0f} s"
+            self._out.complaints.append(f"the last orchestrator {said}")
         self._cluster.shutdown()
         self._out.looks += 1
         self._out.leaked_processes = len(self._survivors())
@@ -260,6 +240,26 @@ class RayKills:
                 break
             time.sleep(0.05)
         return alive
+
+
+@contextmanager
+def running(command: Sequence[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone afterwards, whatever happened; what it says is added to a file."""
+    with said.open("ab") as file:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def code_within(seconds: float, process: subprocess.Popen[bytes]) -> int | None:
+    """What a process ends with. None: it goes on."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _command(pid: int) -> str:

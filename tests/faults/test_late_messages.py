@@ -6,7 +6,6 @@ Hypothesis invents the history; a model in a few lines says what must have come 
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from db.schema import AttemptState
-from db.store import Store
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
+from tests import new_store
 from tests.db.builders import Bench, failure, layout, measurement
 from tests.faults.history import judge
 
@@ -37,7 +36,7 @@ class LateMessages(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
-        self.store = Store.open(f"sqlite:///{Path(self._folder.name) / 'sweep.sqlite'}")
+        self.store = new_store.on_sqlite(f"sqlite:///{self._folder.name}/sweep.sqlite")
         self.state: dict[int, TrialState] = {}
         self.running: dict[int, int] = {}
         self.value: dict[Attempt, float] = {}  # of each attempt that counts

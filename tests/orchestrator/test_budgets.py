@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from db.schema import SweepState
@@ -23,9 +20,8 @@ DOLLAR_A_SECOND = {"price_per_gpu_hour": HOUR}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
-        yield opened
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
 
 
 def held(store: Store) -> HeldGpuSeconds:

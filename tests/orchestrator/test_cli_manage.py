@@ -20,11 +20,10 @@ Sweep = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/sweep.sqlite")
+def store(sqlite_store: Store, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("SWEEP_DB", sqlite_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
-    with Store.open(url) as opened:
-        yield opened
+    return sqlite_store
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -66,12 +65,12 @@ def test_a_person_benches_a_node_and_takes_it_back(store: Store, sweep: Sweep) -
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-def test_the_doctor_looks_at_every_node_of_a_cluster(store: Store, sweep: Sweep, tmp_path: Path) -> None:
+def test_the_doctor_looks_at_every_node_of_a_cluster(store: Store, sweep: Sweep, sqlite_url: str) -> None:
     out, err = sweep("doctor", "--cluster", "--json")
     assert "Starting a local Ray" in err
     found = json.loads(out)
     (one,) = found["nodes"]
     assert found["ok"] and one["is_fit"]
     assert {check["name"] for check in one["checks"]} == {"gpus", "ecc", "xid", "disk", "clock", "matmul", "versions"}
-    rows = readonly.query(f"sqlite:///{tmp_path}/sweep.sqlite", "SELECT node, is_fit FROM node_check WHERE sweep_id IS NULL").rows
+    rows = readonly.query(sqlite_url, "SELECT node, is_fit FROM node_check WHERE sweep_id IS NULL").rows
     assert [name for name, _ in rows] == [one["node"]]

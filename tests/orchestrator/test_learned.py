@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp
 from typing import Any
@@ -141,9 +141,8 @@ def ask(store: Store | None, chosen: SweepSpec, hardware: Hardware | None = H100
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    with Store.open(sqlite_url) as opened:
-        yield opened
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
 
 
 def test_without_a_store_or_a_relative_the_data_sheet_and_the_priors_stand(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,10 @@ __all__ = ["sweep"]  # a fixture
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path / 'sweep.sqlite'}")
+def store(sqlite_store: Store, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("SWEEP_DB", sqlite_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
-    with Store.open(url) as opened:
-        yield opened
+    return sqlite_store
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +79,8 @@ class ProbedScheduler(FakeScheduler):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
-        yield opened
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
 
 
 def run(store: Store, scheduler: FakeScheduler, sweep: SweepSpec | None = None, clock: Callable[[], float] = time.monotonic) -> SweepResult:
@@ -436,9 +434,9 @@ def test_where_a_gang_of_several_nodes_hangs_nobody_is_blamed(store: Store) -> N
     assert store.benches(store.sweep_named("t").id) == []
 
 
-def test_the_bench_can_be_asked_about_in_sql(store: Store, tmp_path: Path) -> None:
+def test_the_bench_can_be_asked_about_in_sql(store: Store, sqlite_url: str) -> None:
     run(store, failing_on("n1", FailureKind.DEVICE_ERROR))
-    rows = readonly.query(f"sqlite:///{tmp_path / 'sweep.sqlite'}", "SELECT node, reason FROM node_bench WHERE until IS NULL").rows
+    rows = readonly.query(sqlite_url, "SELECT node, reason FROM node_bench WHERE until IS NULL").rows
     assert rows == [("n1", "faults")]
 
 

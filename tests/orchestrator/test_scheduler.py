@@ -76,6 +76,14 @@ def finished(events: Sequence[SchedulerEvent]) -> list[Finished]:
     return [e for e in events if isinstance(e, Finished)]
 
 
+def test_a_local_ray_has_processes_for_agents_and_none_that_wait_for_work(scheduler: RayScheduler) -> None:
+    begin(scheduler, request(), PAIR)
+    until_finished(scheduler)  # one that waited would have been there for longer than the agent
+    titles = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in descendants(os.getpid()) if start_time(pid) is not None]
+    assert len([title for title in titles if title.startswith("ray::NodeAgent")]) == 1
+    assert [title for title in titles if title.startswith("ray::IDLE")] == []
+
+
 def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) -> None:
     asked = request()
     begin(scheduler, asked, PAIR)

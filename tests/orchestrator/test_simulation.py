@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,8 @@ from tests.orchestrator.launching import faulty, order
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
-        yield opened
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
 
 
 def spec(**changes: Any) -> SweepSpec:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +31,8 @@ CODE = Fingerprint(orchestrator_version="test")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as opened:
-        yield opened
+def store(sqlite_store: Store) -> Store:
+    return sqlite_store
 
 
 def spec(*, repeats: int = 0, **changes: Any) -> SweepSpec:
@@ -218,9 +216,9 @@ def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: S
     assert states(store) == {TrialState.MEASURED: 12}
 
 
-def test_a_second_orchestrator_starts_nothing_and_names_the_first(store: Store, tmp_path: Path) -> None:
+def test_a_second_orchestrator_starts_nothing_and_names_the_first(store: Store, sqlite_url: str) -> None:
     def nested(_: TrialRequest) -> float:
-        with Store.open(f"sqlite:///{tmp_path / 'sweep.sqlite'}") as other, pytest.raises(SweepHeld, match="pid"):
+        with Store.open(sqlite_url) as other, pytest.raises(SweepHeld, match="pid"):
             run_sweep(spec(), store=other, open_scheduler=pytest.fail, code=CODE, hardware=lambda _: None, clock=time.monotonic)
         return 1.0
 

@@ -1,0 +1,36 @@
+"""Runs a command for so many seconds at most: `python -m tests.bounded SECONDS COMMAND [ARGUMENTS]`, and ends when nothing is left of it.
+
+What the command started ends with it: in whatever session, whoever its parent was. It is ended as well where who asked for it has died.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from orchestrator.processes import adopt_orphans, kill_subtree
+
+TOO_LONG = 124  # the exit code, as timeout(1) has it; otherwise the command's own
+PATIENCE_SECONDS = 30.0  # for the kernel to let go of what was killed
+_LOOK_SECONDS = 0.05
+
+
+def main() -> int:
+    seconds, command, asked_by = float(sys.argv[1]), sys.argv[2:], os.getppid()
+    adopt_orphans()
+    until = time.monotonic() + seconds
+    try:
+        process = subprocess.Popen(command)
+        while process.poll() is None:
+            if time.monotonic() > until or os.getppid() != asked_by:
+                return TOO_LONG
+            time.sleep(_LOOK_SECONDS)
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    finally:
+        kill_subtree(patience_seconds=PATIENCE_SECONDS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

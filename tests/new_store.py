@@ -1,0 +1,45 @@
+"""Empty stores for tests, without the migrations anew for each: a SQLite file is a copy of one that was made so, tables of PostgreSQL stay and are emptied."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from db import schema
+from db.store import Store
+
+_OURS = "the tables of a store"  # said of a schema, and gone with it
+
+
+def on_sqlite(url: str) -> Store:
+    """A store in a file that is not there yet."""
+    file = Path(url.removeprefix("sqlite:///"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("xb") as new:
+        new.write(_made_by_migrations())
+    return Store.open(url)
+
+
+@cache
+def _made_by_migrations() -> bytes:
+    with TemporaryDirectory(prefix="sweep-store-") as folder:
+        Store.open(f"sqlite:///{folder}/sweep.sqlite").close()
+        return Path(folder, "sweep.sqlite").read_bytes()
+
+
+def emptied(connection: Any) -> bool:
+    """Whether the schema of a connection of psycopg has the tables of a store, which are empty now."""
+    if connection.execute("SELECT obj_description(to_regnamespace('public'))").fetchone() != (_OURS,):
+        return False
+    version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if version == (schema.SCHEMA_VERSION,):
+        connection.execute(f"TRUNCATE {', '.join(schema.metadata.tables)} RESTART IDENTITY CASCADE")
+        return True
+    return False
+
+
+def keep_tables(connection: Any) -> None:
+    """Leave its tables to the next test that asks for a store."""
+    connection.execute(f"COMMENT ON SCHEMA public IS '{_OURS}'")

@@ -1,0 +1,67 @@
+"""Programs of the tests that take too long, or leave processes behind: of each nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos
+from orchestrator.processes import start_time
+from tests.programs import finished
+
+LONG_ENOUGH_SECONDS = 8.0  # for three interpreters to start, on a machine that others use
+STAYS = "time.sleep(600)"
+GOES = "sys.exit(3)"
+
+
+def leaving_a_child(folder: Path, then: str) -> list[str]:
+    """A command whose grandchild, in a session of its own and without its parent, writes down who it is and stays; then it does something else."""
+    child = f"import os, pathlib, time; pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid())); time.sleep(600)"
+    orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"
+    waited = f"while not pathlib.Path({str(folder / 'pid')!r}).exists(): time.sleep(0.01)"
+    return [
+        sys.executable,
+        "-c",
+        f"import pathlib, subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {orphan!r}])\n{waited}\n{then}",
+    ]
+
+
+def who_stayed(folder: Path) -> int:
+    return int((folder / "pid").read_text())
+
+
+def test_of_a_program_that_takes_too_long_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        finished(leaving_a_child(tmp_path, STAYS), seconds=LONG_ENOUGH_SECONDS)
+    assert start_time(who_stayed(tmp_path)) is None
+
+
+def test_of_a_program_that_ends_nothing_is_left_either(tmp_path: Path) -> None:
+    done = finished(leaving_a_child(tmp_path, GOES), seconds=60)
+    assert done.returncode == 3
+    assert start_time(who_stayed(tmp_path)) is None
+
+
+def test_of_a_program_whose_caller_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    call = f"from tests.programs import finished; finished({leaving_a_child(tmp_path, STAYS)!r}, seconds=600)"
+    caller = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[1])
+    until = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    while start_time(who_stayed(tmp_path)) is not None:
+        assert time.monotonic() < until, "it outlived who asked for it"
+        time.sleep(0.01)
+
+
+def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobody(tmp_path: Path) -> None:
+    out = chaos.told(leaving_a_child(tmp_path, STAYS), name="ray", seed=1, patience_seconds=LONG_ENOUGH_SECONDS)
+    assert out.complaints == ["it was not over after 8 s"]
+    assert start_time(who_stayed(tmp_path)) is None
