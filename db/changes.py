@@ -22,7 +22,7 @@ from db.news import NewAttempt, NewTrial, Pruned
 from db.portions import portions
 from db.schema import AttemptState, now
 from orchestrator.core.cell import Cell
-from orchestrator.core.errors import LeaseLost, UsageInvalid
+from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind, may_retry
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
 
@@ -74,7 +74,18 @@ def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, An
     return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
 
 
-def difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def differs_from(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
+    """Whether a sweep was begun under other conditions. Raises SweepChanged where it has trials of them, dropped ones included."""
+    found = connection.execute(sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)).one()
+    if found.conditions == wanted:
+        return False
+    of_sweep = sa.select(trial.c.id).join(cell, cell.c.id == trial.c.cell_id).where(cell.c.sweep_id == sweep_id)
+    if connection.execute(of_sweep.limit(1)).first() is not None:
+        raise SweepChanged(_difference(found.name, found.conditions, wanted))
+    return True
+
+
+def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The message of SweepChanged: each condition that differs, as it was and as it is."""
     lines = [
         f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"

@@ -53,7 +53,7 @@ from db.rows import (
 from db.schema import BenchReason, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.check import Check
-from orchestrator.core.errors import SweepChanged, UsageInvalid
+from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.held import Leased
@@ -121,10 +121,10 @@ class Store:
     def ensure_sweep(self, name: str, spec_json: str, conditions: Mapping[str, Any]) -> int:
         """The id of the sweep, made if it is new. `conditions` is what makes numbers comparable, in JSON's types.
 
-        Raises SweepChanged when it was measured under other conditions; the message shows each. What else changed in the spec is written
-        by `acquire`: only who holds the sweep may say how it goes on.
+        Raises SweepChanged when it has trials of other conditions; the message shows each. Whatever else changed is written by `acquire`:
+        only who holds the sweep may say how it goes on.
         """
-        wanted = json.loads(json.dumps(conditions, allow_nan=False))
+        wanted = _plain(conditions)
 
         def work(connection: sa.Connection, change: Change) -> int:
             changes.insert_absent(
@@ -140,10 +140,9 @@ class Store:
                     "lease_until": now(),
                 },
             )
-            row = connection.execute(sa.select(schema.sweep.c.id, schema.sweep.c.conditions).where(schema.sweep.c.name == name)).one()
-            if row.conditions != wanted:
-                raise SweepChanged(changes.difference(name, row.conditions, wanted))
-            return int(row.id)
+            sweep_id: int = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == name)).scalar_one()
+            changes.differs_from(connection, sweep_id, wanted)
+            return sweep_id
 
         return self._database.write(work)
 
@@ -154,16 +153,19 @@ class Store:
         host: str,
         pid: int,
         spec_json: str | None = None,
+        conditions: Mapping[str, Any] | None = None,
         ttl_seconds: float = LEASE_SECONDS,
         takeover: bool = False,
         holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone,
     ) -> int:
         """Take the sweep and return the epoch that every write must carry. Raises SweepHeld, naming the holder and the end of its lease.
 
-        `spec_json` is what this owner works on; None leaves what the last one said. A holder that `holder_is_dead` knows to be gone is replaced at once: after kill -9 the same command goes on.
+        `spec_json` is what this owner works on, under these `conditions`; None leaves what the last one said. Raises SweepChanged as
+        `ensure_sweep` does. A holder that `holder_is_dead` knows to be gone is replaced at once: after kill -9 the same command goes on.
         """
-        return self._database.write(
-            lambda connection, change: lease.acquire(
+
+        def work(connection: sa.Connection, change: Change) -> int:
+            epoch = lease.acquire(
                 connection,
                 sweep_id,
                 host=host,
@@ -174,7 +176,11 @@ class Store:
                 takeover=takeover,
                 holder_is_dead=holder_is_dead,
             )
-        )
+            if conditions is not None and changes.differs_from(connection, sweep_id, wanted := _plain(conditions)):
+                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == sweep_id).values(conditions=wanted))
+            return epoch
+
+        return self._database.write(work)
 
     def begin_session(self, sweep_id: int, epoch: int, *, num_gpus: int, leased: Leased, price_per_gpu_hour: float | None = None) -> None:
         """Note that the owner of an epoch works, with so many slots, and what was leased by then. Raises LeaseLost."""
@@ -564,3 +570,9 @@ class Store:
     def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
         """What happened in a sweep, oldest first, from one event id on."""
         return self._database.read(lambda connection: queries.events(connection, sweep_id, after_id, limit))
+
+
+def _plain(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """As they are read back."""
+    plain: dict[str, Any] = json.loads(json.dumps(conditions, allow_nan=False))
+    return plain

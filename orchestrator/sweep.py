@@ -83,10 +83,17 @@ class _Hold:
 
 def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[str], Path] | None) -> _Hold:
     spec_json = spec.model_dump_json()
-    sweep_id = store.ensure_sweep(spec.name, spec_json, spec.conditions())
+    conditions = spec.conditions()
+    sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
     spool = Spool(run_root(store.sweep_named(spec.name).run_folder) / FOLDER) if run_root is not None else None
     epoch = store.acquire(
-        sweep_id, host=socket.gethostname(), pid=os.getpid(), spec_json=spec_json, ttl_seconds=LEASE_SECONDS, takeover=takeover
+        sweep_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        spec_json=spec_json,
+        conditions=conditions,
+        ttl_seconds=LEASE_SECONDS,
+        takeover=takeover,
     )
     return _Hold(sweep_id=sweep_id, epoch=epoch, spool=spool)
 

@@ -94,6 +94,13 @@ def test_a_changed_condition_is_refused_with_the_difference(command: Command, tm
     assert "warmup_steps" in text
 
 
+def test_a_sweep_that_was_refused_at_its_start_may_be_mended_under_its_name(command: Command, tmp_path: Path) -> None:
+    said(command, "run", write_sweep(tmp_path), "device=h100-sxm", "search.max_trials=1", code=2)
+    with Store.open(command.store_url) as store:  # as on a cluster, which is looked at once the sweep is held
+        store.ensure_sweep("t", "{}", {"device": "h100-sxm"})
+    command.ok("run", write_sweep(tmp_path), "search.max_trials=1")
+
+
 def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_path: Path) -> None:
     slow = {"name": "synthetic", "options": {"sleep": True, "time_scale": 15.0}}
     file = write_sweep(tmp_path, workload=slow)

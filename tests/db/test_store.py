@@ -57,9 +57,24 @@ def test_a_sweep_of_the_same_name_in_another_store_has_another_run_token(tmp_pat
 
 
 def test_other_conditions_are_refused_and_each_difference_is_named(store: Store) -> None:
-    store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
+    sweep_id = store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
+    epoch = store.acquire(sweep_id, host="node-7", pid=1)
+    store.add_trial(store.ensure_cell(sweep_id, cell(), epoch), layout(1), epoch=epoch)
     with pytest.raises(SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"):
         store.ensure_sweep("a", "{}", {"precision": "fp8", "seed": 1})
+
+
+def test_a_sweep_without_trials_takes_the_conditions_of_whoever_takes_it(store: Store) -> None:
+    sweep_id = store.ensure_sweep("a", "{}", {"device": "h100-sxm"})
+    assert store.ensure_sweep("a", "{}", {"device": "cpu"}) == sweep_id
+    assert store.sweep_named("a").conditions == {"device": "h100-sxm"}, "somebody may hold it"
+    epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "cpu"})
+    assert store.sweep_named("a").conditions == {"device": "cpu"}
+    cell_id = store.ensure_cell(sweep_id, cell(), epoch)
+    store.add_pruned([Pruned(cell_id=cell_id, layout=layout(1), why="too large", condemned_by=None)], epoch=epoch)
+    with pytest.raises(SweepChanged, match="device: was 'cpu', is 'h100-sxm'"):
+        store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "h100-sxm"})
+    store.renew(sweep_id, epoch)  # nothing of what was refused is written
 
 
 def test_an_unknown_sweep_is_answered_with_the_nearest_name(store: Store) -> None:
