@@ -144,7 +144,9 @@ class Database:
                     return advice
         # psycopg tells of every address it tried, a line each: the last is the one that counts.
         lines = [line.strip() for line in urls.redact(text, self.url).splitlines() if line.strip()]
-        return lines[0][:300] if lines else type(exc).__name__
+        said = lines[0][:300] if lines else type(exc).__name__
+        what_to_do = next((advice for fragment, advice in _POSTGRESQL_ADVICE if fragment in text), None)
+        return said if what_to_do is None else f"{said}. {what_to_do}"
 
 
 _SQLITE_ADVICE = (
@@ -170,6 +172,19 @@ _SQLITE_ADVICE = (
         "locked",
         f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. See who has it open (fuser FILE), then run the same command",
     ),
+)
+
+# By what libpq and the server say in English; in other languages they are alone with it.
+_POSTGRESQL_ADVICE = (
+    ("password authentication failed", "Correct the user in the URL, or the password in ~/.pgpass (of mode 600) or PGPASSWORD"),
+    ("no password supplied", "Put the password into ~/.pgpass (of mode 600) or PGPASSWORD"),
+    ("no pg_hba.conf entry", "Let this host, user and database in: pg_hba.conf on the server"),
+    ("Connection refused", "Is PostgreSQL running there, and are host and port of the URL right?"),
+    ("timeout expired", "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?"),
+    ("resolve host", "Correct the host of the URL"),
+    ("translate host name", "Correct the host of the URL"),
+    ("role ", "Correct the user of the URL, or have it made on the server: createuser"),
+    ("database ", "Correct the database of the URL, or have it made on the server: createdb"),
 )
 
 

@@ -84,9 +84,22 @@ def test_a_driver_that_echoes_a_malformed_password_is_not_repeated() -> None:
     assert urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url) == 'invalid percent-encoded token: "***" ***'
 
 
-def test_a_wrong_password_or_database_is_said_without_it(postgresql_server: str) -> None:
+def test_a_wrong_database_is_said_with_how_to_have_it_made(postgresql_server: str) -> None:
     message = refusal(postgresql_server.replace("/postgres?", "/no_such_database?"))
-    assert "no_such_database" in message
+    assert 'database "no_such_database" does not exist' in message
+    assert message.endswith("have it made on the server: createdb")
+
+
+def test_a_wrong_user_is_said_with_how_to_have_it_made(postgresql_server: str) -> None:
+    message = refusal(postgresql_server.replace("//postgres:", "//nobody_here:"))
+    assert "nobody_here" in message
+    assert message.endswith("have it made on the server: createuser")
+
+
+def test_a_server_that_does_not_run_is_said_with_what_to_look_at() -> None:
+    pytest.importorskip("psycopg")
+    message = refusal("postgresql://u@127.0.0.1:1/d")
+    assert message.endswith("Is PostgreSQL running there, and are host and port of the URL right?")
 
 
 def test_a_missing_driver_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
