@@ -45,7 +45,7 @@ def finished_before(
     of_now = code()
     session = store.newest_session(row.id)
     said = session.stop_reasons if session is not None else ()
-    reason = next((spent for spent in (StopReason.GPU_HOURS, StopReason.COST) if spent in said), StopReason.BEFORE)
+    reason = next((bound for bound in (StopReason.GPU_HOURS, StopReason.COST, StopReason.TRIALS) if bound in said), StopReason.BEFORE)
     trials = [trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}]
     return SweepResult(
         sweep_id=row.id,

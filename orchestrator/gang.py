@@ -50,7 +50,7 @@ def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dic
     unit = "GPUs" if slots.device is Device.CUDA else "cores (without GPUs a slot is a core)"
     if not slots.nodes:
         raise ResourcesInsufficient(
-            "the sweep asks for GPUs, and there are none. Use device: cpu, or --ray-address of a cluster that has them"
+            "the sweep asks for GPUs, and there are none. Use device: cpu, --ray-address of a cluster that has them, or --simulate"
         )
     shapes = {}
     for cell in cells:

@@ -5,6 +5,7 @@ Here the parts are wired together. Imports are inside the commands, so that `swe
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -368,6 +369,10 @@ def _check_this_machine(spec: SweepSpec) -> None:
         shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
 
 
+_MAKE_ROOM = "Make room, or set SWEEP_HOME to a folder that has it"
+_HOME_ADVICE = {errno.ENOSPC: _MAKE_ROOM, errno.EDQUOT: _MAKE_ROOM}
+
+
 def _check_home() -> None:
     from orchestrator.core.errors import StoreUnavailable
 
@@ -379,7 +384,7 @@ def _check_home() -> None:
         probe.unlink()
     except OSError as exc:
         raise StoreUnavailable(
-            f"run folders cannot be written to {runs}: {exc.strerror}. Free space, or set SWEEP_HOME to a folder that can"
+            f"run folders cannot be written to {runs}: {exc.strerror}. {_HOME_ADVICE.get(exc.errno or 0, 'Set SWEEP_HOME to a folder that can')}"
         ) from None
 
 

@@ -173,7 +173,9 @@ def _disk(node: NodeFacts) -> Check:
     found = f"{node.free_disk_bytes / GIB:.1f} GiB free"
     if node.free_disk_bytes >= GOOD_FREE_BYTES:
         return Check(name="disk", status=Status.OK, found=found)
-    status = Status.FAIL if node.free_disk_bytes < MIN_FREE_BYTES else Status.WARN
+    too_little = node.free_disk_bytes < MIN_FREE_BYTES
+    found += f", of {MIN_FREE_BYTES / GIB:.1f} that are needed" if too_little else f", less than {GOOD_FREE_BYTES / GIB:.0f}"
+    status = Status.FAIL if too_little else Status.WARN
     return Check(name="disk", status=status, found=found, advice="logs and results go to SWEEP_HOME there: make room")
 
 

@@ -90,8 +90,8 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"xids": {63: 2, 13: 9}}, "xid", Status.WARN, "2 x Xid 63 (memory row remapped)"),
     ({"xids": {13: 40, 31: 2, 43: 1, 45: 8}}, "xid", Status.OK, "none"),  # what programs do to themselves
     ({"xids": None}, "xid", Status.OK, "cannot be read"),
-    ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free"),
-    ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free"),
+    ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free, of 0.2 that are needed"),
+    ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free, less than 5"),
     ({"disk_error": "/sweep is read-only"}, "disk", Status.FAIL, "read-only"),
     ({"clock_offset_seconds": -7.0}, "clock", Status.WARN, "-7.000 s against the head"),
     ({"clock_offset_seconds": 2.5, "clock_uncertainty_seconds": 0.9}, "clock", Status.OK, "+2.500 s"),  # the round trip may be all of it
