@@ -123,11 +123,7 @@ def add_trials(connection: Connection, change: Change, new: Sequence[NewTrial], 
 
 def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int) -> list[tuple[int, int]]:
     """The trial and the number of each new attempt. All of them, or IllegalTransition and none."""
-    additions = {
-        place: _Addition(new=one, event=TrialEvent.GANG_PLACED, detail=_said(one.nodes, None))
-        for place, one in enumerate(begun)
-        if isinstance(one, NewTrial)
-    }
+    additions = {place: _Addition(new=one, event=TrialEvent.GANG_PLACED) for place, one in enumerate(begun) if isinstance(one, NewTrial)}
     added = _add(connection, change, list(additions.values()), epoch)
     there = _trial_ids(connection, [one.key for one in additions.values() if one.key not in added])
     first = {one.key: place for place, one in reversed(additions.items()) if one.key in added}  # a layout may be named twice
@@ -144,7 +140,7 @@ def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | New
         if one.trial_id not in done:
             number = batch[one.trial_id].num_attempts + 1
             event = TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED
-            batch.advance(one.trial_id, event, begins=number, detail=_said(one.nodes, one.why))
+            batch.advance(one.trial_id, event, begins=number, detail=None if one.why is None else {"why": _storable(one.why)})
             values.append(_attempt(one.trial_id, number, epoch, one.nodes, shared_nodes=one.shared_nodes))
         found[place] = one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts
     batch.write()
@@ -343,12 +339,6 @@ def _attempt(trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None
         "nodes": None if nodes is None else list(nodes),
         "shared_nodes": shared_nodes,
     }
-
-
-def _said(nodes: Sequence[str] | None, why: str | None) -> Mapping[str, Any] | None:
-    """What the log keeps of how an attempt began."""
-    said = {"nodes": None if nodes is None else list(nodes), "why": _storable(why)}
-    return {name: value for name, value in said.items() if value is not None} or None
 
 
 def _storable(text: str | None) -> str | None:

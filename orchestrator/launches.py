@@ -226,7 +226,7 @@ class Launches:
 
     def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
         """Start what was launched before, and waits; what should be alone, only where it is."""
-        is_alone = self._turns.are_unused(nodes)
+        is_alone = bool(run.waiting) and self._turns.are_unused(nodes)
         trial: TrialRow | None = next((trial for trial in run.waiting if is_alone or trial.id not in run.suspects), None)
         if trial is None:
             return False

@@ -111,7 +111,8 @@ class SimulatedScheduler:
         self._now = 0.0
         self._meter = LeaseMeter(self._now)  # a gang is there for its attempt alone
         self._flights: dict[int, _Flight] = {}
-        self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node
+        self._per_node = per_node
+        self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node, of those that have a part of one
         self._ends: list[
             tuple[float, int, int]
         ] = []  # of flights: when, trial, attempt; those of lost or cancelled ones mean nothing any more
@@ -131,7 +132,11 @@ class SimulatedScheduler:
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         outcome = _outcome(request, SyntheticOptions.model_validate(request.options), nodes[0])
-        beside = {other for node in nodes for other in self._tenants[node]}
+        beside: set[int] = set()
+        if shape.slots_per_node < self._per_node:  # nobody is beside a gang of whole nodes, however many they are
+            beside = {other for node in nodes for other in self._tenants[node]}
+            for node in nodes:
+                self._tenants[node].add(request.trial_id)
         for other in beside:
             self._flights[other].shares_nodes = True
         flight = _Flight(
@@ -146,8 +151,6 @@ class SimulatedScheduler:
         self._flights[request.trial_id] = flight
         self._meter.stands(flight, num_slots=shape.num_slots, at=self._now)
         self._meter.begins(flight, num_slots=shape.num_slots, at=self._now)
-        for node in nodes:
-            self._tenants[node].add(request.trial_id)
         heapq.heappush(self._ends, (flight.ends_at, request.trial_id, request.attempt))
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
@@ -197,8 +200,9 @@ class SimulatedScheduler:
     def _finish(self, flight: _Flight, rank: RankOutcome, failure: Failure | None, at: float) -> Finished:
         trial_id = flight.request.trial_id
         del self._flights[trial_id]
-        for node in flight.nodes:
-            self._tenants[node].discard(trial_id)
+        if flight.shape.slots_per_node < self._per_node:
+            for node in flight.nodes:
+                self._tenants[node].discard(trial_id)
         held = self._meter.ends(flight, at)
         self._meter.returned(flight, at)
         return Finished(
@@ -219,7 +223,8 @@ class SimulatedScheduler:
         heapq.heappush(self._losses, (back + self._runs_for(node, times), node, times + 1))
         self._slots = self._seen({name: slots for name, slots in self._slots.nodes.items() if name != node})
         failure = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: simulated", node=node)
-        return [self._finish(self._flights[trial_id], RankOutcome(rank=0), failure, self._now) for trial_id in sorted(self._tenants[node])]
+        lost = [flight for _, flight in sorted(self._flights.items()) if node in flight.nodes]
+        return [self._finish(flight, RankOutcome(rank=0), failure, self._now) for flight in lost]
 
     def _nodes_return(self) -> None:
         while self._returns and self._returns[0][0] <= self._now:
