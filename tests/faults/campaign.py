@@ -1,12 +1,15 @@
 """Kills at random: an orchestrator with real launchers and ranks, one of whose processes, whichever, is killed again and again.
 
 An orchestrator that dies is followed by the next; what each of them saw is judged at the end, and after each death nobody may be left.
+`python -m tests.faults.campaign URL FOLDER SEED KILLS SECONDS` is one, in a process that holds no more than its forks need.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -236,3 +239,8 @@ def total(outcomes: Sequence[Outcome]) -> Counter[str]:
     """The sums over campaigns."""
     names = ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken", "leaked_processes", "looks", "replaced")
     return Counter({name: sum(getattr(outcome, name) for outcome in outcomes) for name in names})
+
+
+if __name__ == "__main__":
+    _, url, folder, seed, kills, seconds = sys.argv
+    print("OUT " + json.dumps(Campaign(url, Path(folder), seed=int(seed)).run(kills=int(kills), seconds=float(seconds)).as_json()))

@@ -1,0 +1,108 @@
+"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL FOLDER`, in one line of JSON what came of it.
+
+A program of its own, for what is forked thousands of times should hold no more than it needs: a fork of a test session holds torch and Ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from db import migrate
+from db import url as urls
+from db.store import Store
+from tests.db.builders import Bench
+from tests.faults import forks, small_sweep
+from tests.faults.crash_points import DIED, Play, die_at, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
+from tests.faults.sick_nodes import AMONG_SICK_NODES
+
+OLDEST = "0001"
+
+
+def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
+    """`url`: of a database server, or of SQLite; the databases are made here."""
+    fresh = fresh_sqlite(folder) if url.startswith("sqlite") else fresh_postgresql(url)
+    deaths = die_everywhere(play, fresh=fresh, folder=folder)
+    return vars(deaths) | {"within": dict(deaths.within)}
+
+
+def of_making(url: str, folder: Path) -> dict[str, Any]:
+    """A program dies while it makes the tables of a store, and the next one uses it."""
+    _open(url)  # forks find alembic imported
+    return _until_it_is_done(partial(_empty, url), partial(_open, url), lambda point: partial(_use, url, measured=0))
+
+
+def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
+    """A program dies while it upgrades a store, the next one does; all of one store, which gains a trial with each death."""
+    _open(url)
+    _in_a_fork(partial(_use, url, measured=0))  # a process of its own: what holds a sweep has to be gone
+
+    def go_on(point: int) -> Callable[[], None]:
+        migrate.upgrade(url)
+        return partial(_use, url, measured=point + 1)
+
+    return _until_it_is_done(lambda: migrate.downgrade(url, OLDEST), partial(migrate.upgrade, url), go_on)
+
+
+def _until_it_is_done(before: Callable[[], None], work: Callable[[], object], after: Callable[[int], Callable[[], None]]) -> dict[str, Any]:
+    """Have a fork die at each statement of a piece of work in turn, and another go on after each; until one has come to the end."""
+    for point in itertools.count():
+        before()
+        code = forks.outcome(partial(die_at, point, work))
+        if code == 0:
+            return {"num_points": point, "complaints": []}
+        complaints = [] if code == DIED else [f"point {point}: it ended with {code}"]
+        if not complaints and (code := forks.outcome(after(point))) != 0:
+            complaints = [f"point {point}: the next one ended with {code}"]
+        if complaints:
+            return {"num_points": point, "complaints": complaints}
+    raise AssertionError("there is a point beyond the last")
+
+
+def _open(url: str) -> None:
+    Store.open(url).close()
+
+
+def _use(url: str, *, measured: int) -> None:
+    """It holds what it held, and takes more."""
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        assert len(store.trials(bench.sweep_id)) == measured
+        bench.measure(measured + 1)
+
+
+def _empty(url: str) -> None:
+    if url.startswith("sqlite"):
+        for file in Path(url.removeprefix("sqlite:///")).parent.glob("*"):
+            file.unlink()
+        return
+    engine = sa.create_engine(urls.resolve(url))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    engine.dispose()
+
+
+def _in_a_fork(work: Callable[[], object]) -> None:
+    if (code := forks.outcome(work)) != 0:
+        raise AssertionError(f"it ended with {code}")
+
+
+PLAYS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
+    "one-cell": partial(of_play, small_play(small_sweep.spec(gpus=[1]), num_trials=6)),
+    "sick-nodes": partial(of_play, AMONG_SICK_NODES),
+    "making": of_making,
+    "upgrade": of_upgrade,
+}
+
+
+if __name__ == "__main__":
+    _, name, url, folder = sys.argv
+    print("OUT " + json.dumps(PLAYS[name](url, Path(folder))))
