@@ -204,6 +204,12 @@ def measured_rows() -> list[tuple[str, str, str]]:
         "GPU-seconds used of 512 GPUs by the study of `sweeps/playbook.yaml`, until its tail; its time over the shortest possible",
         _said_of_packing,
     )
+    row(
+        "ray-scale-undisturbed",
+        "the same study on real Ray, 512 declared GPUs on two cores: gangs from order to stored result",
+        _said_of_ray,
+    )
+    row("simulated-scale", "the control plane on a virtual clock, 16,384 GPUs", _said_of_a_simulation)
     row("enumerate", "enumerate and rank the layouts of a large cell", _said_of_layouts)
     for database in ("", "-postgresql"):
         where = "PostgreSQL" if database else "SQLite"
@@ -217,6 +223,14 @@ def _said_of_packing(result: Any) -> str:
         f"{ours['used_share_until_tail']:.0%}; {ours['makespan_over_bound']:.2f}."
         f" First come, first served in the same run: {in_line['used_share_until_tail']:.0%}; {in_line['makespan_over_bound']:.2f}"
     )
+
+
+def _said_of_ray(result: Any) -> str:
+    return f"{_digits(result['trials_per_second'])} trials/s; {result['num_trials']:,} trials in {result['seconds'] / 60:.1f} minutes"
+
+
+def _said_of_a_simulation(result: Any) -> str:
+    return f"{result['num_attempts']:,} launches in {result['wall_seconds']:.0f} s, with {result['peak_memory_bytes'] / 1e6:.0f} MB"
 
 
 def score_table() -> str:
@@ -248,6 +262,8 @@ def scoreboard_rows() -> list[tuple[str, str, str]]:
         what = f"the playbook's study on real Ray, {result['num_nodes']} simulated nodes of {result['gpus_per_node']} declared GPUs, {killed} killed: lost, twice, processes left"
         said = f"{result['lost']}, {result['duplicated']}, {result['leaked_processes']} of {result['num_trials']:,} trials in {result['seconds'] / 60:.1f} minutes"
         rows.append((what, said, f"`{name}`"))
+        what = "the same, on a Ray that was busy with all of it: from the death of an orchestrator to the next one's first launch, at the slowest"
+        rows.append((what, f"{_digits(result['slowest_takeover_seconds'])} s", f"`{name}`"))
     if (found := newest("resume")) is not None:
         name, result = found
         what = f"a sweep of {result['num_trials']:,} trials goes on: from the command to its first launch, Ray apart, at the slowest"
