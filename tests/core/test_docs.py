@@ -49,7 +49,6 @@ def test_generated_parts_are_those_of_the_code(document: Path) -> None:
     assert generated(text) == text, "run: python -m docs.generate"
 
 
-@pytest.mark.xfail(strict=True, reason="the campaign of 2026-11-21 has a complaint, and no ray-rpc; the next one takes this mark away")
 def test_the_kills_that_are_published_had_no_complaint_lack_no_part_and_tell_every_figure() -> None:
     published = newest("chaos")
     assert published is not None
