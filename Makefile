@@ -27,7 +27,7 @@ demo: install
 
 # The bytecode of tests and package is kept, whatever is usual here: hundreds of processes would compile it anew.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # Kills everything that may be killed, 5,000 times, within an hour; one line of JSON says what that cost.
 chaos: install-dev

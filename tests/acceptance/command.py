@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from db import readonly
+from db.store import Store
+from orchestrator.core.lifecycle import TrialState
 from orchestrator.processes import descendants, start_time
 
 SWEEP = Path(sys.executable).parent / "sweep"
@@ -116,6 +118,14 @@ class Running:
             if not alive or time.monotonic() > deadline:
                 return alive
             time.sleep(0.1)
+
+
+def measured(store: Store, sweep: str) -> dict[int, int]:
+    """Trials that are measured, with the number of their attempts."""
+    rows = store.sweeps()
+    if not rows:
+        return {}
+    return {t.id: t.num_attempts for t in store.trials(store.sweep_named(sweep).id) if t.state is TrialState.MEASURED}
 
 
 def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **values: Any) -> Path:

@@ -1,30 +1,28 @@
-"""`kill -9` of the orchestrator at any moment, then the same command: nothing is lost, nothing is done twice, nothing is left over."""
+"""`kill -9` of the orchestrator at any moment, then the same command: nothing is lost, done twice, left over or held uncounted; and the end is told again without Ray."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from db.store import Store
 from orchestrator.core.lifecycle import TrialState
-from tests.acceptance.command import Command, write_sweep
+from orchestrator.sweep import POLL_SECONDS, RENEW_SECONDS
+from tests.acceptance.books import held, sessions
+from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 15.0}}  # 0.1 to 1 s a trial
+UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5  # between two renewals: what a kill leaves uncounted
+BETWEEN_SECONDS = 1.0  # idle between trials since the last renewal, of which a kill leaves nothing: some 30 ms a trial
 
 
-def measured(store: Store, sweep: str) -> dict[int, int]:
-    """Trials that are measured, with the number of their attempts."""
-    rows = store.sweeps()
-    if not rows:
-        return {}
-    return {t.id: t.num_attempts for t in store.trials(store.sweep_named(sweep).id) if t.state is TrialState.MEASURED}
-
-
-def test_killed_midway_and_run_again_nothing_is_lost_or_repeated(command_on: Command, tmp_path: Path) -> None:
+def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(command_on: Command, tmp_path: Path) -> None:
     file = write_sweep(tmp_path, workload=SLOW, search={"confirm": {"repeats": 0}})  # what is launched again was lost
+    killed_at: list[datetime] = []
     with Store.open(command_on.store_url) as store:
         acknowledged: dict[int, int] = {}
         for kills in range(1, 3 if command_on.store_url.startswith("sqlite") else 2):
@@ -33,23 +31,45 @@ def test_killed_midway_and_run_again_nothing_is_lost_or_repeated(command_on: Com
             running.until(lambda wanted=wanted: len(measured(store, "t")) >= wanted)  # type: ignore[misc]
             acknowledged |= measured(store, "t")
             running.kill()
+            killed_at.append(datetime.now(tz=UTC))
             assert running.survivors(seconds=10) == [], f"processes are left after kill {kills}"
-        command_on.ok("run", file)
-        trials = store.trials(store.sweep_named("t").id)
-        assert {t.state for t in trials} == {TrialState.MEASURED}
-        assert len(trials) == len({t.layout for t in trials}) == 16
-        assert {t.id: t.num_attempts for t in trials if t.id in acknowledged} == acknowledged, "a finished trial was run again"
-        assert sum(t.num_attempts - 1 for t in trials) <= 2, "more was repeated than was in flight"
-    per_trial = command_on.sql("select count(*) from v_event where event = 'measured' group by trial_id")
-    assert per_trial == [[1]] * 16
+        useful = held(command_on).useful
+        assert useful > 0
+        ended = command_on.ok("run", file)
+        _nothing_is_lost_or_repeated(command_on, store, acknowledged)
+    _every_second_is_accounted_for(command_on, killed_at, useful)
+    _the_end_is_told_again_without_ray(command_on, file, ended.stdout)
 
 
-def test_a_finished_sweep_run_again_answers_from_the_store_without_ray(command: Command, tmp_path: Path) -> None:
-    file = write_sweep(tmp_path)
-    command.ok("run", file)
+def _nothing_is_lost_or_repeated(command: Command, store: Store, acknowledged: dict[int, int]) -> None:
+    trials = store.trials(store.sweep_named("t").id)
+    assert {t.state for t in trials} == {TrialState.MEASURED}
+    assert len(trials) == len({t.layout for t in trials}) == 16
+    assert {t.id: t.num_attempts for t in trials if t.id in acknowledged} == acknowledged, "a finished trial was run again"
+    assert sum(t.num_attempts - 1 for t in trials) <= 2, "more was repeated than was in flight"
+    assert command.sql("select count(*) from v_event where event = 'measured' group by trial_id") == [[1]] * 16
+
+
+def _every_second_is_accounted_for(command: Command, killed_at: list[datetime], useful_before: float) -> None:
+    *killed, ended = sessions(command)
+    assert len(killed) == len(killed_at)
+    for session, moment in zip(killed, killed_at, strict=True):
+        assert 0 <= (moment - session.ended_at).total_seconds() <= UNSEEN_SECONDS
+    least = sum(session.least_held(session.ended_at, apart=BETWEEN_SECONDS) for session in killed)
+    most = sum(session.most_held(moment) for session, moment in zip(killed, killed_at, strict=True))
+    parts = held(command)
+    assert least + ended.least_held(ended.last_attempt_ended_at) <= parts.held <= most + ended.most_held(ended.ended_at)
+    assert parts.in_flight == 0.0
+    assert parts.useful > useful_before
+    assert parts.held <= sum(session.capacity for session in (*killed, ended))
+    assert "GPU-hours held: useful" in command.ok("status", "t").stdout
+
+
+def _the_end_is_told_again_without_ray(command: Command, file: Path, told: str) -> None:
+    launched = command.sql("select count(*) from v_event where event = 'gang_placed'")
     again = command.ok("run", file)
     assert "nothing was left to do" in again.stderr
     assert "Ray" not in again.stderr
-    assert again.stdout == command.ok("best", "t", "--top", "3").stdout
-    assert command.sql("select count(*) from v_event where event = 'gang_placed'") == [[16]]
+    assert again.stdout == told == command.ok("best", "t", "--top", "3").stdout
+    assert command.sql("select count(*) from v_event where event = 'gang_placed'") == launched
     assert "every layout is known" in command.ok("run", file, "search.max_trials=100").stderr

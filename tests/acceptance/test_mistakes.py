@@ -11,8 +11,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.processes import descendants
-from tests.acceptance.command import Command, write_sweep
-from tests.acceptance.test_killed_midway import measured
+from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = pytest.mark.acceptance
 

@@ -11,8 +11,7 @@ import pytest
 from db.store import Store
 from orchestrator.core.exposure import is_loopback
 from orchestrator.core.lifecycle import IN_FLIGHT, TrialState
-from tests.acceptance.command import Command, Running, write_sweep
-from tests.acceptance.test_killed_midway import measured
+from tests.acceptance.command import Command, Running, measured, write_sweep
 from tests.listening import listeners
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]

@@ -21,10 +21,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.default import DefaultDialect
 
-from db import schema
 from db import url as urls
 from db.store import Store
 from orchestrator.core.spec import SweepSpec
+from tests import new_store
 from tests.faults import forks, small_sweep
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
@@ -103,7 +103,7 @@ def fresh_postgresql(server_url: str) -> Fresh:
     def emptied(worker: int) -> str:
         engine = sa.create_engine(urls.resolve(databases[worker]))
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"TRUNCATE {', '.join(schema.metadata.tables)} RESTART IDENTITY CASCADE")
+            connection.exec_driver_sql(new_store.EMPTY)
         engine.dispose()
         return databases[worker]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.ray_cluster import HEAD_SECONDS
+from tests.orchestrator.lost_head import HEAD_SECONDS
 from tests.programs import told
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search_efficiency, search_picture
+from benchmarks import search_efficiency
 from orchestrator.core.replay import read_table
 from orchestrator.core.trainer import TRAINERS, Trainer
 
@@ -87,6 +87,8 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypa
     if mode != "blind":
         assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 5
     picture = tables.parent / "picture.svg"
+    from benchmarks import search_picture  # matplotlib takes a second of each process that collects tests
+
     monkeypatch.setattr(sys, "argv", ["search_picture", str(tables.parent / "result.json"), "--out", str(picture)])
     search_picture.main()
     assert all(name in picture.read_text(encoding="utf-8") for name in ("auto", "tpe", "random", "heuristic", mode))

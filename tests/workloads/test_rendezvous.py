@@ -39,17 +39,18 @@ def run(root: Path, asked: LaunchOrder, launcher: NodeLauncher) -> tuple[NodeRep
     [("workloads.llama", {}), ("workloads.netbench", {"collectives": ["all_reduce"], "sizes": [1024], "seconds": 0.2})],
     ids=["llama", "netbench"],
 )
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])  # of one node, and one as a gang over several is told
-def test_a_gang_listens_at_its_own_address_alone(tmp_path: Path, program: str, options: dict[str, Any], address: str) -> None:
+def test_a_gang_listens_at_its_own_address_alone(tmp_path: Path, program: str, options: dict[str, Any]) -> None:
     launcher = NodeLauncher(tmp_path, node="here")
     try:
-        port = launcher.rendezvous()
-        report, seen = run(tmp_path, order(program, options=options, master_addr=address, master_port=port), launcher)
+        for attempt, address in enumerate(("127.0.0.1", "127.0.0.2"), start=1):  # of one node, and one as a gang over several is told
+            port = launcher.rendezvous()
+            asked = order(program, options=options, attempt=attempt, master_addr=address, master_port=port)
+            report, seen = run(tmp_path, asked, launcher)
+            assert report.failure is None, report.failure
+            assert [place for place in seen if place.port == port] == [Place(address, port)]
+            assert {place for place in seen if not is_loopback(place.address)} == set()  # gloo listens too
     finally:
         launcher.close()
-    assert report.failure is None, report.failure
-    assert [place for place in seen if place.port == port] == [Place(address, port)]
-    assert {place for place in seen if not is_loopback(place.address)} == set()  # gloo listens too
 
 
 def test_where_no_interface_holds_the_address_every_one_is_listened_on() -> None:
