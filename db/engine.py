@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 import time
 import uuid
@@ -145,7 +146,8 @@ class Database:
         # psycopg tells of every address it tried, a line each: the last is the one that counts.
         lines = [line.strip() for line in urls.redact(text, self.url).splitlines() if line.strip()]
         said = lines[0][:300] if lines else type(exc).__name__
-        what_to_do = next((advice for fragment, advice in _POSTGRESQL_ADVICE if fragment in text), None)
+        advised = () if self.is_sqlite else _POSTGRESQL_ADVICE
+        what_to_do = next((advice for pattern, advice in advised if re.search(pattern, text)), None)
         return said if what_to_do is None else f"{said}. {what_to_do}"
 
 
@@ -174,7 +176,7 @@ _SQLITE_ADVICE = (
     ),
 )
 
-# By what libpq and the server say in English; in other languages they are alone with it.
+# By patterns of what libpq and the server say in English; in other languages they are alone with it.
 _POSTGRESQL_ADVICE = (
     ("password authentication failed", "Correct the user in the URL, or the password in ~/.pgpass (of mode 600) or PGPASSWORD"),
     ("no password supplied", "Put the password into ~/.pgpass (of mode 600) or PGPASSWORD"),
@@ -183,8 +185,10 @@ _POSTGRESQL_ADVICE = (
     ("timeout expired", "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?"),
     ("resolve host", "Correct the host of the URL"),
     ("translate host name", "Correct the host of the URL"),
-    ("role ", "Correct the user of the URL, or have it made on the server: createuser"),
-    ("database ", "Correct the database of the URL, or have it made on the server: createdb"),
+    ('role "[^"]*" does not exist', "Correct the user of the URL, or have it made on the server: createuser"),
+    ('database "[^"]*" does not exist', "Correct the database of the URL, or have it made on the server: createdb"),
+    ("is starting up|is shutting down|is in recovery mode", "It comes or goes: the same command again in a moment"),
+    ("too many c(onnections|lients)|connection slots are reserved", "End other clients, or raise max_connections on the server"),
 )
 
 

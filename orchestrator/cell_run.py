@@ -147,6 +147,11 @@ class CellRun:
             return self.trial_gpu_seconds
         return cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
 
+    @property
+    def guessed_gpu_seconds(self) -> float:
+        """The same where nothing measured need tell it: what the last one held, else as predicted with a usual launch."""
+        return self.trial_gpu_seconds if self.trial_gpu_seconds is not None else self.predicted_seconds * self.cell.num_gpus
+
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""
         if self.ahead is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from db.rows import TrialRow
+from db.rows import CellStatus, TrialRow
 from db.schema import SweepState
 from db.store import Store
 from orchestrator.contest import CONTENDERS, contest_of
@@ -45,12 +45,14 @@ def finished_before(
     of_now = code()
     session = store.newest_session(row.id)
     said = session.stop_reasons if session is not None else ()
-    reason = next((bound for bound in (StopReason.GPU_HOURS, StopReason.COST, StopReason.TRIALS) if bound in said), StopReason.BEFORE)
+    spent = next((bound for bound in (StopReason.GPU_HOURS, StopReason.COST) if bound in said), None)
     trials = [trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}]
     return SweepResult(
         sweep_id=row.id,
         counts=counts,
-        stopped={cell.cell.cell: reason for cell in cells},
+        stopped={
+            cell.cell.cell: spent or _how_it_stopped(cell, spec.search.max_trials if StopReason.TRIALS in said else None) for cell in cells
+        },
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},
@@ -58,6 +60,11 @@ def finished_before(
         num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
         code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )
+
+
+def _how_it_stopped(cell: CellStatus, max_trials: int | None) -> StopReason:
+    launched = sum(number for state, number in cell.num_trials.items() if state is not TrialState.PRUNED)
+    return StopReason.TRIALS if max_trials is not None and launched >= max_trials else StopReason.BEFORE
 
 
 def _fingerprint_of(store: Store, trial: TrialRow, this_host: str | None, *, any_node: bool) -> Fingerprint | None:

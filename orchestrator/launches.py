@@ -6,7 +6,7 @@ It holds what is under way. What becomes of that is in books.py; whose turn it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from db.news import NewAttempt, NewTrial
@@ -15,6 +15,7 @@ from db.store import Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.layout import Layout
+from orchestrator.core.packing import Room
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.spec import Exclusive, SweepSpec
 from orchestrator.core.trial_cost import TrialCost
@@ -85,16 +86,22 @@ class Launches:
             self._may_stop(run, spent)
         wanting = [run for run in runs if self._wants(run)]
         began, most_at_once = self._clock(), self._most_at_once
-        while wanting and len(self.flights) + len(self._chosen) < most_at_once:
-            turn = self._turns.next(wanting, self._clock(), self._scheduler.rooms())
+        rooms: Mapping[str, Room] | None = None  # as of the last launch
+        while wanting and len(self.flights) + len(self._chosen) < most_at_once and self._turns.may_have_room(wanting):
+            rooms = self._scheduler.rooms() if rooms is None else rooms
+            turn = self._turns.next(wanting, self._clock(), rooms)
             if turn is None:
                 break
             run, nodes = turn
+            if any(node in rooms and node in one.nodes for one in self._chosen for node in nodes):
+                self._launch()  # what was chosen there takes of that room: how much is left, the scheduler knows when it has started
+                rooms = None
+                continue
             if not self._one(run, nodes) or not self._wants(run):
                 wanting.remove(run)
             if len(self._chosen) >= MOST_TOGETHER or self._clock() - began > CHOOSING_SECONDS:
                 self._launch()
-                began = self._clock()
+                began, rooms = self._clock(), None
         self._launch()
 
     def think_ahead(self, runs: Iterable[CellRun]) -> None:
@@ -258,15 +265,18 @@ class Launches:
     def _passed_by(self, run: CellRun, proposal: Proposal | None) -> StopReason | None:
         if not self._spending.is_limited:  # what is under way need not be added up
             return None
-        return self._spending.passed_by(run.expected_gpu_seconds(proposal, self._trial_cost()), to_come=self._to_come())
+        expected = run.expected_gpu_seconds(proposal, self._trial_cost())
+        if expected is None and not self._is_anything_under_way:
+            return None  # nothing measured tells what it holds: it shows that
+        return self._spending.passed_by(run.guessed_gpu_seconds if expected is None else expected, to_come=self._to_come())
 
     def _to_come(self) -> float:
-        """GPU-seconds that what is under way should still hold: as was foreseen, or where nothing was then, as its cell has shown since."""
+        """GPU-seconds that what is under way should still hold: as was foreseen, or where nothing was then, as its cell has shown since, or by a guess."""
         now = self._clock()
         under_way = [(one.run, one.expected_gpu_seconds, now) for one in self._chosen]
         under_way += [(flight.run, flight.expected_gpu_seconds, flight.since) for flight in self.flights.values()]
         return sum(
-            max((run.trial_gpu_seconds or 0.0 if expected is None else expected) - (now - since) * run.cell.num_gpus, 0.0)
+            max((run.guessed_gpu_seconds if expected is None else expected) - (now - since) * run.cell.num_gpus, 0.0)
             for run, expected, since in under_way
         )
 

@@ -50,6 +50,12 @@ class Lease:
     address: str | None = None  # where other nodes reach its node; None until the agent answers
     parts: list[Part] = field(default_factory=list)  # that attempts have
     used_at: float = 0.0  # monotonic; when the last attempt on it ended
+    num_served: int = 0  # attempts that it served at once when it was given back, or lost
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it serves several attempts at once, or did when it was lost: which of them its agent died of, nobody knows."""
+        return max(len(self.parts), self.num_served) > 1
 
     @property
     def is_idle(self) -> bool:
@@ -87,13 +93,12 @@ class Leases:
     def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter, *, root: str) -> None:
         self._nodes, self._head, self._meter, self._root = nodes, head, meter, root
         self._agent_class = ray.remote(NodeAgent)
-        self._held: list[Lease] = []
+        self._on: dict[str, list[Lease]] = {}  # by node; none without a lease
 
     def rooms(self) -> Mapping[str, Room]:
         """What a gang can have of the nodes on which there are leases."""
         rooms = {}
-        for node in {lease.node for lease in self._held}:
-            here = [lease for lease in self._held if lease.node == node]
+        for node, here in self._on.items():
             standing = max(len(lease.free_slots) for lease in here)
             unleased = self._nodes.slots.nodes.get(node, 0) - sum(lease.num_slots for lease in here if not lease.is_idle)
             rooms[node] = Room(standing=standing, widest=max(standing, unleased))
@@ -106,7 +111,7 @@ class Leases:
         """
         found = {node: lease for node in nodes if (lease := self._with_room(num_slots, node)) is not None}
         missing = [node for node in nodes if node not in found]
-        self._make_room(num_slots, missing, keep=set(found.values()))
+        self._make_room(num_slots, missing)
         for node in missing:
             found[node] = self._form(num_slots, node, program)
         return [self._part(found[node], num_slots) for node in nodes]
@@ -115,7 +120,7 @@ class Leases:
         """The attempt's gang is complete, or given up: it has held what was formed for it from the moment that Ray had reserved the slots."""
         for part in parts:
             lease = part.lease
-            if lease.reserved_at is None and (reserved_at := self._reserved_at(lease)) is not None:
+            if lease.reserved_at is None and self._has(lease) and (reserved_at := self._reserved_at(lease)) is not None:
                 lease.reserved_at = min(reserved_at, time.monotonic())
                 self._meter.stands(lease, num_slots=lease.num_slots, at=lease.reserved_at)
             self._begin(part)
@@ -129,24 +134,31 @@ class Leases:
     def discard(self, parts: Sequence[Part]) -> float:
         """Their agents are gone, or cannot be trusted any more: end them at once, whatever else they serve. The GPU-seconds that the attempt held."""
         gpu_seconds = self.put_back(parts)
-        self._remove([lease for lease in dict.fromkeys(part.lease for part in parts) if lease in self._held])
+        self._remove([lease for lease in dict.fromkeys(part.lease for part in parts) if self._has(lease)])
         return gpu_seconds
 
     def vacate(self, nodes: Collection[str]) -> None:
         """Give back what stands idle on these nodes."""
-        self._remove([lease for lease in self._held if lease.is_idle and lease.node in nodes])
+        self._remove([lease for node in nodes for lease in self._on.get(node, ()) if lease.is_idle])
 
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
-        self._remove([lease for lease in self._held if lease.is_idle and not self._nodes.is_alive(lease.node_id)])
+        self._remove([lease for lease in self._all if lease.is_idle and not self._nodes.is_alive(lease.node_id)])
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
         if not self._head.is_gone:
-            self._close_agents(self._held)
-        for lease in self._held:
+            self._close_agents(self._all)
+        for lease in self._all:
             self._returned(lease)
-        self._held.clear()
+        self._on.clear()
+
+    @property
+    def _all(self) -> list[Lease]:
+        return [lease for here in self._on.values() for lease in here]
+
+    def _has(self, lease: Lease) -> bool:
+        return lease in self._on.get(lease.node, ())
 
     @property
     def _unit(self) -> str:
@@ -154,7 +166,7 @@ class Leases:
 
     def _with_room(self, num_slots: int, node: str) -> Lease | None:
         """The lease there that so many slots leave the fewest of."""
-        roomy = (lease for lease in self._held if lease.node == node and len(lease.free_slots) >= num_slots)
+        roomy = (lease for lease in self._on.get(node, ()) if len(lease.free_slots) >= num_slots)
         return min(roomy, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
 
     def _part(self, lease: Lease, num_slots: int) -> Part:
@@ -164,7 +176,8 @@ class Leases:
         return part
 
     def _begin(self, part: Part) -> None:
-        if not part.has_begun and part.lease.reserved_at is not None:
+        """Nothing happens before the slots are reserved, nor where the lease was lost before."""
+        if not part.has_begun and part.lease.reserved_at is not None and part in part.lease.parts:
             part.has_begun = True
             self._meter.begins(part, num_slots=len(part.slots), at=max(part.taken_at, part.lease.reserved_at))
 
@@ -176,17 +189,18 @@ class Leases:
 
     def _returned(self, lease: Lease) -> None:
         """Its slots are no longer ours, nor those of the attempts on it."""
-        now = time.monotonic()
+        now, lease.num_served = time.monotonic(), len(lease.parts)
         for part in list(lease.parts):
+            self._begin(part)
             self._end(part, now)
         self._meter.returned(lease, now)
 
-    def _make_room(self, num_slots: int, nodes: Sequence[str], *, keep: set[Lease]) -> None:
+    def _make_room(self, num_slots: int, nodes: Sequence[str]) -> None:
         """Give idle leases back, least recently used first, until each of these nodes has the slots free."""
         leaving: list[Lease] = []
         for node in nodes:
-            here, has = [lease for lease in self._held if lease.node == node], self._nodes.slots.nodes.get(node, 0)
-            idle = sorted((lease for lease in here if lease.is_idle and lease not in keep), key=lambda lease: lease.used_at)
+            here, has = self._on.get(node, ()), self._nodes.slots.nodes.get(node, 0)
+            idle = sorted((lease for lease in here if lease.is_idle), key=lambda lease: lease.used_at)
             held = sum(lease.num_slots for lease in here)
             while held + num_slots > has and idle:
                 leaving.append(idle.pop(0))
@@ -217,8 +231,17 @@ class Leases:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
             ).remote(self._root, program, node, passed(os.environ))
         )
-        self._held.append(Lease(node=node, node_id=node_id, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic()))
-        return self._held[-1]
+        lease = Lease(node=node, node_id=node_id, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic())
+        self._keep(lease)
+        return lease
+
+    def _keep(self, lease: Lease) -> None:
+        self._on.setdefault(lease.node, []).append(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        self._on[lease.node].remove(lease)
+        if not self._on[lease.node]:
+            del self._on[lease.node]
 
     def _remove(self, leases: Sequence[Lease]) -> None:
         """End the agents, whatever they do, and give the slots back."""
@@ -227,7 +250,7 @@ class Leases:
                 self._head.ask(partial(ray.kill, lease.agent))
             except RayError as exc:
                 logger.debug("Agent already gone: %s", first_line(exc))
-            self._held.remove(lease)
+            self._forget(lease)
             self._returned(lease)
 
         def remove() -> None:
@@ -249,7 +272,7 @@ class Leases:
     def _await_free(self, num_slots: int) -> None:
         """Wait until the head sees so many slots free: a group asked for earlier waits a whole second in Ray's back-off."""
         resource = "GPU" if self._nodes.device is Device.CUDA else "CPU"
-        held = sum(lease.num_slots for lease in self._held)
+        held = sum(lease.num_slots for lease in self._all)
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             available = self._head.ask(ray.available_resources)

@@ -229,7 +229,7 @@ class RayScheduler:
             try:
                 value = ray.get(ref)
             except RayError as exc:
-                self._lose(flight, [index], self._why_lost(flight.parts[index].node, exc))
+                self._lose(flight, [index], self._why_lost(flight.parts[index], exc))
                 if self._flights.get(flight.request.trial_id) is not flight:
                     return
                 continue
@@ -253,13 +253,16 @@ class RayScheduler:
             elif flight.stage is _Stage.RUNNING:
                 self._end(flight)
 
-    def _why_lost(self, node: str, exc: RayError) -> Failure:
-        """What the loss of an agent on this node stands for."""
+    def _why_lost(self, part: Part, exc: RayError) -> Failure:
+        """What the loss of its agent stands for."""
+        node = part.node
         if isinstance(exc, RayTaskError):
             text = f"the launcher raised {first_line(exc.cause or exc)}"
             return Failure(kind=FailureKind.LAUNCH_FAILED, message=text, node=node, log_tail=str(exc))
         if isinstance(exc, RayOutOfMemory):  # Ray's memory monitor chose the agent, whatever it was that grew: its ranks
             text = "the node ran out of memory, and Ray ended the agent"
+            if part.lease.is_shared:  # of one attempt's ranks: each is tried again alone, and shows whose
+                return Failure(kind=FailureKind.NODE_LOST, message=f"{text}, which served several attempts", node=node, log_tail=str(exc))
             return Failure(kind=FailureKind.OOM_HOST, message=text, node=node, log_tail=str(exc))
         if isinstance(exc, ActorUnavailableError):
             self._nodes.doubt(node)

@@ -49,9 +49,9 @@ class Spending:
             return StopReason.WALL_TIME
         return None
 
-    def passed_by(self, expected_gpu_seconds: float | None, *, to_come: float) -> StopReason | None:
-        """The budget that an attempt should pass, beside what is under way; one of which nothing tells what it holds may be tried."""
-        if self._budget is None or expected_gpu_seconds is None:
+    def passed_by(self, expected_gpu_seconds: float, *, to_come: float) -> StopReason | None:
+        """The budget that an attempt should pass, beside what is under way."""
+        if self._budget is None:
             return None
         return REASONS[self._budget.limit] if expected_gpu_seconds > self._left(self._budget) - to_come else None
 

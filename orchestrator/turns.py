@@ -30,10 +30,12 @@ class Turns:
         """Whether the nodes that are left hold such a gang, once they are free."""
         return self._floor.holds(shape)
 
+    def may_have_room(self, runs: Sequence[CellRun]) -> bool:
+        """Whether as many slots are free as the narrowest gang has; where not, whose turn it is need not be worked out."""
+        return self._floor.free_slots >= min((run.shape.num_slots for run in runs), default=0)
+
     def next(self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room]) -> tuple[CellRun, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
-        if self._floor.free_slots < min((run.shape.num_slots for run in runs), default=0):
-            return None  # whoever comes first: that need not be worked out
         waiting = [
             WaitingGang(
                 shape=run.shape,

@@ -1,6 +1,6 @@
 """Programs of the tests, run as processes of their own: a process joins one Ray cluster at a time, and can be killed.
 
-Of none of them anything is left, however it ends (tests/bounded.py).
+Of none of them anything is left, however it ends, unless tests/bounded.py itself is killed.
 """
 
 from __future__ import annotations

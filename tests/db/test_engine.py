@@ -96,6 +96,24 @@ def test_a_wrong_user_is_said_with_how_to_have_it_made(postgresql_server: str) -
     assert message.endswith("have it made on the server: createuser")
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("FATAL:  the database system is starting up", "the same command again in a moment"),
+        ("FATAL:  the database system is in recovery mode", "the same command again in a moment"),
+        ('FATAL:  too many connections for database "sweeps"', "raise max_connections on the server"),
+        ('FATAL:  too many connections for role "me"', "raise max_connections on the server"),
+        ('FATAL:  permission denied for database "sweeps"', ""),
+        ('FATAL:  role "me" is not permitted to log in', ""),
+    ],
+)
+def test_a_server_that_refuses_is_not_told_to_make_what_it_has(said: str, advice: str) -> None:
+    database = Database(urls.resolve("postgresql://me@db.example/sweeps"))
+    message = database._explain(OperationalError("", None, Exception(said)))
+    assert message == (f"{said}. {message.removeprefix(said + '. ')}" if advice else said)
+    assert message.endswith(advice)
+
+
 def test_a_server_that_does_not_run_is_said_with_what_to_look_at() -> None:
     pytest.importorskip("psycopg")
     message = refusal("postgresql://u@127.0.0.1:1/d")

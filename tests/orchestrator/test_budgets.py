@@ -66,11 +66,11 @@ def test_a_limit_of_money_without_a_price_is_refused_before_anything_is_started(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("budget", [0.5, 3.0, 7.9, 11.0])
-def test_a_budget_is_passed_by_no_more_than_was_in_flight_before_anything_was_known(store: Store, slots: int, budget: float) -> None:
+def test_a_budget_is_passed_by_no_more_than_one_trial_before_anything_was_known(store: Store, slots: int, budget: float) -> None:
+    """A usual launch alone, which is what is guessed, would pass it: so the first shows what one holds, however many slots there are."""
     scheduler = FakeScheduler(fast, slots=slots, device=Device.CUDA, seconds=lambda _: 2.0)
     result, _ = run(store, fast, spec=spec(gpus=1, search={"max_gpu_hours": budget / HOUR}), scheduler=scheduler)
-    blind = 2.0 * slots  # the first of each slot
-    assert held(store).held <= max(budget, blind)
+    assert held(store).held <= max(budget, 2.0)
     assert held(store).held > min(budget, 12.0) - 2.0  # and what fits is used: all six layouts hold 12
     assert set(result.stopped.values()) == {StopReason.GPU_HOURS}
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.packing import Floor, Shape, WaitingGang
-from orchestrator.core.protocol import Device
-from orchestrator.gang import Slots
+from db.store import Store
+from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
+from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.gang import Finished, SchedulerEvent, Slots
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.leases import Lease, Leases, Part
+from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.orchestrator.test_sweep import run, spec
 
 SLOTS = {"a": 8, "b": 8, "c": 6}
 WIDTHS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 16])
@@ -34,7 +39,7 @@ class LeasesOfNobody(Leases):
     def _form(self, num_slots: int, node: str, program: str) -> Lease:
         self.num_formed += 1
         lease = Lease(node=node, node_id=node, num_slots=num_slots, group=cast(Any, None), agent=None, asked_at=time.monotonic())
-        self._held.append(lease)
+        self._keep(lease)
         return lease
 
     def _close_agents(self, leases: Sequence[Lease]) -> None:
@@ -43,14 +48,14 @@ class LeasesOfNobody(Leases):
     def _remove(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             assert lease.is_idle
-            self._held.remove(lease)
+            self._forget(lease)
 
     def _await_free(self, num_slots: int) -> None:
         """They are free at once."""
 
     def check(self) -> None:
         for node, slots in SLOTS.items():
-            here = [lease for lease in self._held if lease.node == node]
+            here = self._on.get(node, [])
             assert sum(lease.num_slots for lease in here) <= slots, "no slot is leased twice"
             for lease in here:
                 taken = [slot for part in lease.parts for slot in part.slots]
@@ -89,6 +94,60 @@ def test_a_node_that_a_wide_gang_has_leased_serves_narrower_ones_with_the_same_a
     for width in widths:
         leases.put_back(leases.take(width, ["a"], program=""))
     assert leases.num_formed == 1
+
+
+class SchedulerWithLeases(FakeScheduler):
+    """Its attempts have parts of leases; several end in one poll, as they do where a loop was busy meanwhile."""
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__(lambda request: 1.0 / request.layout.micro_batch_size, nodes=SLOTS, device=Device.CUDA)
+        self._leases, self._chance = LeasesOfNobody(), chance
+        self._parts: dict[int, list[Part]] = {}
+
+    def rooms(self) -> Mapping[str, Room]:
+        return self._leases.rooms()
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        super().start(request, shape, nodes)
+        self._parts[request.trial_id] = self._leases.take(shape.slots_per_node, nodes, program="")
+        self._leases.check()
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        events: list[SchedulerEvent] = []
+        for _ in range(self._chance.randrange(1, 6)):
+            events += super().poll(timeout_seconds)
+        for event in events:
+            if isinstance(event, Finished):
+                self._leases.put_back(self._parts.pop(event.trial_id))
+        return events
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_loop_starts_together_finds_the_room_that_it_was_chosen_for(sqlite_store: Store, seed: int) -> None:
+    """Several gangs on pieces of one node: each takes of the room that the next was to have."""
+    axes = {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]}
+    wanted = spec(gpus=[1, 2, 3, 4, 6], global_batch_size=48, axes=axes, gpus_per_node=8, search={"strategy": "random", "seed": seed})
+    result, scheduler = run(sqlite_store, lambda _: 1.0, spec=wanted, scheduler=SchedulerWithLeases(Random(seed)))
+    assert result.finished
+    assert {layout.world_size for layout, _ in scheduler.started} == {1, 2, 3, 4, 6}
+
+
+def test_an_attempt_whose_lease_was_lost_before_it_began_never_begins() -> None:
+    """Its agent died as it formed, and another attempt heard of that first."""
+    leases = LeasesOfNobody()
+    (first,), (second,) = leases.take(2, ["a"], program=""), leases.take(2, ["b"], program="")
+    lease = first.lease
+    leases.put_back([first])
+    (third,), (fourth,) = (leases.take(1, ["a"], program="") for _ in range(2))
+    assert {third.lease, fourth.lease} == {lease}
+    lease.reserved_at = 0.0
+    leases._forget(lease)
+    leases._returned(lease)
+    assert lease.is_shared, "which of the two its agent died of, nobody knows"
+    leases.stand([fourth])
+    leases.stand([third])
+    assert not leases._meter._attempts, "nobody would end them"
+    leases.put_back([third, fourth, second])
 
 
 def test_a_gang_takes_the_lease_that_it_leaves_the_fewest_slots_of() -> None:
