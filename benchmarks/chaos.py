@@ -123,9 +123,9 @@ def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: floa
         done = finished(command, seconds=patience_seconds)
     except subprocess.TimeoutExpired:
         return Outcome(campaign=name, seed=seed, complaints=[f"it was not over after {patience_seconds:.0f} s"])
-    told = done.stdout.partition("OUT ")[2]
-    if told:
-        return outcome_of(json.loads(told))
+    said = done.stdout.partition("OUT ")[2]
+    if said:
+        return outcome_of(json.loads(said))
     return Outcome(campaign=name, seed=seed, complaints=[f"it ended with {done.returncode}: {done.stderr[-500:]}"])
 
 

@@ -57,8 +57,16 @@ def _told(arguments: Sequence[str]) -> Iterator[str]:
         elif equals and name in _FOLDERS and Path(value).is_dir():
             yield f"{name}=DIR"
         else:
-            yield shlex.quote(argument)
+            yield shlex.quote(_from_the_project(argument))
         previous = argument
+
+
+def _from_the_project(argument: str) -> str:
+    """A path as whoever runs it again would give it: of this machine's folders nothing is told."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else "FILE"
 
 
 def resident_bytes() -> int:

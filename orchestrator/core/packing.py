@@ -160,7 +160,7 @@ class Floor:
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
-                reserved, starts_at = self._reserve(gang, now)
+                reserved, starts_at = self._reserve(gang, now, rooms)
                 if _is_overdue(gang, len(waiting)):
                     starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
         return None
@@ -195,14 +195,18 @@ class Floor:
             nodes = (node for node in nodes if self._free[node] == self._slots_of[node])
         return nodes
 
-    def _reserve(self, gang: WaitingGang, now: float) -> tuple[frozenset[str], float]:
+    def _reserve(self, gang: WaitingGang, now: float, rooms: Mapping[str, Room]) -> tuple[frozenset[str], float]:
         """The nodes on which a gang that does not fit now will fit first, if all end when predicted, and when that is.
 
-        Of nodes that will do by then, those that are free last: what is free now stays open to others.
+        Of nodes that will do by then, those that are free last: what is free now stays open to others. Free slots in pieces too small for it
+        become one room when the next gang there ends, as far as that can be foreseen.
         """
-        wanted = gang.shape.num_nodes
-        num_roomy = sum(1 for _ in self._roomy(gang, ())) if gang.exclusive else self._num_with(gang.shape.slots_per_node)
-        freed: dict[str, int] = {}  # slots that will be free on nodes that several gangs hold
+        wanted, least = gang.shape.num_nodes, gang.shape.slots_per_node
+        # Slots that will be free on nodes that several gangs hold.
+        freed = {node: room.widest for node, room in rooms.items() if room.widest < least <= self._free.get(node, 0)}
+        is_simple = not gang.exclusive and not freed
+        roomy = [] if is_simple else [node for node in self._roomy(gang, ()) if node not in freed]
+        num_roomy = self._num_with(least) if is_simple else len(roomy)
         later: list[str] = []  # nodes that will do, in the order in which they are free
         starts_at = inf
         for ends_at, key in self._ends:
@@ -216,7 +220,7 @@ class Floor:
             if num_roomy + len(later) >= wanted:
                 starts_at = max(ends_at, now)
         if len(later) < wanted:
-            later = [*self._roomy(gang, ()), *later]
+            later = [*(self._roomy(gang, ()) if is_simple else roomy), *later]
         return frozenset(later[-wanted:]), starts_at
 
     def _freed_by(self, held: _Held, gang: WaitingGang, freed: dict[str, int]) -> list[str]:
@@ -226,7 +230,7 @@ class Floor:
             if node not in self._free:
                 continue
             before = freed.get(node, self._free[node])
-            freed[node] = after = before + self._taken(held, node)
+            freed[node] = after = max(before, self._free[node]) + self._taken(held, node)
             if before < (self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node) <= after:
                 found.append(node)
         return found

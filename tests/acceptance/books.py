@@ -23,6 +23,7 @@ class Session:
     ended_at: datetime
     num_gpus: int
     capacity: float
+    held: float  # GPU-seconds of its attempts
 
     def most_held(self, until: datetime) -> float:
         """GPU-seconds, had it held its gang from the row of the first attempt on."""
@@ -30,15 +31,15 @@ class Session:
 
     def least_held(self, until: datetime, *, apart: float = 0.0) -> float:
         """GPU-seconds, where the gang was leased from soon after the row of the first attempt; `apart`: seconds that need not be counted."""
-        return GANG * ((until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart)
+        return GANG * max((until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart, 0.0)
 
 
 def sessions(command: Command) -> list[Session]:
     rows = command.sql(
-        "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at), session.ended_at, session.num_gpus, session.capacity_gpu_seconds"
+        "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at), session.ended_at, session.num_gpus, session.capacity_gpu_seconds, sum(attempt.gpu_seconds)"
         " FROM session JOIN attempt ON attempt.epoch = session.epoch GROUP BY session.id ORDER BY session.id",
     )
-    return [Session(*(_utc(moment) for moment in row[:4]), num_gpus=row[4], capacity=row[5]) for row in rows]
+    return [Session(*(_utc(moment) for moment in row[:4]), num_gpus=row[4], capacity=row[5], held=row[6] or 0.0) for row in rows]
 
 
 def status(command: Command) -> Any:

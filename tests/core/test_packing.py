@@ -141,6 +141,19 @@ def test_a_gang_waits_while_the_free_slots_of_a_node_are_in_pieces_too_small_for
     assert found.index == 1, "it has ended before what the larger one waits for"
 
 
+def test_who_waits_for_pieces_to_become_one_room_waits_for_an_end_there_and_no_other() -> None:
+    floor = Floor({"a": 8, "b": 2})
+    floor.take(1, shape(4), ["a"], ends_at=50.0)
+    floor.take(2, shape(1), ["b"], ends_at=10.0)
+    in_pieces = {"a": Room(standing=2, widest=2)}
+    on_a = [gang(4, seconds=1.0), gang(2, seconds=40.0)]
+    found = floor.next_start(on_a, now=0.0, rooms=in_pieces)
+    assert found is not None
+    assert (found.index, found.nodes) == (1, ("a",)), "it ends before what it stands beside, at 50; what ends at 10 makes no room there"
+    on_a[1] = gang(2, seconds=60.0)
+    assert floor.next_start(on_a, now=0.0, rooms=in_pieces) is None
+
+
 def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:
     assert started(Floor({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
 

@@ -1,6 +1,6 @@
 """Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS [HEAD_SECONDS]
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ NAME = "on-ray"
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000}
 VICTIMS = {"orchestrator": 3, "agent": 4, "rank": 5, "raylet": 2}
 HEAD_SECONDS = 60.0  # promised: an orchestrator whose cluster is gone has said so by then
-SOON_SECONDS = 5.0  # a head that is killed is missed after so many: Ray, which misses it too, keeps a core busy meanwhile
 START_SECONDS = 90.0
 NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
@@ -57,7 +56,8 @@ RPC_FAULTS = {
 class RayKills:
     """One cluster, whose head lives until the end."""
 
-    def __init__(self, url: str, folder: Path, seed: int) -> None:
+    def __init__(self, url: str, folder: Path, seed: int, *, head_seconds: float) -> None:
+        self._head_seconds = head_seconds  # after which an orchestrator misses its head
         self._url, self._folder, self._chance = url, folder, random.Random(seed)
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
@@ -138,8 +138,8 @@ class RayKills:
         self._workers = [self._cluster.add_node(**NODE) for _ in range(2)]
         self._cluster.wait_for_nodes()
 
-    def _orchestrator(self, *, head_seconds: float = ray_cluster.HEAD_SECONDS) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale), str(head_seconds)]
+    def _orchestrator(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale), str(self._head_seconds)]
         return running([sys.executable, "-m", "tests.faults.ray_orchestrator", *what], self._folder / "orchestrator.txt")
 
     def _under_fire(self, kills: int, *, until: float) -> None:
@@ -185,7 +185,7 @@ class RayKills:
 
     def _lose_the_head(self) -> None:
         """Kill the head under an orchestrator: it says so in time, and nothing that it knew is lost."""
-        with self._orchestrator(head_seconds=SOON_SECONDS) as orchestrator:
+        with self._orchestrator() as orchestrator:
             self._await_launch(orchestrator, START_SECONDS)
             if orchestrator.poll() is None:
                 began = time.monotonic()
@@ -283,7 +283,8 @@ def main() -> int:
     url, folder, seed, kills, seconds = sys.argv[1:6]
     if kills == "rpc":
         os.environ |= RPC_FAULTS
-    campaign = RayKills(url, Path(folder), int(seed))
+    head_seconds = float(sys.argv[6]) if len(sys.argv) > 6 else ray_cluster.HEAD_SECONDS
+    campaign = RayKills(url, Path(folder), int(seed), head_seconds=head_seconds)
     match kills:
         case "poison":
             out = campaign.run_poison()

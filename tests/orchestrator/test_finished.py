@@ -71,6 +71,15 @@ def test_a_finished_sweep_is_told_as_its_own_call_told_it(store: Store) -> None:
     assert now.stopped == dict.fromkeys(then.stopped, StopReason.BEFORE)
 
 
+def test_a_limit_of_trials_is_told_of_the_cells_that_it_stopped(store: Store) -> None:
+    changes = {"axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["full"]}, "search": {"max_trials": 4, "confirm": {"repeats": 0}}}
+    then = run(store, **changes)  # of 8 samples a rank of two has 4: no micro-batch of 8
+    assert {cell.num_gpus: reason for cell, reason in then.stopped.items()} == {1: StopReason.TRIALS, 2: StopReason.EXHAUSTED}
+    now = finished(store, **changes)
+    assert now is not None
+    assert {cell.num_gpus: reason for cell, reason in now.stopped.items()} == {1: StopReason.TRIALS, 2: StopReason.BEFORE}
+
+
 def test_a_cell_in_which_nothing_was_measured_is_told_again(store: Store) -> None:
     then = run(store, lambda request: FailureKind.OOM_GPU if request.layout.data_parallel_size == 1 else fast(request))
     now = finished(store)

@@ -10,13 +10,16 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import OutOfMemoryError as RayOutOfMemory
 
 from db.store import Store
+from orchestrator.core.failures import FailureKind
 from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
 from orchestrator.core.protocol import Device, TrialRequest
 from orchestrator.gang import Finished, SchedulerEvent, Slots
 from orchestrator.lease_meter import LeaseMeter
 from orchestrator.leases import Lease, Leases, Part
+from orchestrator.scheduler import RayScheduler
 from tests.orchestrator.fake_scheduler import FakeScheduler
 from tests.orchestrator.test_sweep import run, spec
 
@@ -148,6 +151,22 @@ def test_an_attempt_whose_lease_was_lost_before_it_began_never_begins() -> None:
     leases.stand([third])
     assert not leases._meter._attempts, "nobody would end them"
     leases.put_back([third, fourth, second])
+
+
+def test_of_an_agent_that_ran_out_of_memory_beside_others_nobody_knows_whose_ranks_it_was() -> None:
+    leases = LeasesOfNobody()
+    (whole,) = leases.take(4, ["a"], program="")
+    leases.put_back([whole])
+    (alone,) = leases.take(1, ["a"], program="")
+    assert why_lost(alone) is FailureKind.OOM_HOST
+    (beside,) = leases.take(2, ["a"], program="")
+    leases._forget(alone.lease)
+    leases._returned(alone.lease)  # the first to hear of it throws the agent away, and the other hears of it then
+    assert (why_lost(alone), why_lost(beside)) == (FailureKind.NODE_LOST, FailureKind.NODE_LOST)
+
+
+def why_lost(part: Part) -> FailureKind:
+    return RayScheduler._why_lost(cast(Any, None), part, RayOutOfMemory("the node is full")).kind
 
 
 def test_a_gang_takes_the_lease_that_it_leaves_the_fewest_slots_of() -> None:
