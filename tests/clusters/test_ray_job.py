@@ -145,3 +145,17 @@ def _until_it_runs(head: RayHosts, store: dict[str, str]) -> Any:
 def _upload(host: Host) -> Path:
     (found,) = (host.folder / "ray").glob("session_2*/runtime_resources/working_dir_files/_ray_pkg_*/")
     return found
+
+
+def test_the_doctor_finds_a_cluster_with_a_token_in_order_and_one_whose_token_is_readable_not(head: RayHosts) -> None:
+    host = head.head
+    said = host.run(SWEEP, "doctor", "--ray-address", "auto").stdout
+    assert "others on this machine can read the token" not in said, said
+    assert "without a token" not in said, said
+    token = host.folder / "token"
+    token.chmod(0o644)
+    try:
+        said = host.run(SWEEP, "doctor", "--ray-address", "auto").stdout
+    finally:
+        token.chmod(0o600)
+    assert "others on this machine can read the token" in " ".join(said.split()), said
