@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.default import DefaultDialect
@@ -100,11 +101,12 @@ def fresh_postgresql(server_url: str) -> Fresh:
     for url in databases:
         Store.open(url).close()
 
+    connections: dict[int, psycopg.Connection] = {}  # kept: a new one has all of the catalogue to read
+
     def emptied(worker: int) -> str:
-        engine = sa.create_engine(urls.resolve(databases[worker]))
-        with engine.begin() as connection:
-            connection.exec_driver_sql(new_store.EMPTY)
-        engine.dispose()
+        if worker not in connections:
+            connections[worker] = psycopg.connect(databases[worker], autocommit=True)
+        connections[worker].execute(new_store.EMPTY)
         return databases[worker]
 
     return emptied
