@@ -31,6 +31,13 @@ def leaving_a_child(folder: Path, then: str) -> list[str]:
     ]
 
 
+def await_child(folder: Path) -> None:
+    until = time.monotonic() + 60
+    while not (folder / "pid").exists() or not (folder / "pid").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def who_stayed(folder: Path) -> int:
     return int((folder / "pid").read_text())
 
@@ -50,15 +57,22 @@ def test_of_a_program_that_ends_nothing_is_left_either(tmp_path: Path) -> None:
 def test_of_a_program_whose_caller_is_killed_nothing_is_left(tmp_path: Path) -> None:
     call = f"from tests.programs import finished; finished({leaving_a_child(tmp_path, STAYS)!r}, seconds=600)"
     caller = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[1])
-    until = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    await_child(tmp_path)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
+    until = time.monotonic() + 60
     while start_time(who_stayed(tmp_path)) is not None:
         assert time.monotonic() < until, "it outlived who asked for it"
         time.sleep(0.01)
+
+
+def test_of_a_program_that_is_asked_to_end_nothing_is_left(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bounded", "600", *leaving_a_child(tmp_path, STAYS)]
+    bounded = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    await_child(tmp_path)
+    bounded.terminate()
+    assert bounded.wait(60) == 128 + signal.SIGTERM
+    assert start_time(who_stayed(tmp_path)) is None
 
 
 def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobody(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
-SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 15.0}}  # 0.1 to 1 s a trial
+SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
 UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5  # between two renewals: what a kill leaves uncounted
 BETWEEN_SECONDS = 1.0  # idle between trials since the last renewal, of which a kill leaves nothing: some 30 ms a trial
 
@@ -27,15 +27,16 @@ def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(comma
         acknowledged: dict[int, int] = {}
         for kills in range(1, 3 if command_on.store_url.startswith("sqlite") else 2):
             running = command_on.start("run", file)
-            wanted = len(acknowledged) + 3
+            wanted = len(acknowledged) + 6
             running.until(lambda wanted=wanted: len(measured(store, "t")) >= wanted)  # type: ignore[misc]
             acknowledged |= measured(store, "t")
             running.kill()
             killed_at.append(datetime.now(tz=UTC))
             assert running.survivors(seconds=10) == [], f"processes are left after kill {kills}"
+        useful = held(command_on).useful
         ended = command_on.ok("run", file)
         _nothing_is_lost_or_repeated(command_on, store, acknowledged)
-    _every_second_is_accounted_for(command_on, killed_at)
+    _every_second_is_accounted_for(command_on, killed_at, useful)
     _the_end_is_told_again_without_ray(command_on, file, ended.stdout)
 
 
@@ -48,17 +49,18 @@ def _nothing_is_lost_or_repeated(command: Command, store: Store, acknowledged: d
     assert command.sql("select count(*) from v_event where event = 'measured' group by trial_id") == [[1]] * 16
 
 
-def _every_second_is_accounted_for(command: Command, killed_at: list[datetime]) -> None:
+def _every_second_is_accounted_for(command: Command, killed_at: list[datetime], useful_before: float) -> None:
     *killed, ended = sessions(command)
     assert len(killed) == len(killed_at)
     for session, moment in zip(killed, killed_at, strict=True):
         assert 0 <= (moment - session.ended_at).total_seconds() <= UNSEEN_SECONDS
-        assert session.held > 0, "three of its trials were measured"
+        assert session.held > 0, "six of its trials were measured"
     least = sum(session.least_held(session.ended_at, apart=BETWEEN_SECONDS) for session in killed)
     most = sum(session.most_held(moment) for session, moment in zip(killed, killed_at, strict=True))
     parts = held(command)
     assert least + ended.least_held(ended.last_attempt_ended_at) <= parts.held <= most + ended.most_held(ended.ended_at)
     assert parts.in_flight == 0.0
+    assert parts.useful > useful_before > 0
     assert parts.held == pytest.approx(sum(session.held for session in (*killed, ended)) + parts.idle)
     assert parts.held <= sum(session.capacity for session in (*killed, ended))
     assert "GPU-hours held: useful" in command.ok("status", "t").stdout

@@ -508,7 +508,7 @@ def test_hostile_text_is_refused_fast_and_in_few_words(text: str) -> None:
     started = time.process_time()  # of this process alone: others share the machine
     lines = mistakes(text)
     seconds = time.process_time() - started
-    assert seconds < 4.0  # promised: 0.2 s, which it keeps on a quiet machine; what grows faster than the text takes minutes
+    assert seconds < 2.0  # promised: 0.2 s, which it keeps ten times over on a quiet machine; others may share this one
     assert len(lines) <= 51
     assert max(map(len, lines)) < 1_000
     assert all(line.isprintable() for line in lines)

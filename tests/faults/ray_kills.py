@@ -1,6 +1,6 @@
 """Kills on a real Ray cluster of a head and two simulated nodes: of orchestrators, agents, ranks, raylets and at last the head; judged like any campaign.
 
-Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS [HEAD_SECONDS]
+Run as a program, since a process starts one cluster at a time: python -m tests.faults.ray_kills URL FOLDER SEED KILLS|poison|rpc SECONDS
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from orchestrator import ray_cluster
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.processes import descendants, kill, start_time
 from tests.faults.campaign import SURVIVOR_SECONDS, Outcome
@@ -56,8 +55,7 @@ RPC_FAULTS = {
 class RayKills:
     """One cluster, whose head lives until the end."""
 
-    def __init__(self, url: str, folder: Path, seed: int, *, head_seconds: float) -> None:
-        self._head_seconds = head_seconds  # after which an orchestrator misses its head
+    def __init__(self, url: str, folder: Path, seed: int) -> None:
         self._url, self._folder, self._chance = url, folder, random.Random(seed)
         self._log = Log(folder / "seen.jsonl")
         self._out = Outcome(campaign="ray", seed=seed)
@@ -139,7 +137,7 @@ class RayKills:
         self._cluster.wait_for_nodes()
 
     def _orchestrator(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale), str(self._head_seconds)]
+        what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale)]
         return running([sys.executable, "-m", "tests.faults.ray_orchestrator", *what], self._folder / "orchestrator.txt")
 
     def _under_fire(self, kills: int, *, until: float) -> None:
@@ -283,8 +281,7 @@ def main() -> int:
     url, folder, seed, kills, seconds = sys.argv[1:6]
     if kills == "rpc":
         os.environ |= RPC_FAULTS
-    head_seconds = float(sys.argv[6]) if len(sys.argv) > 6 else ray_cluster.HEAD_SECONDS
-    campaign = RayKills(url, Path(folder), int(seed), head_seconds=head_seconds)
+    campaign = RayKills(url, Path(folder), int(seed))
     match kills:
         case "poison":
             out = campaign.run_poison()

@@ -1,7 +1,4 @@
-"""An orchestrator on a Ray cluster, as a program that can be killed.
-
-python -m tests.faults.ray_orchestrator ADDRESS URL FOLDER TIME_SCALE HEAD_SECONDS
-"""
+"""An orchestrator on a Ray cluster, as a program that can be killed: python -m tests.faults.ray_orchestrator ADDRESS URL FOLDER TIME_SCALE"""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from orchestrator import ray_cluster
 from orchestrator.core.errors import SweepError
 from orchestrator.core.protocol import Device
 from orchestrator.core.spec import SweepSpec
@@ -48,7 +44,6 @@ def spec(time_scale: float) -> SweepSpec:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     address, url, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    ray_cluster.HEAD_SECONDS = float(sys.argv[5])
     scheduler = partial(RayScheduler, address=address, device=Device.CPU, root=folder / "runs")
     try:
         with WitnessedStore.seen_by(Log(folder / "seen.jsonl"), url) as store:

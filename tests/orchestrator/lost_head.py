@@ -11,16 +11,13 @@ import time
 
 from ray.cluster_utils import Cluster
 
-from orchestrator import ray_cluster
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
-
-HEAD_SECONDS = 4.0  # of the product 15: meanwhile Ray, which misses the head too, keeps a core busy
+from orchestrator.ray_cluster import await_nodes
 
 
 def main() -> None:
-    ray_cluster.HEAD_SECONDS = HEAD_SECONDS
     head = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
     killed_at: list[float] = []
@@ -33,7 +30,7 @@ def main() -> None:
 
     said = "it went on"
     try:
-        ray_cluster.await_nodes(cluster.address, Shape(num_nodes=4, slots_per_node=1), Device.CPU, patience_seconds=120.0, give_up=look)
+        await_nodes(cluster.address, Shape(num_nodes=4, slots_per_node=1), Device.CPU, patience_seconds=120.0, give_up=look)
     except ClusterUnavailable as exc:
         said = str(exc)
     out = {"said": said, "seconds": time.monotonic() - killed_at[0]}
