@@ -88,8 +88,8 @@ def test_a_cluster_that_is_not_there(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_changed_condition_is_refused_with_the_difference(command: Command, tmp_path: Path) -> None:
-    command.ok("run", write_sweep(tmp_path), "search.max_trials=1")
-    text = said(command, "run", write_sweep(tmp_path), "measurement.warmup_steps=7", code=2)
+    command.ok("run", write_sweep(tmp_path), "search.max_trials=1", "--simulate")
+    text = said(command, "run", write_sweep(tmp_path), "measurement.warmup_steps=7", "--simulate", code=2)
     assert "warmup_steps" in text
 
 
