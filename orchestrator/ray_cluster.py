@@ -55,6 +55,8 @@ def connect(address: str | None) -> None:
             "" if address is None else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
         )
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
+    # Ray's thread that repeats the cluster's errors on stderr: without a head it asks again and again, and keeps a core busy for as long as we live.
+    ray._private.worker.global_worker.threads_stopped.set()
     _protect_token()
 
 

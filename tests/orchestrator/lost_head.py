@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 
 from ray.cluster_utils import Cluster
@@ -33,7 +34,8 @@ def main() -> None:
         await_nodes(cluster.address, Shape(num_nodes=4, slots_per_node=1), Device.CPU, patience_seconds=120.0, give_up=look)
     except ClusterUnavailable as exc:
         said = str(exc)
-    out = {"said": said, "seconds": time.monotonic() - killed_at[0]}
+    busy = [thread.name for thread in threading.enumerate() if "listen" in thread.name]
+    out = {"said": said, "seconds": time.monotonic() - killed_at[0], "still_listening": busy}
     cluster.head_node.kill_all_processes(check_alive=False)
     print("OUT " + json.dumps(out), flush=True)
     os._exit(0)  # Ray's own end of a process waits for the head
