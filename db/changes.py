@@ -227,8 +227,7 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             waiting.append(int(row.id))
         else:
             batch.advance(row.id, TrialEvent.FAILED, detail=detail)
-        # Its end was noted when its owner was replaced. Not negative: an owner that slept past its lease may have begun after that end.
-        held_seconds = max(0.0, (row.ended_at - row.started_at).total_seconds())
+        held_seconds = (row.ended_at - row.started_at).total_seconds()  # its end was noted when its owner was replaced
         values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
         lost.append({"of_trial": row.id, "of_number": standing.num_attempts, **values})
     batch.write()

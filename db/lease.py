@@ -123,10 +123,14 @@ def process_namespace() -> str:
 
 
 def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
-    """Note until when the earlier owner held GPUs for what it left in flight, as far as is known; who comes later must not move that."""
+    """Note until when the earlier owner held GPUs for what it left in flight, as far as is known; who comes later must not move that.
+
+    What began after its owner's last sign of life ended as it began.
+    """
     of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
     left = (attempt.c.state == sa.literal_column("'running'"), attempt.c.ended_at.is_(None), attempt.c.trial_id.in_(of_sweep))
-    connection.execute(sa.update(attempt).where(*left).values(ended_at=at))
+    ended_at = sa.case((attempt.c.started_at > at, attempt.c.started_at), else_=sa.literal(at, attempt.c.ended_at.type))
+    connection.execute(sa.update(attempt).where(*left).values(ended_at=ended_at))
 
 
 def _is_owner(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -98,7 +98,7 @@ class Contest:
         trial_id = verdict.repeat
         others = len(verdict.tied) - 1
         why = f"run {len(self._runs[trial_id]) + 1} to confirm it, " + (
-            f"tied with {others} others so far" if others else "the best so far"
+            f"tied with {others} {'other' if others == 1 else 'others'} so far" if others else "the best so far"
         )
         return trial_id, self._layouts[trial_id], why
 

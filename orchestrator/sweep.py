@@ -216,7 +216,8 @@ class _Loop:
             if (found := salvage.take_up(self._spool)) > 0:
                 logger.warning("%d trials that ended while the database was away are written down", found, extra={"action": "salvaged"})
         if lost := self._store.reap(self._sweep_id, self._epoch):
-            logger.warning("%d trials of a dead orchestrator wait again", len(lost), extra={"action": "reaped"})
+            wait = "trial of a dead orchestrator waits" if len(lost) == 1 else "trials of a dead orchestrator wait"
+            logger.warning("%d %s again", len(lost), wait, extra={"action": "reaped"})
 
     def _look_after_nodes(self) -> NodeHealth:
         scheduler = self._scheduler

@@ -294,7 +294,7 @@ def _database(db: str | None) -> Check:
 
 def _new_file(path: Path, where: str) -> Check:
     folder = _nearest_existing(path.parent)
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not _can_be_written(folder):
         advice = "make it writable, or choose another place with SWEEP_DB"
         return Check(name="database", status=Status.FAIL, found=f"{where} cannot be made: {folder} is not writable", advice=advice)
     return Check(name="database", status=Status.OK, found=f"{where}, made by the first `sweep run`")
@@ -305,7 +305,7 @@ def _home() -> Check:
     folder = _nearest_existing(home)
     free = shutil.disk_usage(folder).free
     found = f"{home}, {show.memory(free)} free"
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    if not _can_be_written(folder):
         return Check(
             name="SWEEP_HOME", status=Status.FAIL, found=f"{folder} is not writable", advice="choose another place: SWEEP_HOME=FOLDER"
         )
@@ -313,6 +313,15 @@ def _home() -> Check:
         status = Status.FAIL if free < MIN_FREE_BYTES else Status.WARN
         return Check(name="SWEEP_HOME", status=status, found=found, advice="logs and results go there: make room")
     return Check(name="SWEEP_HOME", status=Status.OK, found=found)
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Tried: what permissions allow, a file system may still refuse."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _nearest_existing(folder: Path) -> Path:

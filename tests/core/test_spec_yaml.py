@@ -395,6 +395,7 @@ def test_an_override_of_the_batch_in_tokens_replaces_the_one_in_sequences() -> N
             "override 'workload=lama': workload: 'lama' is not one of llama, synthetic, command, replay; did you mean llama?",
         ),
         ("search.max_trails=3", "override 'search.max_trails=3': search.max_trails: unknown key;"),
+        ("serach.max_trials=3", "override 'serach.max_trials=3': serach: unknown key;"),
         ("gpus=true", "override 'gpus=true': gpus: expected a whole number, got true"),
         ("axes.recompute.1=ful", "override 'axes.recompute.1=ful': axes.recompute[1]: recompute 'ful' is not one of"),
         ("axes.recompute.7=full", "override 'axes.recompute.7=full': axes.recompute has no 7"),

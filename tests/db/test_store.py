@@ -367,7 +367,8 @@ def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(s
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
         other.reap(old.sweep_id, epoch)
         assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(600.0 * cell().num_gpus, abs=60.0)
-        assert other.trial(just_lost).attempts[0].gpu_seconds == 0.0
+        (never_seen,) = other.trial(just_lost).attempts
+        assert (never_seen.gpu_seconds, never_seen.ended_at) == (0.0, never_seen.started_at)
         assert other.held(old.sweep_id).total.lost == pytest.approx(1200.0, abs=60.0)
 
 

@@ -172,6 +172,16 @@ def test_doctor_makes_no_database(quick_imports: None, sweep: Sweep, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
+def test_doctor_says_where_neither_database_nor_home_can_be_made(
+    quick_imports: None, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write there by the permissions of the folder, and nobody in fact."""
+    monkeypatch.setenv("SWEEP_HOME", "/proc/none/home")
+    out, _ = sweep("doctor", "--db", "sqlite:////proc/none/sweep.sqlite", code=1)
+    assert "sqlite:////proc/none/sweep.sqlite cannot be made: /proc is not writable" in " ".join(out.split())
+    assert "fail  SWEEP_HOME" in out
+
+
 def test_doctor_finds_an_older_schema(quick_imports: None, store: Store, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("db.schema.SCHEMA_VERSION", "9999")
     out, _ = sweep("doctor", code=1)
