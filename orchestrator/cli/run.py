@@ -174,6 +174,8 @@ def run_spec(
             )
             if simulator is not None:
                 open_scheduler = lambda: simulator  # noqa: E731
+                sizes = simulator.slots.by_size
+                progress.say(f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured")
             if patience_seconds is not None and ray_address is not None:
                 _await_nodes(spec, ray_address, patience_seconds, progress, signals)
             clock = simulator.clock if simulator is not None else time.monotonic

@@ -90,5 +90,6 @@ def test_when_nothing_fits_the_exit_code_says_so(command: Command, tmp_path: Pat
     file = write_sweep(tmp_path, workload={"name": "synthetic", "options": options}, axes={"micro_batch_size": [1], "recompute": "full"})
     done = command.run("run", file, "--simulate")
     assert done.returncode == 4
+    assert "Simulated, on a clock of its own: 1 node(s) of 8 h100-sxm. Nothing is measured" in done.stderr
     assert "Nothing fits in llama-tiny_2gpu" in done.stderr
     assert "predicted to need least, ran out of memory" in done.stderr
