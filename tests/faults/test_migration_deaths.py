@@ -1,6 +1,6 @@
 """A program that dies while it makes or upgrades a store: the next one finds it usable, with all that was in it.
 
-At any statement on SQLite; on PostgreSQL, where that takes longer, at one of three, others each time. At all of them: `make chaos`.
+At any statement on SQLite; on PostgreSQL, where that takes longer, at one of three, others each time.
 """
 
 from __future__ import annotations
