@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 URL_VARIABLE = "SWEEP_DB"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
-SHORT_SECRET = 4  # characters
 UNSAFE = "unsafe"  # in the query of a SQLite URL: use it on a network file system all the same
 ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
 
@@ -83,9 +81,7 @@ def redact(message: str, url: URL) -> str:
         text for name, value in url.query.items() if "pass" in name.lower() for text in ([value] if isinstance(value, str) else value)
     ]
     for secret in sorted({form for value in values for form in (value, unquote(value)) if form}, key=len, reverse=True):
-        # A short one, as a word only: within others it would be found anywhere, and the gaps would tell it.
-        short = len(secret) < SHORT_SECRET
-        message = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", message) if short else message.replace(secret, "***")
+        message = message.replace(secret, "***")
     return message
 
 

@@ -211,10 +211,6 @@ class _Sweep:
                 place = self._document.key_places.get(path, place)
             if place is not None:
                 return place
-            if length == len(path) and (
-                within := next((text for at, text in self._overridden.items() if path and at[:length] == path), None)
-            ):
-                return f"override {_shown(within)}"  # which made the section that it is in
         return Place(1, 1)
 
 

@@ -73,12 +73,12 @@ def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(command: Com
 def test_what_stands_at_the_top_is_confirmed_and_said_to_be(command: Command, tmp_path: Path) -> None:
     axes = {"micro_batch_size": [1, 2], "recompute": ["none", "full"]}
     confirm = {"confirm": {"contenders": 2, "repeats": 2}}
-    ended = command.ok("run", write_sweep(tmp_path, axes=axes, search=confirm), "--simulate")
+    ended = command.ok("run", write_sweep(tmp_path, axes=axes, search=confirm))
     assert "Winner: trial" in ended.stdout or "are tied" in ended.stdout
     counts = [count for (count,) in command.sql("select num_measurements from v_trial order by 1")]
     assert counts[-1] in (2, 3)
     assert counts[0] == 1
-    best = command.json("best", "t-simulated")["best"]
+    best = command.json("best", "t")["best"]
     assert best[0]["num_measurements"] == counts[-1]
     assert best[0]["is_tied"]
     repeats = command.sql("select count(*) from v_event where event = 'repeated'")[0][0]
@@ -88,8 +88,7 @@ def test_what_stands_at_the_top_is_confirmed_and_said_to_be(command: Command, tm
 def test_when_nothing_fits_the_exit_code_says_so(command: Command, tmp_path: Path) -> None:
     options = {"device_memory_bytes": 1_000_000}
     file = write_sweep(tmp_path, workload={"name": "synthetic", "options": options}, axes={"micro_batch_size": [1], "recompute": "full"})
-    done = command.run("run", file, "--simulate")
+    done = command.run("run", file)
     assert done.returncode == 4
-    assert "Simulated, on a clock of its own: 1 node(s) of 8 h100-sxm. Nothing is measured" in done.stderr
     assert "Nothing fits in llama-tiny_2gpu" in done.stderr
     assert "predicted to need least, ran out of memory" in done.stderr

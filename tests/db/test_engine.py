@@ -82,8 +82,6 @@ def test_no_password_is_ever_shown(url: str, caplog: pytest.LogCaptureFixture, c
 def test_a_driver_that_echoes_a_malformed_password_is_not_repeated() -> None:
     url = urls.resolve("postgresql://u:s3cr3t%25@h/d?sslpassword=t0ps3cret")
     assert urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url) == 'invalid percent-encoded token: "***" ***'
-    short = urls.resolve("postgresql://u:p@h/d")
-    assert urls.redact('connection to port 5999 failed: "p"', short) == 'connection to port 5999 failed: "***"'
 
 
 def test_a_wrong_database_is_said_with_how_to_have_it_made(postgresql_server: str) -> None:

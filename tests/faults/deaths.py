@@ -1,6 +1,5 @@
-"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL FOLDER [FIRST EVERY]`, in one line of JSON what came of it.
+"""Dies at every statement of a play, or of a migration: `python -m tests.faults.deaths PLAY URL FOLDER`, in one line of JSON what came of it.
 
-FIRST and EVERY, of a migration: at which statement first, and at every how many-th from there.
 A program of its own, for what is forked thousands of times should hold no more than it needs: a fork of a test session holds torch and Ray.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,40 +33,36 @@ def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
     return vars(deaths) | {"within": dict(deaths.within)}
 
 
-def of_making(url: str, folder: Path, first: int = 0, every: int = 1) -> dict[str, Any]:
+def of_making(url: str, folder: Path) -> dict[str, Any]:
     """A program dies while it makes the tables of a store, and the next one uses it."""
     _open(url)  # forks find alembic imported
-    points = itertools.count(first, every)
-    return _until_it_is_done(points, partial(_empty, url), partial(_open, url), lambda _: partial(_use, url, measured=0))
+    return _until_it_is_done(partial(_empty, url), partial(_open, url), lambda point: partial(_use, url, measured=0))
 
 
-def of_upgrade(url: str, folder: Path, first: int = 0, every: int = 1) -> dict[str, Any]:
+def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
     """A program dies while it upgrades a store, the next one does; all of one store, which gains a trial with each death."""
     _open(url)
     _in_a_fork(partial(_use, url, measured=0))  # a process of its own: what holds a sweep has to be gone
 
-    def go_on(num_deaths: int) -> Callable[[], None]:
+    def go_on(point: int) -> Callable[[], None]:
         migrate.upgrade(url)
-        return partial(_use, url, measured=num_deaths)
+        return partial(_use, url, measured=point + 1)
 
-    points = itertools.count(first, every)
-    return _until_it_is_done(points, lambda: migrate.downgrade(url, OLDEST), partial(migrate.upgrade, url), go_on)
+    return _until_it_is_done(lambda: migrate.downgrade(url, OLDEST), partial(migrate.upgrade, url), go_on)
 
 
-def _until_it_is_done(
-    points: Iterable[int], before: Callable[[], None], work: Callable[[], object], after: Callable[[int], Callable[[], None]]
-) -> dict[str, Any]:
-    """Have a fork die at these statements of a piece of work in turn, and another go on after each; until one has come to the end."""
-    for num_deaths, point in enumerate(points, start=1):
+def _until_it_is_done(before: Callable[[], None], work: Callable[[], object], after: Callable[[int], Callable[[], None]]) -> dict[str, Any]:
+    """Have a fork die at each statement of a piece of work in turn, and another go on after each; until one has come to the end."""
+    for point in itertools.count():
         before()
         code = forks.outcome(partial(die_at, point, work))
         if code == 0:
-            return {"num_points": num_deaths - 1, "complaints": []}
+            return {"num_points": point, "complaints": []}
         complaints = [] if code == DIED else [f"point {point}: it ended with {code}"]
-        if not complaints and (code := forks.outcome(after(num_deaths))) != 0:
+        if not complaints and (code := forks.outcome(after(point))) != 0:
             complaints = [f"point {point}: the next one ended with {code}"]
         if complaints:
-            return {"num_points": num_deaths, "complaints": complaints}
+            return {"num_points": point, "complaints": complaints}
     raise AssertionError("there is a point beyond the last")
 
 
@@ -100,7 +95,7 @@ def _in_a_fork(work: Callable[[], object]) -> None:
         raise AssertionError(f"it ended with {code}")
 
 
-PLAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
+PLAYS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
     "one-cell": partial(of_play, small_play(small_sweep.spec(gpus=[1]), num_trials=6)),
     "sick-nodes": partial(of_play, AMONG_SICK_NODES),
     "making": of_making,
@@ -109,5 +104,5 @@ PLAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    _, name, url, folder, *which = sys.argv
-    print("OUT " + json.dumps(PLAYS[name](url, Path(folder), *map(int, which))))
+    _, name, url, folder = sys.argv
+    print("OUT " + json.dumps(PLAYS[name](url, Path(folder))))
