@@ -140,6 +140,8 @@ class _Sweep:
         path: Path = tuple(int(part) if part.isdecimal() else part for part in match[1].split("."))
         owner: Any = self.value
         for depth, part in enumerate(path[:-1]):
+            if isinstance(owner, dict) and owner.get(str(part)) is None:  # it makes this section
+                self._overridden[path[: depth + 1]] = text
             owner = _entered(owner, part, path[: depth + 1])
         last = path[-1]
         if isinstance(owner, list) and isinstance(last, int) and last < len(owner):

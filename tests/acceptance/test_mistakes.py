@@ -98,6 +98,7 @@ def test_a_sweep_that_was_refused_at_its_start_may_be_mended_under_its_name(comm
     with Store.open(command.store_url) as store:  # as on a cluster, which is looked at once the sweep is held
         store.ensure_sweep("t", "{}", {"device": "h100-sxm"})
     command.ok("run", write_sweep(tmp_path), "search.max_trials=1")
+    assert command.sql("select count(*) from v_trial where state = 'measured'") == [[1]]
 
 
 def test_a_disk_that_fills_up_loses_nothing_acknowledged(command: Command, tmp_path: Path) -> None:

@@ -206,7 +206,9 @@ def test_the_command_simulates_and_shows_the_best(
     monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
     file = tmp_path / "s.yaml"
     file.write_text(json.dumps(spec().model_dump(mode="json", exclude_none=True)))
-    assert cli.main(["run", str(file), "--simulate", "--quiet", "--json"]) == 0
-    assert {row["sweep"] for row in json.loads(capsys.readouterr().out)["best"]} == {"s-simulated"}
+    assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
+    told = capsys.readouterr()
+    assert {row["sweep"] for row in json.loads(told.out)["best"]} == {"s-simulated"}
+    assert "Simulated, on a clock of its own: 3 node(s) of 8 h100-sxm. Nothing is measured" in told.err
     assert cli.main(["run", str(file), "--nodes", "4"]) == 2
     assert "add --simulate" in capsys.readouterr().err
