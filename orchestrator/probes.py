@@ -25,6 +25,7 @@ from orchestrator.ray_cluster import ClusterNodes, Head, first_line
 
 LOOK_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
 LOOKS_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
+TIMES_ASKED_AGAIN = 3  # where a connection broke under a question: a node is not unfit for that, and the same answer does
 CLOCK_ANSWER_SECONDS = 2.0  # a round trip takes milliseconds; the only time that anybody waits for a node
 
 
@@ -119,7 +120,7 @@ class Probes:
             num_cpus=0,
             num_gpus=num_gpus,
             max_restarts=0,
-            max_task_retries=0,
+            max_task_retries=TIMES_ASKED_AGAIN,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._nodes.id_of(node), soft=False),
         ).remote()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.placement_group import placement_group
 
+from orchestrator import local_ray
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
@@ -38,17 +39,13 @@ def connect(address: str | None) -> None:
     # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
-    if address is None:
-        # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
-        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-        # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        options |= {"address": "local", "include_dashboard": False}  # "local": never a cluster that happens to run on this machine
-    else:
-        options["address"] = address
+    if address is not None:
         _knock(address)
     try:
-        ray.init(**options)
+        if address is None:
+            local_ray.start(**options)
+        else:
+            ray.init(address=address, **options)
     except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
         where = address or "a local Ray"
         hint = (
@@ -136,7 +133,7 @@ class ClusterNodes:
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
-        """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
+        """Put nothing there for a while. An agent there stopped answering, and Ray may take a while to see whether the node is gone; or none came."""
         self._doubted[name] = time.monotonic() + seconds
         self._count()
 

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
 PLACEMENT_JITTER_SECONDS = 30.0  # more, by chance: two sweeps that hold half of each other's nodes do not give up, and try again, in step
+LATE_SECONDS = (
+    60.0  # for which nothing else is put on a node that brought forth no agent: another job has its slots, or Ray has lost count of them
+)
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
 ENDING_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
@@ -345,8 +348,10 @@ class RayScheduler:
         if flight.ending_since is not None and now - flight.ending_since > ENDING_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s")
         elif flight.stage is not _Stage.RUNNING and waited > flight.patience_seconds:
-            late = ", ".join(flight.parts[index].node for index in sorted(set(flight.refs.values())))
-            text = f"no agent on {late} within {waited:.0f} s: are its slots held by another job of the cluster?"
+            late = [flight.parts[index].node for index in sorted(set(flight.refs.values()))]
+            for node in late:
+                self._nodes.doubt(node, seconds=LATE_SECONDS)
+            text = f"no agent on {', '.join(late)} within {waited:.0f} s: are its slots held by another job of the cluster?"
             self._give_up(flight, FailureKind.LAUNCH_FAILED, text)
         elif (index := flight.silence.lost()) is not None and index in flight.running:
             node = flight.parts[index].node

@@ -15,6 +15,7 @@ from ray.cluster_utils import Cluster
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device
+from orchestrator.local_ray import bare
 from orchestrator.ray_cluster import HEAD_SECONDS, await_nodes
 
 
@@ -46,4 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with bare():
+        main()

@@ -18,6 +18,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]) -> None:
+    """The first two questions are lost on their way, and asked again."""
     assert set(out["looked"]) == set(out["names"])
     assert {host for host, _, _ in out["looked"].values()} == {socket.gethostname()}
     assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), "both have this machine's clock"

@@ -1,0 +1,57 @@
+"""A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard's web server.
+
+They take more than a CPU-second to start and 160 MB, and look at logs and devices while trials are timed. No option of `ray.init`
+reaches Ray's switches for them; in a Ray that has other ones it starts as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray._private import parameter, utils
+
+
+def start(**options: Any) -> None:
+    """Start it, and join it. `options`: of `ray.init`."""
+    # Ray's memory monitor would kill an agent for what its ranks use; the kernel takes a rank, which offers itself (see rank_server).
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    with bare():
+        ray.init(address="local", include_dashboard=False, **options)  # "local": never a cluster that happens to run on this machine
+
+
+@contextmanager
+def bare() -> Iterator[None]:
+    """What this process starts of Ray meanwhile, it starts without them."""
+    switches = [(owner, name, ours) for owner, name, ours in _SWITCHES if hasattr(owner, name)]
+    usual = [(owner, name, getattr(owner, name)) for owner, name, _ in switches]
+    try:
+        for owner, name, ours in switches:
+            setattr(owner, name, ours)
+        yield
+    finally:
+        for owner, name, theirs in usual:
+            setattr(owner, name, theirs)
+
+
+class _Parameters(parameter.RayParams):
+    """As of `ray start --no-monitor --include-log-monitor=false`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"no_monitor": True, "include_log_monitor": False})
+
+
+def _not_installed() -> Exception:
+    """As in a Ray that was installed without its extra `default`, of which the web server is a part."""
+    return ImportError("a local Ray has no dashboard")
+
+
+_SWITCHES: tuple[tuple[Any, str, Any], ...] = (
+    (parameter, "RayParams", _Parameters),
+    (utils, "get_dashboard_dependency_error", _not_installed),
+)
