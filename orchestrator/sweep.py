@@ -214,8 +214,13 @@ class _Loop:
                 device_name=self._scheduler.slots.device_name,
             )
             if (found := salvage.take_up(self._spool)) > 0:
-                ended = "trial that ended while the database was away is" if found == 1 else "trials that ended while the database was away are"
-                logger.warning("%d %s written down", found, ended, extra={"action": "salvaged"})
+                ended = "trial" if found == 1 else "trials"
+                logger.warning(
+                    "Written down: %d %s of an earlier call that ended while the database was away",
+                    found,
+                    ended,
+                    extra={"action": "salvaged"},
+                )
         if lost := self._store.reap(self._sweep_id, self._epoch):
             wait = "trial of a dead orchestrator waits" if len(lost) == 1 else "trials of a dead orchestrator wait"
             logger.warning("%d %s again", len(lost), wait, extra={"action": "reaped"})

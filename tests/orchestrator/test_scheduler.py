@@ -228,7 +228,7 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
     ray.get(other.answer.remote(), timeout=60)
     monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_SECONDS", 2.0)
     monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_JITTER_SECONDS", 0.0)
-    monkeypatch.setattr("orchestrator.scheduler.LATE_SECONDS", 1.0)
+    monkeypatch.setattr("orchestrator.scheduler.LATE_SECONDS", 0.5)
     begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     ray.kill(other)
@@ -239,7 +239,7 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
     assert scheduler.slots.total == 0, "whatever comes next would wait there as long"
     until = time.monotonic() + 20
     while scheduler.slots.total == 0:
-        assert time.monotonic() < until, "the node is doubted for a second"
+        assert time.monotonic() < until, "the node is left alone for half a second"
         scheduler.poll(0.2)
     monkeypatch.undo()
     begin(scheduler, request(), PAIR)
