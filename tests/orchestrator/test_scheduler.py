@@ -250,7 +250,7 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
 def test_a_local_ray_has_nothing_that_only_clusters_need(scheduler: RayScheduler) -> None:
     commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid())]
     assert any("raylet" in command for command in commands)
-    assert not [command for command in commands if "monitor.py" in command], "of the autoscaler, and of logs"
+    assert not [command for command in commands if "monitor.py" in command or "dashboard.py" in command]
     with bare():
         assert parameter.RayParams is not _RAY_PARAMETERS
     assert parameter.RayParams is _RAY_PARAMETERS, "a cluster that this process starts is a whole one"
