@@ -112,7 +112,7 @@ class Launches:
 
     def waits_for_nodes(self, runs: Iterable[CellRun]) -> bool:
         """Whether a cell wants to go on and cannot, for nodes are gone that may come back."""
-        return any(run.id in self._without_nodes_since and self._wants(run) for run in runs)
+        return any(self._wants(run) and self._waits(run) for run in runs)
 
     def ended(self, flight: Flight) -> None:
         """An attempt is over: its nodes are free."""
@@ -152,6 +152,11 @@ class Launches:
             )
         waited = self._clock() - self._without_nodes_since[run.id]
         return StopReason.NODES if waited > NODES_PATIENCE_SECONDS and not self._health.is_looking else None
+
+    def _waits(self, run: CellRun) -> bool:
+        """Once its search has ended, what is left of it, a repeat or another attempt, is given up when the patience is over; the search said why it ended."""
+        is_left = run.stopped is None or self._without_nodes(run) is None
+        return is_left and run.id in self._without_nodes_since
 
     def _wants(self, run: CellRun) -> bool:
         """Whether the cell has something to launch; asked again and again, and for nothing that costs."""

@@ -1,7 +1,7 @@
 """A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard.
 
-They take two CPU-seconds to start and 270 MB, and look at logs and devices while trials are timed. No option of `ray.init` reaches
-Ray's switches for them; a Ray that has other ones starts as it is.
+They take as long to start as all the rest of it (docs/decisions/local-ray.md), and look at logs and devices while trials are timed. No
+option of `ray.init` reaches Ray's switches for them; a Ray that has one of them no more starts as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _no_dashboard(*_: Any, **__: Any) -> tuple[str, None]:
 
 
 def _not_installed() -> Exception:
-    """As in a Ray that was installed without its extra `default`: else it is imported to see whether it is there."""
+    """As in a Ray that was installed without its extra `default`: else it is imported to see whether it is there, and the node's agent serves it."""
     return ImportError("a local Ray has no dashboard")
 
 

@@ -133,8 +133,8 @@ class ClusterNodes:
         self._count()
 
     def doubt(self, name: str, *, seconds: float = DOUBT_SECONDS) -> None:
-        """Put nothing there for a while. An agent there stopped answering, and Ray may take a while to see whether the node is gone; or none came."""
-        self._doubted[name] = time.monotonic() + seconds
+        """An agent there stopped answering: Ray may take a while to see whether the node is gone."""
+        self._doubted[name] = max(self._doubted.get(name, 0.0), time.monotonic() + seconds)
         self._count()
 
     def is_alive(self, node_id: str) -> bool:

@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 PLACEMENT_SECONDS = 120.0  # a gang that was promised free slots and has no agents by then is given up
 PLACEMENT_JITTER_SECONDS = 30.0  # more, by chance: two sweeps that hold half of each other's nodes do not give up, and try again, in step
-# For which nothing else is put on a node that brought forth no agent, and twice as long each time more: another job has its slots, or Ray lost count of them.
-LATE_SECONDS, MOST_LATE_SECONDS = 60.0, 3600.0
 OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total limit: an agent that is silent for so long is lost
 ENDING_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
@@ -119,7 +116,6 @@ class RayScheduler:
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
         self._flights: dict[int, _Flight] = {}
-        self._late: Counter[str] = Counter()  # node -> how often in a row it brought forth no agent
         self._events: list[SchedulerEvent] = []
 
     @property
@@ -240,7 +236,6 @@ class RayScheduler:
             match flight.stage:
                 case _Stage.FORMING:
                     flight.parts[index].lease.address = value
-                    del self._late[flight.parts[index].node]
                 case _Stage.RENDEZVOUS:
                     if flight.is_cancelled:
                         flight.loss = Failure(kind=FailureKind.CANCELLED, message="cancelled before its ranks were started")
@@ -350,12 +345,12 @@ class RayScheduler:
         if flight.ending_since is not None and now - flight.ending_since > ENDING_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s")
         elif flight.stage is not _Stage.RUNNING and waited > flight.patience_seconds:
-            late = [flight.parts[index].node for index in sorted(set(flight.refs.values()))]
-            for node in late:
-                self._late[node] += 1
-                self._nodes.doubt(node, seconds=min(LATE_SECONDS * 2.0 ** (self._late[node] - 1), MOST_LATE_SECONDS))
-            text = f"no agent on {', '.join(late)} within {waited:.0f} s: are its slots held by another job of the cluster?"
+            late = ", ".join(flight.parts[index].node for index in sorted(set(flight.refs.values())))
+            text = (
+                f"no agent on {late} within {waited:.0f} s: are its slots held by another job of the cluster? If not, start Ray there anew"
+            )
             self._give_up(flight, FailureKind.LAUNCH_FAILED, text)
+            self._leases.vacate(flight.nodes)  # a gang of another sweep may wait for what this one has of its nodes, and hold the rest
         elif (index := flight.silence.lost()) is not None and index in flight.running:
             node = flight.parts[index].node
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)

@@ -73,7 +73,7 @@ class RayKills:
             self._under_fire(kills, until=began + seconds)
         self._out.cut_short = self._out.kills < kills and not self._is_over and not self._out.complaints
         self._lose_the_head()
-        self._finish()
+        self._finish(self._undisturbed())
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
 
@@ -91,7 +91,7 @@ class RayKills:
                 self._out.strike("raylet")
             if code_within(POISON_SECONDS, orchestrator) is None:
                 self._out.complaints.append(f"an orchestrator with a poison trial went on for {POISON_SECONDS:.0f} s")
-        self._finish()
+        self._finish(self._undisturbed())
         if self._out.kills != 2:
             self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
         self._out.seconds = round(time.monotonic() - began, 1)
@@ -102,28 +102,33 @@ class RayKills:
         began = time.monotonic()
         self._out.campaign = "ray-rpc"
         for _ in range(MOST_CALLS):
-            code = self._through(began + RPC_SECONDS)
+            code = self._through(began + RPC_SECONDS - time.monotonic())
             if code is None:
                 self._out.complaints.append(f"orchestrators whose messages are lost went on for {RPC_SECONDS:.0f} s")
             if code in (None, 0):
                 break
             self._out.strike("call")
-        self._finish()
+        self._finish(self._through(LAST_SECONDS))
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
 
-    def _through(self, until: float) -> int | None:
-        """What an orchestrator ends with. Where no agent came on a node, Ray has lost count of its slots for good: nodes are started anew, as an operator would."""
+    def _through(self, seconds: float) -> int | None:
+        """What an orchestrator ends with, None where it goes on. Where no agent came, Ray has lost count of a node's slots for good, and an operator starts it anew."""
+        until = time.monotonic() + seconds
         with self._orchestrator() as orchestrator:
-            known = self._num_late()
+            num_late = self._num_late()
             while (code := code_within(1.0, orchestrator)) is None and time.monotonic() < until:
-                if (late := self._num_late()) > known:
-                    known = late
+                if self._num_late() > num_late:
+                    num_late = self._num_late()
+                    self._look(self._agents())
                     for worker in list(self._workers):
-                        self._look(self._agents())
                         self._lose_a_node(worker)
                         self._out.strike("raylet")
         return code
+
+    def _undisturbed(self) -> int | None:
+        with self._orchestrator() as orchestrator:
+            return code_within(LAST_SECONDS, orchestrator)
 
     def _num_late(self) -> int:
         return (self._folder / "orchestrator.txt").read_text(errors="replace").count("launch_failed: no agent on ")
@@ -215,8 +220,8 @@ class RayKills:
         self._cluster.shutdown()
         self._begin_cluster()
 
-    def _finish(self) -> None:
-        code = self._through(time.monotonic() + LAST_SECONDS)
+    def _finish(self, code: int | None) -> None:
+        """`code`: what an orchestrator ended with that was to measure all that was left."""
         if code != 0:
             said = f"ended with {code}" if code is not None else f"went on for {LAST_SECONDS:.0f} s"
             self._out.complaints.append(f"the last orchestrator {said}")

@@ -176,3 +176,21 @@ def test_a_search_that_waits_for_its_last_trial_holds_up_nobody(store: Store) ->
     run(store, fast, spec=spec(**sizes), scheduler=Watching(fast))
     last_large = max(index for index, (size, _) in enumerate(order) if size == 2)
     assert any(size == 1 and running > 1 for size, running in order[: last_large + 3])
+
+
+@pytest.mark.parametrize(("comes_back", "num_runs"), [(True, 6), (False, 4)])
+def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(store: Store, comes_back: bool, num_runs: int) -> None:
+    """They go with the fourth of its four layouts."""
+    now = [0.0]
+    scheduler = Nodes(fast, {4: {"a": 2}})
+
+    def wait() -> None:
+        now[0] += NODES_PATIENCE_SECONDS / 3
+        if comes_back:
+            scheduler._changes[scheduler._ended] = TWO_NODES
+
+    scheduler._at_idle = wait
+    result, _ = run(store, fast, spec=spec(**SIZES | {"gpus": [4]}, repeats=1), scheduler=scheduler, clock=lambda: now[0])
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    assert len(scheduler.started) == num_runs
+    assert (0 < now[0] < NODES_PATIENCE_SECONDS) if comes_back else (now[0] > NODES_PATIENCE_SECONDS)

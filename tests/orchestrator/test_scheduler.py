@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import parameter
 
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.failures import FailureKind
@@ -21,13 +20,11 @@ from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from orchestrator.gang import Finished, Placed, SchedulerEvent
-from orchestrator.local_ray import bare
 from orchestrator.processes import descendants, start_time
 from orchestrator.scheduler import RayScheduler
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
-_RAY_PARAMETERS = parameter.RayParams
 PAIR, SINGLE = Shape(num_nodes=1, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
 
 
@@ -228,7 +225,6 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
     ray.get(other.answer.remote(), timeout=60)
     monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_SECONDS", 2.0)
     monkeypatch.setattr("orchestrator.scheduler.PLACEMENT_JITTER_SECONDS", 0.0)
-    monkeypatch.setattr("orchestrator.scheduler.LATE_SECONDS", 0.5)
     begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
     ray.kill(other)
@@ -236,11 +232,6 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
     assert end.failure.kind is FailureKind.LAUNCH_FAILED
     assert "are its slots held by another job of the cluster?" in end.failure.message
     assert (end.gpu_seconds, end.shared_nodes) == (0.0, None), "it never held any"
-    assert scheduler.slots.total == 0, "whatever comes next would wait there as long"
-    until = time.monotonic() + 20
-    while scheduler.slots.total == 0:
-        assert time.monotonic() < until, "the node is left alone for half a second"
-        scheduler.poll(0.2)
     monkeypatch.undo()
     begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
@@ -248,12 +239,9 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
 
 
 def test_a_local_ray_has_nothing_that_only_clusters_need(scheduler: RayScheduler) -> None:
-    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid())]
-    assert any("raylet" in command for command in commands)
-    assert not [command for command in commands if "monitor.py" in command or "dashboard.py" in command]
-    with bare():
-        assert parameter.RayParams is not _RAY_PARAMETERS
-    assert parameter.RayParams is _RAY_PARAMETERS, "a cluster that this process starts is a whole one"
+    titles = [title_of(pid) for pid in descendants(os.getpid())]
+    assert any("raylet" in title for title in titles)
+    assert not [title for title in titles if "monitor.py" in title or "dashboard.py" in title]
 
 
 def test_a_shape_that_no_node_holds_is_refused(scheduler: RayScheduler) -> None:

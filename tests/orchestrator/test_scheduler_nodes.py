@@ -71,6 +71,11 @@ def test_a_gang_that_is_cancelled_where_it_meets_leaves_its_agents_to_the_next(o
     assert out["kept_when_cancelled"]
 
 
+def test_a_gang_of_which_another_job_holds_a_half_gives_the_other_half_back(out: dict[str, Any]) -> None:
+    assert out["given_up"] == ["launch_failed", True]
+    assert out["standing_when_given_up"] == {}, "the other may wait for it, and both would wait for ever"
+
+
 def test_gangs_beside_one_agent_have_gpus_of_their_own(out: dict[str, Any]) -> None:
     assert out["one_agent"]
     assert out["gpus"] == ["0", "1"]

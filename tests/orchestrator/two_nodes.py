@@ -15,8 +15,10 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator import probes
+from orchestrator import scheduler as schedulers
 from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase, TrialRequest
@@ -52,7 +54,7 @@ class SlowProbe(probes.RayProbe):
         return super().gather(plan, nvml=nvml)
 
 
-# Read by Ray in this process, which asks first how a node is: both questions are lost on their way.
+# Read by all of Ray's processes. This one asks first how a node is: both questions are lost on their way.
 FIRST_LOOK_IS_LOST = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": 2, "req_failure_prob": 100}}
 
 
@@ -71,6 +73,7 @@ def main() -> None:
         | _meets(scheduler)
         | _splits(scheduler)
         | _is_cancelled_where_it_meets(scheduler)
+        | _gives_back_what_it_had(scheduler)
         | _hands_gpus_out(scheduler)
         | _lands_where_it_is_asked(scheduler)
         | _hangs_on_the_second_node(scheduler)
@@ -209,6 +212,32 @@ def _is_cancelled_where_it_meets(scheduler: RayScheduler) -> dict[str, Any]:
         "cancelled": [end.failure.kind if end.failure else None, len(end.reports)],
         "after_cancelled": after.failure.kind if after.failure else None,
         "kept_when_cancelled": _agents() == before,
+    }
+
+
+@ray.remote
+class OfAnotherJob:
+    def answer(self) -> None:
+        """It stands."""
+
+
+def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
+    """Of two nodes another job holds one, and may wait for the other."""
+    scheduler._leases.vacate(scheduler.slots.nodes)
+    held = sorted(scheduler.slots.nodes)[1]
+    affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(held), soft=False)
+    other = OfAnotherJob.options(num_cpus=2, scheduling_strategy=affinity).remote()  # type: ignore[attr-defined]
+    ray.get(other.answer.remote(), timeout=60)
+    usual = schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS
+    schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS = 3.0, 0.0
+    _begin(scheduler, request(4))
+    (end,) = finished(until_finished(scheduler))
+    schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS = usual
+    standing = _standing(scheduler)
+    ray.kill(other)
+    return {
+        "given_up": [end.failure.kind if end.failure else None, end.failure is not None and held in end.failure.message],
+        "standing_when_given_up": standing,
     }
 
 

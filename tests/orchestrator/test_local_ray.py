@@ -1,0 +1,36 @@
+"""What is started of Ray without what only clusters need. That it starts: test_scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray._private import parameter, services, utils
+
+from orchestrator.local_ray import bare
+
+
+def test_what_is_started_afterwards_is_whole_again_also_where_the_start_failed() -> None:
+    usual = _switches()
+    with pytest.raises(ConnectionError):
+        _start_and_fail(usual[0])
+    assert _switches() == usual
+
+
+def test_a_ray_without_such_a_switch_starts_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(services, "start_api_server")
+    with bare():
+        assert not hasattr(services, "start_api_server")
+    assert not hasattr(services, "start_api_server")
+
+
+def _switches() -> tuple[Any, ...]:
+    return parameter.RayParams, services.start_api_server, utils.get_dashboard_dependency_error
+
+
+def _start_and_fail(parameters: type) -> None:
+    with bare():
+        told = parameter.RayParams(num_cpus=3)
+        assert (told.no_monitor, told.include_log_monitor, told.num_cpus) == (True, False, 3)
+        assert isinstance(told, parameters)
+        raise ConnectionError
