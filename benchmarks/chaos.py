@@ -28,6 +28,7 @@ from benchmarks.machine import describe_machine, write_result
 from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, outcome_of, total
 from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
+from tests.faults.deaths import of_making, of_upgrade
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
 from tests.faults.sick_nodes import AMONG_SICK_NODES
@@ -61,6 +62,22 @@ def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
                 acknowledged=deaths.num_acknowledged,
                 seconds=round(time.monotonic() - began, 1),
                 **_counted(deaths.complaints),
+            )
+
+
+def migrations(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """A program dies at every statement while it makes or upgrades a store: of that nothing but the store can be lost."""
+    with server() as postgresql:
+        urls = {"sqlite": f"sqlite:///{folder}/sweep.sqlite", "postgresql": postgresql.url}
+        for (name, url), (play, of) in product(urls.items(), {"making": of_making, "upgrade": of_upgrade}.items()):
+            began = time.monotonic()
+            deaths = of(url, folder)
+            yield Outcome(
+                campaign=f"{play}-{name}",
+                seed=0,
+                victims={"migration": deaths["num_points"]},
+                seconds=round(time.monotonic() - began, 1),
+                complaints=deaths["complaints"],
             )
 
 
@@ -144,6 +161,9 @@ PARTS: Mapping[str, Part] = {
         campaigns=("crash-points-sqlite", "sick-nodes-sqlite", "crash-points-postgresql", "sick-nodes-postgresql"),
         seconds=180.0,
     ),
+    "migrations": Part(
+        run=migrations, campaigns=("making-sqlite", "upgrade-sqlite", "making-postgresql", "upgrade-postgresql"), seconds=60.0
+    ),
     "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=800.0),
     "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=310.0),
     "rivals": Part(run=rivals, campaigns=("rivals-sqlite", "rivals-postgresql"), seconds=600.0),
@@ -193,10 +213,10 @@ def _all(bounds: Bounds, names: Sequence[str]) -> Iterator[Outcome]:
 def _summed(outcomes: Sequence[Outcome], *, names: Sequence[str], seed: int, seconds: float) -> dict[str, Any]:
     """The one line."""
     sums = total(outcomes)
-    pauses_and_races = {kind: sum(o.victims.get(kind, 0) for o in outcomes) for kind in ("paused", "raced")}
+    others = {kind: sum(o.victims.get(kind, 0) for o in outcomes) for kind in ("migration", "paused", "raced")}
     return {
         **{name: sums[name] for name in ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken")},
-        **pauses_and_races,
+        **others,
         "replaced": sums["replaced"],
         "max_attempts": max((outcome.max_attempts for outcome in outcomes), default=0),
         "leaked_processes": sums["leaked_processes"],

@@ -298,6 +298,11 @@ def _said_of_crash_points(result: Any) -> str:
     return f"all: {sqlite} on SQLite, {postgresql} on PostgreSQL"
 
 
+def _said_of_migrations(result: Any) -> str:
+    made, upgraded = (" and ".join(str(part["victims"]["migration"]) for part in _parts(result, play)) for play in ("making", "upgrade"))
+    return f"all: {made} of its making, {upgraded} of its upgrade, on SQLite and PostgreSQL"
+
+
 def _said_of_survivors(result: Any) -> str:
     looked = [part for part in result["parts"] if part["looks"]]
     killed = sum((Counter(part["victims"]) for part in looked), Counter[str]())
@@ -324,6 +329,7 @@ _CHAOS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "results lost, of those acknowledged": ("lost", lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills"),
     "results that count twice; trials stuck": ("duplicated", lambda r: f"{r['duplicated']}; {r['stuck']}"),
     "statements and commits at which an orchestrator died, of twelve trials": ("kills", _said_of_crash_points),
+    "statements at which a program died that made or upgraded a store, which the next one used": ("migration", _said_of_migrations),
     "processes alive 5 s after the death of their orchestrator, or the end of their sweep": ("looks", _said_of_survivors),
     "entries broken by orchestrators that had begun, slept past their lease, and were replaced": ("replaced", _said_of_pauses),
     "PostgreSQL connections ended, servers killed under load": ("parts", _said_of_outages),
