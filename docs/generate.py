@@ -347,7 +347,7 @@ def newest(benchmark: str) -> tuple[str, Any] | None:
 
 
 def _list_of(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind.replace('_', ' ')}s" for kind, count in counts.items())
+    return ", ".join(f"{count} {kind.replace('_', ' ')}{'s' if count != 1 else ''}" for kind, count in counts.items())
 
 
 def _said_of_trials(result: Any) -> str:
