@@ -34,9 +34,8 @@ NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
-RPC_SECONDS = (
-    600.0  # to get through with lost messages: an agent that does not come is given up after two minutes and more, and there may be several
-)
+MOST_CALL_SECONDS = START_SECONDS + 120  # in which nothing ends and no node is started anew: the call hangs
+RPC_SECONDS = 600.0  # for all calls together: an agent that does not come is given up after two minutes
 POISON_SECONDS = 300.0  # for all other trials
 LAST_SECONDS = 600.0  # for an orchestrator that nobody disturbs to measure all that is left
 # Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
@@ -104,7 +103,9 @@ class RayKills:
         for _ in range(MOST_CALLS):
             code = self._through(began + RPC_SECONDS - time.monotonic())
             if code is None:
-                self._out.complaints.append(f"orchestrators whose messages are lost went on for {RPC_SECONDS:.0f} s")
+                self._out.complaints.append(
+                    f"an orchestrator whose messages are lost hung for {MOST_CALL_SECONDS:.0f} s, or all of them took {RPC_SECONDS:.0f} s"
+                )
             if code in (None, 0):
                 break
             self._out.strike("call")
@@ -113,13 +114,19 @@ class RayKills:
         return self._out
 
     def _through(self, seconds: float) -> int | None:
-        """What an orchestrator ends with, None where it goes on. Where no agent came, Ray has lost count of a node's slots for good, and an operator starts it anew."""
-        until = time.monotonic() + seconds
+        """What an orchestrator ends with; None where it hangs, or goes on.
+
+        Where no agent came, Ray has lost count of a node's slots for good, and an operator starts it anew.
+        """
+        moved_at = time.monotonic()
+        until = moved_at + seconds
         with self._orchestrator() as orchestrator:
-            num_late = self._num_late()
-            while (code := code_within(1.0, orchestrator)) is None and time.monotonic() < until:
-                if self._num_late() > num_late:
-                    num_late = self._num_late()
+            late, num_entries = self._num_late(), 0
+            while (code := code_within(1.0, orchestrator)) is None and time.monotonic() < min(until, moved_at + MOST_CALL_SECONDS):
+                if len(self._log.entries()) > num_entries:
+                    moved_at, num_entries = time.monotonic(), len(self._log.entries())
+                if self._num_late() > late:
+                    moved_at, late = time.monotonic(), self._num_late()
                     self._look(self._agents())
                     for worker in list(self._workers):
                         self._lose_a_node(worker)
