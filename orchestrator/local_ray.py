@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard.
+"""A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard and its agent's modules.
 
 They take as long to start as all the rest of it (docs/decisions/local-ray.md), and look at logs and devices while trials are timed. No
 option of `ray.init` reaches Ray's switches for them; a Ray that has one of them no more starts as it is.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private import parameter, services, utils
+from ray._private import parameter, ray_constants, services, utils
 
 
 def start(**options: Any) -> None:
@@ -56,8 +56,22 @@ def _not_installed() -> Exception:
     return ImportError("a local Ray has no dashboard")
 
 
+def _python(component: str, *args: Any, **options: Any) -> list[str]:
+    """How Python is called for one of Ray's own programs, whose path and options follow."""
+    usual: list[str] = _USUAL_PYTHON(component, *args, **options)
+    return [*usual, "-c", _WITHOUT_MODULES] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else usual
+
+
+# A raylet ends without its dashboard agent; the modules of that read logs, ask for the dashboard once a second, and for all devices every five.
+_WITHOUT_MODULES = (
+    "import runpy, sys; from ray.dashboard import utils; utils.get_all_modules = lambda _: [];"
+    " del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+_USUAL_PYTHON: Any = getattr(services, "_build_python_executable_command_memory_profileable", None)
+
 _SWITCHES: tuple[tuple[Any, str, Any], ...] = (
     (parameter, "RayParams", _Parameters),
     (services, "start_api_server", _no_dashboard),
+    (services, "_build_python_executable_command_memory_profileable", _python),
     (utils, "get_dashboard_dependency_error", _not_installed),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,21 @@ def test_a_ray_without_such_a_switch_starts_as_it_is(monkeypatch: pytest.MonkeyP
     assert not hasattr(services, "start_api_server")
 
 
+def test_the_agent_of_the_dashboard_has_no_modules_and_ray_s_other_programs_start_as_they_are(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text("import sys; from ray.dashboard import utils; print(__name__, utils.get_all_modules(object), sys.argv[1:])")
+    usual = services._build_python_executable_command_memory_profileable
+    with bare():
+        ours = services._build_python_executable_command_memory_profileable
+        assert ours("runtime_env_agent", "session") == usual("runtime_env_agent", "session")
+        command = [*ours("dashboard_agent", "session"), str(program), "--any"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["__main__", "[]", "['--any']"]
+
+
 def _switches() -> tuple[Any, ...]:
-    return parameter.RayParams, services.start_api_server, utils.get_dashboard_dependency_error
+    python = services._build_python_executable_command_memory_profileable
+    return parameter.RayParams, services.start_api_server, python, utils.get_dashboard_dependency_error
 
 
 def _start_and_fail(parameters: type) -> None:
