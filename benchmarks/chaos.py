@@ -27,8 +27,9 @@ from typing import Any
 from benchmarks.machine import describe_machine, write_result
 from tests.faults import outage, small_sweep
 from tests.faults.campaign import Campaign, Outcome, outcome_of, total
-from tests.faults.crash_points import Fresh, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
+from tests.faults.crash_points import die_everywhere, small_play
 from tests.faults.deaths import of_making, of_upgrade
+from tests.faults.fresh_stores import Fresh, fresh_postgresql, fresh_sqlite
 from tests.faults.postgresql import Server, server
 from tests.faults.rivals import pauses, races
 from tests.faults.sick_nodes import AMONG_SICK_NODES

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.crash_points import Fresh, fresh_postgresql, fresh_sqlite
+from tests.faults.fresh_stores import Fresh, fresh_postgresql, fresh_sqlite
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

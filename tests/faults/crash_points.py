@@ -1,6 +1,7 @@
 """Has an orchestrator die at its statements in turn, without a word: before each, and before and after each commit.
 
-Processes are forked, so that each finds everything imported; a point is counted by the process that dies there.
+Processes are forked, so that each finds everything imported; a point is counted by the process that dies there. On SQLite all that an
+orchestrator leaves is files: there one may go through all points, and each of its deaths be a copy of them.
 """
 
 from __future__ import annotations
@@ -17,23 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.default import DefaultDialect
 
-from db import url as urls
-from db.store import Store
 from orchestrator.core.spec import SweepSpec
-from tests import new_store
 from tests.faults import forks, small_sweep
+from tests.faults.fresh_stores import WORKERS, Fresh, home
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 
+MOST_POINTS = 1_000_000  # of which a sweep has hundreds
 DIED = 100  # what a child ends with at its point; within a method of the store, one more for each of those before it
-WORKERS = 2  # processes that work through the points, each on a database of its own
-
-Fresh = Callable[[int], str]  # empties the store of a worker, and gives its URL: always the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +57,12 @@ def small_play(of: SweepSpec, *, num_trials: int) -> Play:
     return Play(of=of, num_trials=num_trials, run=lambda store, _: small_sweep.run(store, of=of))
 
 
-def die_everywhere(play: Play, *, fresh: Fresh, folder: Path, every: int = 1) -> Deaths:
-    """Run a sweep once for each point, to its death there, and each time once more to its end. `every`: of so many points one."""
-    workers = [forks.start(partial(_work_through, worker, play, fresh, folder, every)) for worker in range(WORKERS)]
+def die_everywhere(play: Play, *, fresh: Fresh, folder: Path, every: int = 1, copied: bool = False) -> Deaths:
+    """Run a sweep once for each point, to its death there, and each time once more to its end.
+
+    `every`: of so many points one. `copied`: only on SQLite, each death is a copy of what one orchestrator has on disk there: half the work.
+    """
+    workers = [forks.start(partial(_work_through, worker, play, fresh, folder, every, copied)) for worker in range(WORKERS)]
     codes = [forks.wait(pid) for pid in workers]
     told = [json.loads(line) for worker in range(WORKERS) for line in (folder / f"told-{worker}.jsonl").read_text().splitlines()]
     complaints = [f"point {point}: {text}" for point, _, _, complaints in told for text in complaints]
@@ -76,63 +75,26 @@ def die_everywhere(play: Play, *, fresh: Fresh, folder: Path, every: int = 1) ->
     )
 
 
-def fresh_sqlite(folder: Path) -> Fresh:
-    """A file for each worker, put back as it was for each point."""
-    template = folder / "template.sqlite"
-    Store.open(f"sqlite:///{template}").close()
-
-    def put_back(worker: int) -> str:
-        file = folder / f"sweep-{worker}.sqlite"
-        for old in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
-            old.unlink(missing_ok=True)
-        shutil.copy(template, file)
-        return f"sqlite:///{file}"
-
-    return put_back
-
-
-def fresh_postgresql(server_url: str) -> Fresh:
-    """A database for each worker, emptied for each point."""
-    with sa.create_engine(urls.resolve(server_url), isolation_level="AUTOCOMMIT").connect() as connection:
-        for worker in range(WORKERS):
-            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS crash_{worker} WITH (FORCE)")
-            connection.exec_driver_sql(f"CREATE DATABASE crash_{worker}")
-    databases = [server_url.replace("/postgres?", f"/crash_{worker}?") for worker in range(WORKERS)]
-    for url in databases:
-        Store.open(url).close()
-
-    connections: dict[int, psycopg.Connection] = {}  # kept: a new one has all of the catalogue to read
-
-    def emptied(worker: int) -> str:
-        if worker not in connections:
-            connections[worker] = psycopg.connect(databases[worker], autocommit=True)
-        connections[worker].execute(new_store.EMPTY)
-        return databases[worker]
-
-    return emptied
-
-
-def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: int) -> None:
+def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: int, copied: bool) -> None:
     """One worker's share of the points, until one is beyond the end of the sweep."""
-    log, into, runs = Log(folder / f"seen-{worker}.jsonl"), folder / f"complaints-{worker}.json", folder / f"runs-{worker}"
+    at_home = home(folder, worker)
+    at_home.mkdir(exist_ok=True)
+    log, into = Log(at_home / "seen.jsonl"), folder / f"complaints-{worker}.json"
     with WitnessedStore.seen_by(log, fresh(worker)) as store, (folder / f"told-{worker}.jsonl").open("w") as told:
+        stage = _Stage(play, store, home=at_home, fresh=partial(fresh, worker))
         # Forks find everything imported and every statement compiled: that is two thirds of what a sweep costs.
-        play.run(store, runs)
+        stage.run()
         store._database.close()
         gc.freeze()
-        for point in itertools.count(worker * every, WORKERS * every):
-            fresh(worker)
-            log.path.unlink()
-            shutil.rmtree(runs, ignore_errors=True)
-            if play.before is not None:
-                forks.outcome(partial(_earlier, play.before, store, runs))
-            code = forks.outcome(partial(die_at, point, lambda: play.run(store.as_another(), runs), play.within))
-            if code == 0:
+        mine = range(worker * every, MOST_POINTS, WORKERS * every)
+        die = _Copies(stage, mine, folder / f"copies-{worker}").die if copied else stage.die
+        for point in mine:
+            if (code := die(point)) == 0:
                 return
             acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())
             method = next((name for number, name in enumerate(play.within) if code == DIED + number), None)
             complaints = [] if code == DIED or method is not None else [f"the orchestrator ended with {code}"]
-            if (code := forks.outcome(partial(_finish, store, play, runs, into))) != 0:
+            if (code := forks.outcome(partial(_finish, stage, into))) != 0:
                 complaints.append(f"the next one ended with {code}")
             else:
                 complaints += json.loads(into.read_text())
@@ -140,25 +102,83 @@ def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: in
             told.flush()
 
 
-def _earlier(before: Callable[[WitnessedStore, Path], None], store: WitnessedStore, runs: Path) -> None:
-    before(store.as_another(), runs)
+class _Stage:
+    """Where a play is run again and again: a store and a folder, with what a worker's orchestrators leave there."""
+
+    def __init__(self, play: Play, store: WitnessedStore, *, home: Path, fresh: Callable[[], str]) -> None:
+        self.play, self.store, self.home, self._fresh = play, store, home, fresh
+
+    def run(self) -> None:
+        self.play.run(self.store.as_another(), self._runs)
+
+    def clear(self) -> None:
+        """All is as before the play; where an earlier orchestrator belongs to it, as that left it."""
+        self._fresh()
+        self.store.log.path.unlink(missing_ok=True)
+        shutil.rmtree(self._runs, ignore_errors=True)
+        if self.play.before is not None:
+            forks.outcome(partial(self._before, self.play.before))
+
+    def die(self, point: int) -> int:
+        """Have an orchestrator die there, or end if it comes to its end before; what it ends with."""
+        self.clear()
+        return forks.outcome(partial(die_at, point, self.run, self.play.within))
+
+    @property
+    def _runs(self) -> Path:
+        return self.home / "runs"
+
+    def _before(self, before: Callable[[WitnessedStore, Path], None]) -> None:
+        before(self.store.as_another(), self._runs)
+
+
+class _Copies:
+    """What an orchestrator that went on to its end had on disk at each of its points: a kill there would have left no more, and no less.
+
+    But for the index of SQLite's log, which whoever comes after a kill makes anew.
+    """
+
+    def __init__(self, stage: _Stage, points: Sequence[int], folder: Path) -> None:
+        self._stage, self._points, self._folder = stage, points, folder
+        stage.clear()
+        if (code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.within))) != 0:
+            raise RuntimeError(f"the orchestrator ended with {code}")
+
+    def die(self, point: int) -> int:
+        """As of the stage."""
+        home = self._stage.home
+        for kept in self._folder.glob(f"{point}-*"):
+            shutil.rmtree(home)
+            kept.rename(home)
+            return DIED + int(kept.name.partition("-")[2])
+        return 0
+
+    def _keep(self, point: int, method: int) -> None:
+        if point in self._points:
+            shutil.copytree(self._stage.home, self._folder / f"{point}-{method}", ignore=shutil.ignore_patterns("*-shm"))
 
 
 def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -> None:
-    """Do something up to its statement of this number, and no further. Only in a fork: nobody takes the watch off again.
+    """Do something up to its statement of this number, and no further."""
 
-    `within`: count only statements that these methods of the store make.
+    def at(point: int, method: int) -> None:
+        if point == fatal:
+            os._exit(DIED + method)
+
+    at_points(at, work, within)
+
+
+def at_points(at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()) -> None:
+    """Do something, and call `at` before each of its statements, and before and after each commit, with the number of that. Only in a fork: nobody takes the watch off again.
+
+    `within`: only at statements that these methods of the store make, and with the place of the method.
     """
-    passed = 0
+    numbers = itertools.count()
     inside = list[int]() if within else [0]  # the methods that are being called, by their places
 
     def point(*_: object) -> None:
-        nonlocal passed
-        if not inside:
-            return
-        if passed == fatal:
-            os._exit(DIED + inside[-1])
-        passed += 1
+        if inside:
+            at(next(numbers), inside[-1])
 
     commit = DefaultDialect.do_commit
 
@@ -187,11 +207,11 @@ def _noted(method: Callable[..., Any], inside: list[int], number: int) -> Callab
     return call
 
 
-def _finish(store: WitnessedStore, play: Play, runs: Path, into: Path) -> None:
+def _finish(stage: _Stage, into: Path) -> None:
     raised = []
     try:
-        play.run(store.as_another(), runs)
+        stage.run()
     except Exception as exc:  # noqa: BLE001  what it stumbled over is what the judge is to name
         raised = [f"the next one raised {type(exc).__name__}: {exc}"]
-    verdict = judge(store, play.of.name, store.log.entries(), num_trials=play.num_trials)
+    verdict = judge(stage.store, stage.play.of.name, stage.store.log.entries(), num_trials=stage.play.num_trials)
     into.write_text(json.dumps([*raised, *verdict.complaints]))

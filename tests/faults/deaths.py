@@ -20,16 +20,17 @@ from db import url as urls
 from db.store import Store
 from tests.db.builders import Bench
 from tests.faults import forks, small_sweep
-from tests.faults.crash_points import DIED, Play, die_at, die_everywhere, fresh_postgresql, fresh_sqlite, small_play
+from tests.faults.crash_points import DIED, Play, die_at, die_everywhere, small_play
+from tests.faults.fresh_stores import fresh_postgresql, fresh_sqlite
 from tests.faults.sick_nodes import AMONG_SICK_NODES
 
 OLDEST = "0001"
 
 
 def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
-    """`url`: of a database server, or of SQLite; the databases are made here."""
-    fresh = fresh_sqlite(folder) if url.startswith("sqlite") else fresh_postgresql(url)
-    deaths = die_everywhere(play, fresh=fresh, folder=folder)
+    """`url`: of a database server, or of SQLite, where deaths are copies; the databases are made here."""
+    is_sqlite = url.startswith("sqlite")
+    deaths = die_everywhere(play, fresh=fresh_sqlite(folder) if is_sqlite else fresh_postgresql(url), folder=folder, copied=is_sqlite)
     return vars(deaths) | {"within": dict(deaths.within)}
 
 

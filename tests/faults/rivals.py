@@ -23,7 +23,7 @@ from orchestrator.core.errors import SweepHeld
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import Device, TrialRequest
 from tests.faults import forks, small_sweep
-from tests.faults.crash_points import Fresh
+from tests.faults.fresh_stores import Fresh
 from tests.faults.history import Log, judge
 from tests.faults.witness import WitnessedStore
 from tests.orchestrator.fake_scheduler import FakeScheduler

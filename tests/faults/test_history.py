@@ -13,7 +13,7 @@ from db import schema
 from db.schema import now
 from orchestrator.core.lifecycle import TrialState
 from tests.faults import small_sweep
-from tests.faults.crash_points import fresh_sqlite
+from tests.faults.fresh_stores import fresh_sqlite
 from tests.faults.history import Entry, Log, Seen, judge
 from tests.faults.witness import WitnessedStore
 

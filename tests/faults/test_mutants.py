@@ -17,7 +17,8 @@ from db.store import Store
 from orchestrator.core.errors import SweepHeld
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from tests.faults import small_sweep
-from tests.faults.crash_points import die_everywhere, fresh_sqlite, small_play
+from tests.faults.crash_points import die_everywhere, small_play
+from tests.faults.fresh_stores import fresh_sqlite
 from tests.faults.rivals import pauses, races
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,7 +97,7 @@ def writes_whatever_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def die(folder: Path) -> list[str]:
     of = small_sweep.spec(gpus=[1], search={"strategy": "exhaustive", "confirm": {"repeats": 0}})
-    return list(die_everywhere(small_play(of, num_trials=6), fresh=fresh_sqlite(folder), folder=folder, every=6).complaints)
+    return list(die_everywhere(small_play(of, num_trials=6), fresh=fresh_sqlite(folder), folder=folder, every=6, copied=True).complaints)
 
 
 def race(folder: Path) -> list[str]:

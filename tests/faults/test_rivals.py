@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.crash_points import Fresh
+from tests.faults.fresh_stores import Fresh
 from tests.faults.rivals import HELD, pauses, races
 
 pytestmark = pytest.mark.timeout(300)
