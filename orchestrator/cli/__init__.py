@@ -7,6 +7,7 @@ torch and rich are imported inside the functions that use them.
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import itertools
 import os
@@ -33,6 +34,7 @@ from orchestrator.core.errors import SweepError, UsageInvalid
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
+OBJECTS_TO_COLLECT = 50_000  # made between two looks for garbage: by default 700, of which imports, whose objects stay, make a thousand
 BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
 
 _FLAGS_OF_ALL = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}  # number of values; -q means more to `run`, which has its own
@@ -107,6 +109,7 @@ for _module in (plan, explain, run, replay, status, look, trial, nodes, netbench
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Nothing that goes wrong shows as a traceback."""
+    gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
     for stream in (sys.stdout, sys.stderr):
