@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from db.store import Store
-from orchestrator.core.failures import Failure
+from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.layout import Layout
 from orchestrator.core.links import Collective, LinkSample, Span
 from orchestrator.core.model_shape import PRESETS
@@ -70,7 +70,10 @@ def measure_links(
     largest_bytes: int | None = None,
     collectives: Sequence[Collective] = tuple(Collective),
 ) -> Iterator[SpanResult]:
-    """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given."""
+    """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given.
+
+    The spans are those of the nodes that are there at first; one for which too few of them are left has failed.
+    """
     slots = scheduler.slots
     options = {
         "collectives": [collective.value for collective in collectives],
@@ -78,10 +81,23 @@ def measure_links(
         "seconds": SECONDS[slots.device],
     }
     for number, shape in enumerate(shapes(slots.nodes), 1):
-        nodes = tuple(sorted((node for node, count in slots.nodes.items() if count >= shape.slots_per_node))[: shape.num_nodes])
+        nodes = tuple(sorted(node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node)[: shape.num_nodes])
+        if len(nodes) < shape.num_nodes:
+            yield _not_enough_left(shape, nodes)
+            continue
         scheduler.start(_request(run_token, number, shape, slots.device, options), shape, nodes)
         end = _until_finished(scheduler)
         yield _record(store, run_token, shape, nodes, end, slots.device)
+
+
+def _not_enough_left(shape: Shape, nodes: tuple[str, ...]) -> SpanResult:
+    left = f"{len(nodes)} of its {shape.num_nodes} nodes" if shape.num_nodes > 1 else f"no node of {shape.slots_per_node} slots"
+    failure = Failure(kind=FailureKind.NODE_LOST, message=f"{left} left: nodes went while others were measured")
+    return SpanResult(span=_span_of(shape), nodes=nodes, samples=(), failure=failure)
+
+
+def _span_of(shape: Shape) -> Span:
+    return Span(num_ranks=shape.num_slots, num_nodes=shape.num_nodes)
 
 
 def _request(run_token: str, number: int, shape: Shape, device: Device, options: Mapping[str, object]) -> TrialRequest:
@@ -110,7 +126,7 @@ def _until_finished(scheduler: Scheduler) -> Finished:
 
 
 def _record(store: Store, run_token: str, shape: Shape, nodes: tuple[str, ...], end: Finished, device: Device) -> SpanResult:
-    span = Span(num_ranks=shape.num_slots, num_nodes=shape.num_nodes)
+    span = _span_of(shape)
     results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
     first = next((result for result in results if result.collectives), None)
     if end.failure is not None or first is None:

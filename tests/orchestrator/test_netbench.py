@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,29 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
     assert largest.sample.bus_bytes_per_second == pytest.approx(0.99e9, rel=0.01)  # of two ranks, as large as the algorithm's
     assert (largest.backend, largest.device_name, largest.nccl, largest.num_calls) == ("nccl", "NVIDIA H200", "2.29", 50)
     assert store.links("another") == []
+
+
+class LosesANode(Links):
+    """The second node goes with the first gang that spans both."""
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if len(self.nodes_of[self.asked.trial_id]) < 2:
+            return super().poll(timeout_seconds)
+        lost = Failure(kind=FailureKind.NODE_LOST, message="its node is gone", node="b")
+        self._slots = replace(self._slots, nodes={"a": 2})
+        return [Finished(trial_id=self.asked.trial_id, reports=[], failure=lost, gpu_seconds=1.0)]
+
+
+def test_a_node_that_goes_meanwhile_fails_the_spans_that_it_was_needed_for_and_ends_nothing(store: Store) -> None:
+    scheduler = LosesANode()
+    results = list(measure_links(scheduler, store, run_token="run", largest_bytes=1024, collectives=[Collective.ALL_REDUCE]))
+    assert [(one.span.num_nodes, one.span.num_ranks, one.nodes) for one in results] == [(1, 2, ("a",)), (2, 2, ("a", "b")), (2, 4, ("a",))]
+    assert [one.failure and one.failure.message for one in results] == [
+        None,
+        "its node is gone",
+        "1 of its 2 nodes left: nodes went while others were measured",
+    ]
+    assert len(scheduler.started) == 2
 
 
 def test_two_ranks_measure_every_collective_over_gloo(tmp_path: Path) -> None:
