@@ -62,7 +62,13 @@ class Learned:
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
     rows: Sequence[Taught]  # oldest first
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
+    begin: Mapping[str, Calibration] = field(default_factory=dict)  # `fits` of what was learned before, to begin from
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> Mapping[str, Calibration]:
+        """Those of all relatives, by which of them; where none was made, what it would have begun from."""
+        return {**self.begin, **{which: found for (which, without), found in self._fits.items() if without is None}}
 
     @cached_property
     def network(self) -> Network | None:
@@ -103,6 +109,8 @@ class Learned:
         own = self._own.get(cell, []) if cell is not None else []
         mine = set(map(id, own))
         others = [taught for taught in self.rows if id(taught) not in mine] if own else self.rows
+        if own and others:
+            self._of(self.rows, without=None)  # where the fits without each of the cells begin
         found = self._of(others, without=cell if own else None)
         if cell is None:
             return found
@@ -127,7 +135,9 @@ class Learned:
 
     def _fitted(self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration) -> Calibration:
         if key not in self._fits:
-            self._fits[key] = _fitted([taught.observation for taught in rows], prior)
+            which, _ = key
+            begin = self._fits.get((which, None)) or self.begin.get(which)
+            self._fits[key] = _fitted([taught.observation for taught in rows], prior, begin)
         return self._fits[key]
 
 
@@ -139,8 +149,9 @@ def learned(
     device_name: str | None,
     gpus_per_node: int,
     nodes: Collection[str] | None = None,
+    begin: Mapping[str, Calibration] | None = None,
 ) -> Learned:
-    """What the store has of a sweep's relatives.
+    """What the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
 
     `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
     `gpus_per_node` stands in for trials whose nodes are not known. Links count that were measured on one of these `nodes`; None: on any.
@@ -179,7 +190,7 @@ def learned(
         for row, device in found
     ]
     device = hardware or found[-1][1]
-    return Learned(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes))
+    return Learned(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes), begin=begin or {})
 
 
 def _links(store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None) -> list[LinkRow]:
@@ -200,14 +211,18 @@ def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
     return (known.name if known is not None else device_name) == hardware.name
 
 
-def _fitted(observations: Sequence[Observation], prior: Calibration) -> Calibration:
-    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run."""
-    found = calibrate(observations, prior)
+def _fitted(observations: Sequence[Observation], prior: Calibration, begin: Calibration | None) -> Calibration:
+    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run.
+
+    What an earlier fit of this kind ended with, of much the same rows, is a place to begin; its cells had their second chance there.
+    """
+    found = calibrate(observations, prior, begin=begin)
+    known = begin.cell_offsets if begin is not None else {}
     times = agreement(observations, found).step_time
     errors: dict[tuple[Cell, str], list[float]] = {}
     for place, ratio in zip(times.places, times.ratios, strict=True):
         row = observations[place]
-        if not row.thrashes:
+        if not row.thrashes and (row.cell, row.hardware.name) not in known:
             errors.setdefault((row.cell, row.hardware.name), []).append(-log(ratio))
     far = {cell: median(some) for cell, some in errors.items() if len(some) >= ENOUGH_ROWS}
     far = {cell: error for cell, error in far.items() if abs(error) > FAR_OFF * prior.step_residual_sd}

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from db.store import LEASE_SECONDS, Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.budget import Price, budget_of, price_of
+from orchestrator.core.calibration import Calibration
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
 from orchestrator.core.failures import FailureKind
@@ -250,7 +251,7 @@ class _Loop:
         )
         return spending
 
-    def _learn(self) -> Learned:
+    def _learn(self, begin: Mapping[str, Calibration] | None = None) -> Learned:
         slots = self._scheduler.slots
         return learned(
             self._store,
@@ -259,6 +260,7 @@ class _Loop:
             device_name=slots.device_name,
             gpus_per_node=self._gpus_per_node,
             nodes=slots.nodes,
+            begin=begin,
         )
 
     def _search(self, cell: Cell, cell_id: int) -> tuple[Searcher, int, float]:
@@ -412,7 +414,7 @@ class _Loop:
         """Begin the search of a cell anew, of which nothing was launched, where other cells have taught something since it was opened."""
         if self._finished_now <= self._learned_of:
             return
-        self._learned, self._learned_of = self._learn(), self._finished_now
+        self._learned, self._learned_of = self._learn(self._learned.fits), self._finished_now
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
         run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
 

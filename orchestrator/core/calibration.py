@@ -217,10 +217,13 @@ class Calibration:
         )
 
 
-def calibrate(observations: Iterable[Observation], prior: Calibration) -> Calibration:
-    """Fit the constants to what was measured. Of nothing, the prior comes back."""
+def calibrate(observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None) -> Calibration:
+    """Fit the constants to what was measured. Of nothing, the prior comes back.
+
+    `begin`: a fit of much the same rows, to begin from; what is found rests on the rows and the prior alone, and is found sooner.
+    """
     groups = _groups(observations)
-    return _with_memory(_with_times(prior, groups), groups)
+    return _with_memory(_with_times(prior, groups, begin), groups, begin)
 
 
 def choose_trainer(observations: Iterable[Observation], candidates: Mapping[str, Trainer]) -> str:
@@ -274,7 +277,7 @@ def _memory_weights(groups: Sequence[_CellGroup]) -> Floats:
     return shared
 
 
-def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:
+def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None) -> Calibration:
     timed = [group for group in groups if group.timed]
     if not timed:
         return prior
@@ -303,12 +306,22 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration
         offsets = x[known:]
         return np.hstack([jacobian(lambda constants: residuals(np.concatenate([constants, offsets])), x[:known], at), own])
 
-    mean = np.concatenate([prior.log_constants, [prior.cell_offsets.get(cell, 0.0) for cell in cells]])
+    def start(of: Calibration) -> Floats:
+        return np.concatenate([of.log_constants, [of.cell_offsets.get(cell, 0.0) for cell in cells]])
+
+    mean = start(prior)
     covariance = np.zeros((len(mean), len(mean)))
     covariance[:known, :known] = prior.step_covariance
     covariance[known:, known:] = np.eye(len(timed)) * _NO_LIMIT_SD**2
     beliefs = np.full(len(timed), CELL_OFFSET_WEIGHT)
-    found = fit(residuals, mean=mean, covariance=covariance, weights=np.concatenate([weights, beliefs]), slopes_of=slopes)
+    found = fit(
+        residuals,
+        mean=mean,
+        covariance=covariance,
+        weights=np.concatenate([weights, beliefs]),
+        slopes_of=slopes,
+        begin=start(begin) if begin is not None else None,
+    )
     unexplained = np.split(-found.residuals[: len(measured)] * sd, np.cumsum([len(group.timed) for group in timed])[:-1])
     return replace(
         prior,
@@ -338,14 +351,20 @@ def _with_residuals(
     return found
 
 
-def _with_memory(prior: Calibration, groups: Sequence[_CellGroup]) -> Calibration:
+def _with_memory(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None) -> Calibration:
     peaked = [group for group in groups if group.peaked]
     if not peaked:
         return prior
     residuals, censored = _memory_residuals(prior, peaked)
     weights = _memory_weights(peaked)
     sd = prior.memory_residual_sd
-    found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
+    found = fit(
+        residuals,
+        mean=prior.memory_values,
+        covariance=prior.memory_covariance,
+        weights=weights,
+        begin=begin.memory_values if begin is not None else None,
+    )
     exact = ~censored
     return replace(
         prior,

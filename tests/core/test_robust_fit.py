@@ -49,6 +49,25 @@ def test_values_that_count_less_leave_more_uncertainty() -> None:
     assert fitted(measured(), weight=0.1)[1].diagonal().min() > 5 * fitted(measured())[1].diagonal().max() / 3
 
 
+def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and_none_begins_at_a_worse_place() -> None:
+    values, calls = measured(bad=10), list[Floats]()
+
+    def found(begin: Floats | None) -> tuple[Floats, int]:
+        def residuals(parameters: Floats) -> Floats:
+            calls.append(parameters)
+            return (line(parameters) - values) / NOISE_SD
+
+        calls.clear()
+        ended = fit(residuals, mean=np.zeros(2), covariance=np.eye(2) * 100, weights=np.ones(len(X)), begin=begin)
+        return ended.parameters, len(calls)
+
+    parameters, cold = found(None)
+    begun, warm = found(parameters + 0.001)
+    assert begun == pytest.approx(parameters, abs=1e-3)
+    assert warm < cold / 2
+    assert found(np.array([-50.0, 90.0]))[0] == pytest.approx(parameters, abs=1e-3)
+
+
 def test_the_spread_of_residuals_ignores_the_bad_ones() -> None:
     residuals = np.random.default_rng(1).normal(0, 0.2, 200)
     residuals[:20] = 9.0

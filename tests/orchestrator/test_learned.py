@@ -171,6 +171,21 @@ def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_
     assert ratio(found, small, with_own=False) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("later", [1.3, 3.0], ids=["as the others", "three times as slow"])
+def test_what_is_learned_is_the_same_wherever_the_fits_began(store: Store, later: float) -> None:
+    small, large = spec().cells()
+    past = Past(store, spec())
+    past.measure(small, layouts_of(small), times(small, 1.3))
+    before = ask(store, spec())
+    before.calibration()
+    past.measure(large, layouts_of(large), times(large, later))
+    anew, on = ask(store, spec()), learned(store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits)
+    assert set(on.begin) == {"current"}
+    for cell in (small, large):
+        for with_own in (False, True):
+            assert ratio(on, cell, with_own=with_own) == pytest.approx(ratio(anew, cell, with_own=with_own), rel=0.01)
+
+
 def test_a_cell_three_times_as_slow_as_believed_is_believed_once_most_of_its_trials_show_it(store: Store) -> None:
     small, _ = spec().cells()
     Past(store, spec()).measure(small, layouts_of(small), times(small, 3.0))
