@@ -6,7 +6,8 @@ It places gangs through the scheduler as a sweep does, and knows nothing of Ray.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from db.store import Store
@@ -24,6 +25,7 @@ SMALLEST_BYTES = 1 << 10
 LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 << 20}
 SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}  # of calls, for each collective and size
 POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0  # for nodes to come back that were lost, or are in doubt
 LIMITS = PhaseLimits(start=120.0, rendezvous=120.0, first_step=120.0, steady=60.0, teardown=20.0, total=900.0)
 
 
@@ -69,10 +71,11 @@ def measure_links(
     run_token: str,
     largest_bytes: int | None = None,
     collectives: Sequence[Collective] = tuple(Collective),
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[SpanResult]:
     """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given.
 
-    The spans are those of the nodes that are there at first; one for which too few of them are left has failed.
+    The spans are those of the nodes that are there at first; one for which too few of them are left, and come back, has failed.
     """
     slots = scheduler.slots
     options = {
@@ -80,14 +83,27 @@ def measure_links(
         "sizes": sizes(largest_bytes or LARGEST_BYTES[slots.device]),
         "seconds": SECONDS[slots.device],
     }
+    lost: set[str] = set()
     for number, shape in enumerate(shapes(slots.nodes), 1):
-        nodes = tuple(sorted(node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node)[: shape.num_nodes])
+        nodes = _nodes_for(scheduler, shape, lost, patience_seconds)
         if len(nodes) < shape.num_nodes:
             yield _not_enough_left(shape, nodes)
             continue
         scheduler.start(_request(run_token, number, shape, slots.device, options), shape, nodes)
         end = _until_finished(scheduler)
+        if end.failure is not None and end.failure.kind is FailureKind.NODE_LOST and end.failure.node is not None:
+            lost.add(end.failure.node)
         yield _record(store, run_token, shape, nodes, end, slots.device)
+
+
+def _nodes_for(scheduler: Scheduler, shape: Shape, lost: Collection[str], patience_seconds: float) -> tuple[str, ...]:
+    """Nodes for a gang, those last of which one was lost; fewer where they do not come back in time: one in doubt is not among those that are there."""
+    until = time.monotonic() + patience_seconds
+    while True:
+        roomy = [node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node]
+        if len(roomy) >= shape.num_nodes or time.monotonic() >= until:
+            return tuple(sorted(sorted(roomy, key=lambda node: (node in lost, node))[: shape.num_nodes]))
+        scheduler.poll(POLL_SECONDS)
 
 
 def _not_enough_left(shape: Shape, nodes: tuple[str, ...]) -> SpanResult:

@@ -90,27 +90,54 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
     assert store.links("another") == []
 
 
-class LosesANode(Links):
-    """The second node goes with the first gang that spans both."""
+class LosesANode(FakeScheduler):
+    """One of its nodes is lost with the first gang that needs it. `back`: after so many further looks it is there again."""
+
+    def __init__(self, node: str, *, nodes: dict[str, int], back: int | None = None) -> None:
+        super().__init__(lambda _: 1.0, device=Device.CUDA, nodes=nodes)
+        self._of_all, self._node, self._back = nodes, node, back
+        self.is_seen_at_once = True
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
-        if len(self.nodes_of[self.asked.trial_id]) < 2:
-            return super().poll(timeout_seconds)
-        lost = Failure(kind=FailureKind.NODE_LOST, message="its node is gone", node="b")
-        self._slots = replace(self._slots, nodes={"a": 2})
-        return [Finished(trial_id=self.asked.trial_id, reports=[], failure=lost, gpu_seconds=1.0)]
+        if not self.num_running:
+            self._back = self._back - 1 if self._back is not None else None
+            if self._back == 0:
+                self._slots = replace(self._slots, nodes=self._of_all)
+            return []
+        (end,) = [event for event in super().poll(timeout_seconds) if isinstance(event, Finished)]
+        if self._node not in self.nodes_of[end.trial_id]:
+            return [end]
+        lost, self._node = self._node, ""
+        if self.is_seen_at_once:
+            self._slots = replace(self._slots, nodes={node: count for node, count in self._of_all.items() if node != lost})
+        failure = Failure(kind=FailureKind.NODE_LOST, message="its node is gone", node=lost)
+        return [replace(end, failure=failure)]
 
 
-def test_a_node_that_goes_meanwhile_fails_the_spans_that_it_was_needed_for_and_ends_nothing(store: Store) -> None:
-    scheduler = LosesANode()
-    results = list(measure_links(scheduler, store, run_token="run", largest_bytes=1024, collectives=[Collective.ALL_REDUCE]))
-    assert [(one.span.num_nodes, one.span.num_ranks, one.nodes) for one in results] == [(1, 2, ("a",)), (2, 2, ("a", "b")), (2, 4, ("a",))]
-    assert [one.failure and one.failure.message for one in results] == [
-        None,
-        "its node is gone",
-        "1 of its 2 nodes left: nodes went while others were measured",
+def spans(scheduler: LosesANode, store: Store, *, patience_seconds: float) -> list[tuple[int, tuple[str, ...], str | None]]:
+    """Ranks, nodes, and what it died of, of each span."""
+    asked = {"run_token": "run", "largest_bytes": 1024, "collectives": [Collective.ALL_REDUCE], "patience_seconds": patience_seconds}
+    found = measure_links(scheduler, store, **asked)  # type: ignore[arg-type]  # of several types
+    return [(one.span.num_ranks, one.nodes, one.failure.message if one.failure is not None else None) for one in found]
+
+
+def test_a_node_that_goes_fails_the_spans_that_it_is_needed_for_and_ends_nothing(store: Store) -> None:
+    assert spans(LosesANode("b", nodes={"a": 2, "b": 2}), store, patience_seconds=0.0) == [
+        (2, ("a",), None),
+        (2, ("a", "b"), "its node is gone"),
+        (4, ("a",), "1 of its 2 nodes left: nodes went while others were measured"),
     ]
-    assert len(scheduler.started) == 2
+
+
+def test_a_node_that_comes_back_in_time_fails_nothing_else(store: Store) -> None:
+    scheduler = LosesANode("b", nodes={"a": 2, "b": 2}, back=3)
+    assert [failure for *_, failure in spans(scheduler, store, patience_seconds=60.0)] == [None, "its node is gone", None]
+
+
+def test_a_node_that_is_dead_and_not_known_to_be_is_taken_last(store: Store) -> None:
+    scheduler = LosesANode("a", nodes={"a": 4, "b": 4})
+    scheduler.is_seen_at_once = False
+    assert spans(scheduler, store, patience_seconds=0.0)[:2] == [(2, ("a",), "its node is gone"), (4, ("b",), None)]
 
 
 def test_two_ranks_measure_every_collective_over_gloo(tmp_path: Path) -> None:
