@@ -212,24 +212,21 @@ def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
 
 
 def _fitted(observations: Sequence[Observation], prior: Calibration, begin: Calibration | None) -> Calibration:
-    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run.
-
-    What an earlier fit of this kind ended with, of much the same rows, is a place to begin; its cells had their second chance there.
-    """
+    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run."""
     found = calibrate(observations, prior, begin=begin)
-    known = begin.cell_offsets if begin is not None else {}
     times = agreement(observations, found).step_time
     errors: dict[tuple[Cell, str], list[float]] = {}
     for place, ratio in zip(times.places, times.ratios, strict=True):
         row = observations[place]
-        if not row.thrashes and (row.cell, row.hardware.name) not in known:
+        if not row.thrashes:
             errors.setdefault((row.cell, row.hardware.name), []).append(-log(ratio))
     far = {cell: median(some) for cell, some in errors.items() if len(some) >= ENOUGH_ROWS}
     far = {cell: error for cell, error in far.items() if abs(error) > FAR_OFF * prior.step_residual_sd}
     if not far:
         return found
     begun = {cell: found.cell_offsets.get(cell, 0.0) + error for cell, error in far.items()}
-    return calibrate(observations, replace(prior, cell_offsets={**prior.cell_offsets, **begun}))
+    corrected = replace(prior, cell_offsets={**prior.cell_offsets, **begun})
+    return calibrate(observations, corrected, begin=replace(found, cell_offsets={**found.cell_offsets, **begun}))
 
 
 def _physics(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,7 +220,7 @@ class Calibration:
 def calibrate(observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None) -> Calibration:
     """Fit the constants to what was measured. Of nothing, the prior comes back.
 
-    `begin`: a fit of much the same rows, to begin from; what is found rests on the rows and the prior alone, and is found sooner.
+    `begin`: a fit of much the same rows, to begin from where it is more probable than the prior's middle: then a few steps do.
     """
     groups = _groups(observations)
     return _with_memory(_with_times(prior, groups, begin), groups, begin)

@@ -65,7 +65,9 @@ def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and
     begun, warm = found(parameters + 0.001)
     assert begun == pytest.approx(parameters, abs=1e-3)
     assert warm < cold / 2
-    assert found(np.array([-50.0, 90.0]))[0] == pytest.approx(parameters, abs=1e-3)
+    again, from_worse = found(np.array([-50.0, 90.0]))
+    assert again == pytest.approx(parameters, abs=1e-12)
+    assert from_worse == cold + 1, "that place was only looked at"
 
 
 def test_the_spread_of_residuals_ignores_the_bad_ones() -> None:
