@@ -1,7 +1,7 @@
 """A Ray of our own on this machine, without what only clusters need: the autoscaler's monitor, the log monitor, the dashboard and its agent's modules.
 
 They take as long to start as all the rest of it (docs/decisions/local-ray.md), and look at logs and devices while trials are timed. No
-option of `ray.init` reaches Ray's switches for them; a Ray that has one of them no more starts as it is.
+option of `ray.init` reaches what has to be switched for that; a Ray that has one of these switches no more starts as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private import parameter, ray_constants, services, utils
+from ray._private import parameter, services, utils
 
 
 def start(**options: Any) -> None:
@@ -59,7 +59,9 @@ def _not_installed() -> Exception:
 def _python(component: str, *args: Any, **options: Any) -> list[str]:
     """How Python is called for one of Ray's own programs, whose path and options follow."""
     usual: list[str] = _USUAL_PYTHON(component, *args, **options)
-    return [*usual, "-c", _WITHOUT_MODULES] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else usual
+    is_plain = "-m" not in usual  # else a profiler runs it
+    # -P: of the folder that the sweep was started in nothing is imported.
+    return [*usual, "-P", "-c", _WITHOUT_MODULES] if component == "dashboard_agent" and is_plain else usual
 
 
 # A raylet ends without its dashboard agent; the modules of that read logs, ask for the dashboard once a second, and for all devices every five.

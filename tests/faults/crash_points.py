@@ -135,12 +135,13 @@ class _Stage:
 class _Copies:
     """What an orchestrator that went on to its end had on disk at each of its points: a kill there would have left no more, and no less.
 
-    But for the index of SQLite's log, which whoever comes after a kill makes anew.
+    But for the index of SQLite's log: whoever comes after a kill makes it anew, and who copied it would drop the locks that it holds on it.
     """
 
     def __init__(self, stage: _Stage, points: Sequence[int], folder: Path) -> None:
-        self._stage, self._points, self._folder = stage, points, folder
+        self._stage, self._points, self._folder, self._passed = stage, points, folder, folder / "passed"
         stage.clear()
+        folder.mkdir()
         if (code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.within))) != 0:
             raise RuntimeError(f"the orchestrator ended with {code}")
 
@@ -151,9 +152,12 @@ class _Copies:
             shutil.rmtree(home)
             kept.rename(home)
             return DIED + int(kept.name.partition("-")[2])
+        if point <= int(self._passed.read_text()):
+            raise RuntimeError(f"of point {point} there is no copy")
         return 0
 
     def _keep(self, point: int, method: int) -> None:
+        self._passed.write_text(str(point))
         if point in self._points:
             shutil.copytree(self._stage.home, self._folder / f"{point}-{method}", ignore=shutil.ignore_patterns("*-shm"))
 
@@ -169,9 +173,10 @@ def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -
 
 
 def at_points(at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()) -> None:
-    """Do something, and call `at` before each of its statements, and before and after each commit, with the number of that. Only in a fork: nobody takes the watch off again.
+    """Do something, and call `at` before each of its statements, and before and after each commit, with the number of that.
 
-    `within`: only at statements that these methods of the store make, and with the place of the method.
+    Only in a fork: nobody takes the watch off again. `within`: only at statements that these methods of the store make, and with the
+    place of the method.
     """
     numbers = itertools.count()
     inside = list[int]() if within else [0]  # the methods that are being called, by their places
