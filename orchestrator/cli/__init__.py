@@ -34,9 +34,8 @@ from orchestrator.core.errors import SweepError, UsageInvalid
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
-OBJECTS_TO_COLLECT = (
-    50_000  # new ones before Python looks for garbage, in place of 700 or 2,000: imports make half a million, and all of them stay
-)
+# New objects before Python looks for garbage, in place of 700 or 2,000: imports make 200,000, and all of them stay.
+OBJECTS_TO_COLLECT = 50_000
 BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
 
 _FLAGS_OF_ALL = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}  # number of values; -q means more to `run`, which has its own
