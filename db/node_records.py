@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from math import log
 from typing import Any
 
@@ -25,6 +26,27 @@ from orchestrator.core.node_score import NodeRun
 node_check, node_bench, attempt, trial, cell = schema.node_check, schema.node_bench, schema.attempt, schema.trial, schema.cell
 measurement, event = schema.measurement, schema.event
 
+AMONG = (
+    2  # of so many of the store's newest attempts, over the measurements asked for, a sweep that runs alone has enough: most are measured
+)
+_RUNS = (
+    sa.select(
+        trial.c.sweep_id,
+        attempt.c.trial_id,
+        attempt.c.nodes,
+        trial.c.cell_id,
+        trial.c.predicted_tokens_per_second_per_gpu,
+        measurement.c.step_seconds_median,
+        cell.c.num_gpus,
+        cell.c.sequence_length,
+        cell.c.global_batch_size,
+    )
+    .join_from(attempt, measurement, measurement.c.attempt_id == attempt.c.id)
+    .join(trial, trial.c.id == attempt.c.trial_id)
+    .join(cell, cell.c.id == trial.c.cell_id)
+    .where(attempt.c.pooled, attempt.c.nodes.is_not(None), sa.not_(measurement.c.thrashing))
+    .order_by(attempt.c.id.desc())
+)
 MACHINE_KINDS = [kind.value for kind in FailureKind if POLICIES[kind].fault is Fault.MACHINE and kind is not FailureKind.ORCHESTRATOR_LOST]
 
 
@@ -98,26 +120,22 @@ def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckR
 
 
 def runs(connection: Connection, sweep_id: int, newest: int) -> list[NodeRun]:
-    """The measurements of a sweep that count, oldest first, each with the nodes of its gang and what the search had predicted."""
-    statement = (
-        sa.select(
-            attempt.c.trial_id,
-            attempt.c.nodes,
-            trial.c.cell_id,
-            trial.c.predicted_tokens_per_second_per_gpu,
-            measurement.c.step_seconds_median,
-            cell.c.num_gpus,
-            cell.c.sequence_length,
-            cell.c.global_batch_size,
-        )
-        .join_from(attempt, measurement, measurement.c.attempt_id == attempt.c.id)
-        .join(trial, trial.c.id == attempt.c.trial_id)
-        .join(cell, cell.c.id == trial.c.cell_id)
-        .where(trial.c.sweep_id == sweep_id, attempt.c.pooled, attempt.c.nodes.is_not(None), sa.not_(measurement.c.thrashing))
-        .order_by(attempt.c.id.desc())
-        .limit(newest)
-    )
-    return [_run(row) for row in reversed(connection.execute(statement).fetchall())]
+    """The measurements of a sweep that count, oldest first, each with the nodes of its gang and what the search had predicted.
+
+    Of a long sweep that runs now they are among the store's newest attempts: to find them there takes as long however many it has.
+    """
+    is_long = sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1).offset(AMONG * newest)
+    found = _runs_among_newest(connection, sweep_id, newest) if connection.execute(is_long).first() is not None else []
+    if len(found) < newest:
+        found = connection.execute(_RUNS.where(trial.c.sweep_id == sweep_id).limit(newest)).fetchall()
+    return [_run(row) for row in reversed(found)]
+
+
+def _runs_among_newest(connection: Connection, sweep_id: int, newest: int) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    last = connection.execute(sa.select(sa.func.max(attempt.c.id))).scalar_one()
+    # The sweep is told apart here: asked for in the statement, SQLite would begin with all of its trials.
+    rows = connection.execute(_RUNS.where(attempt.c.id > last - AMONG * newest))
+    return list(islice((row for row in rows if row.sweep_id == sweep_id), newest))
 
 
 def _run(row: sa.Row[*tuple[Any, ...]]) -> NodeRun:

@@ -114,9 +114,10 @@ def _membership(runs: Sequence[NodeRun], names: Sequence[str]) -> Floats:
 def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
     """The other nodes with the very same runs, of each."""
     same: dict[bytes, list[str]] = {}
-    for i, name in enumerate(names):
-        same.setdefault(member[:, i].tobytes(), []).append(name)
-    return [tuple(other for other in same[member[:, i].tobytes()] if other != name) for i, name in enumerate(names)]
+    columns = [bits.tobytes() for bits in np.packbits(member.T != 0, axis=1)]
+    for name, column in zip(names, columns, strict=True):
+        same.setdefault(column, []).append(name)
+    return [tuple(other for other in same[column] if other != name) for name, column in zip(names, columns, strict=True)]
 
 
 def _plainest(slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats, sure: float) -> int | None:

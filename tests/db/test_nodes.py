@@ -7,6 +7,8 @@ from functools import partial
 
 import pytest
 
+from db import node_records
+from db import store as stores
 from db.engine import Database
 from db.schema import BenchReason
 from db.store import Store
@@ -58,6 +60,39 @@ def test_measurements_are_told_with_their_nodes_and_what_was_predicted(store: St
     assert all(run.log_predicted is not None for run in runs)
     # 64 sequences of 128 tokens, at 2000 tokens/s on each of 2 GPUs
     assert runs[0].log_predicted == pytest.approx(0.7167, abs=1e-3)  # ln(64 * 128 / 4000)
+
+
+def test_of_a_long_sweep_its_newest_measurements_are_told_also_once_another_has_newer_ones(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "NEWEST_RUNS", 2)
+    looked_through = recorded(monkeypatch, node_records, "_runs_among_newest")
+    bench = Bench.on(store)
+    trials = [measured(bench, 2**power, "a") for power in range(4)]
+    newest = trials[-2:]
+    assert [run.trial for run in store.node_runs(bench.sweep_id)] == newest
+    assert not looked_through, "of a short sweep all are looked at at once"
+    newest = [newest[-1], measured(bench, 16, "a")]
+    assert [run.trial for run in store.node_runs(bench.sweep_id)] == newest
+    assert looked_through == [2], "of the four newest attempts of the store two are enough"
+    other = Bench.on(store, "other")
+    for power in range(3):
+        measured(other, 2**power, "b")
+    assert [run.trial for run in store.node_runs(bench.sweep_id)] == newest
+    assert looked_through == [2, 1], "one of the four is its own: then all of its own are looked at"
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[int]:
+    """How much a function of a module has found, each time."""
+    usual, found = getattr(module, name), []
+
+    def told(*arguments: object) -> list[object]:
+        some: list[object] = usual(*arguments)
+        found.append(len(some))
+        return some
+
+    monkeypatch.setattr(module, name, told)
+    return found
 
 
 def test_a_node_is_benched_once_and_may_be_used_again(store: Store) -> None:
