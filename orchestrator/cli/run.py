@@ -5,7 +5,6 @@ Here the parts are wired together. Imports are inside the commands, so that `swe
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -16,13 +15,21 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from orchestrator import __version__
 from orchestrator.cli import home
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
+from orchestrator.cli.run_checks import (
+    check_home,
+    check_some_layout_is_legal,
+    check_that_ray_keeps_it,
+    check_this_machine,
+    rank_environment,
+)
+from orchestrator.cli.signals import Signals
 from orchestrator.cli.sweep_file import File, Overrides, load, planned_hardware, replayed_table
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.core.replay import ReplayTable
     from orchestrator.core.spec import SweepSpec
     from orchestrator.gang import Scheduler, Slots
-    from orchestrator.progress import Stop, SweepResult
+    from orchestrator.progress import SweepResult
     from orchestrator.simulation import SimulatedScheduler
 
 EXIT_SOME_FAILED = 3
@@ -147,13 +154,13 @@ def run_spec(
     from orchestrator.core.budget import budget_of, price_of
 
     table = replayed_table(spec)
-    environment = _rank_environment(spec)
-    _check_some_layout_is_legal(spec, table)
-    _check_that_ray_keeps_it(db)
-    _check_home()
+    environment = rank_environment(spec)
+    check_some_layout_is_legal(spec, table)
+    check_that_ray_keeps_it(db)
+    check_home()
     if ray_address is None and table is None and simulator is None:
         budget_of(spec, price_of(spec, planned_hardware(spec)))  # of a cluster, its devices tell the price
-        _check_this_machine(spec)
+        check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import look
     from orchestrator.cli.progress import Progress
@@ -163,7 +170,7 @@ def run_spec(
     with (
         Store.open(db, patience_seconds=PATIENCE_SECONDS) as store,
         Progress(objective=spec.objective, quiet=quiet) as progress,
-        _Signals(progress.note) as signals,
+        Signals(progress.note) as signals,
     ):
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
@@ -206,7 +213,7 @@ def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> fl
         raise UsageInvalid(f"--wait-for-nodes: {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
-def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: _Signals) -> None:
+def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: Signals) -> None:
     from orchestrator.core.packing import Shape
     from orchestrator.core.protocol import Device
     from orchestrator.ray_cluster import await_nodes  # ray takes seconds to import
@@ -223,29 +230,11 @@ def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, pro
         raise typer.Exit(128 + (signals.received or signal.SIGINT))
 
 
-def _check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
-    """Say why nothing can be measured before anything is started; a cell without a legal layout among others is told with the results."""
-    from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.space import enumerate_cell
-
-    told = []
-    for cell in spec.cells():
-        # Nodes as large as may be: what is not legal on those is on none.
-        per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
-        space = enumerate_cell(spec, cell, gpus_per_node=per_node, among=table.layouts(cell) if table is not None else None)
-        if len(space.legal):
-            return
-        reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
-        told.append(f"{cell.key}: " + "; ".join(f"{count} x {reason}" for reason, count in reasons))
-    more = f" and {len(told) - 3} more cells" if len(told) > 3 else ""
-    raise UsageInvalid(f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons")
-
-
 def _measure(
     spec: SweepSpec,
     store: Store,
     progress: Progress,
-    signals: _Signals,
+    signals: Signals,
     open_scheduler: Callable[[], Scheduler],
     table: ReplayTable | None,
     *,
@@ -286,7 +275,7 @@ def _open_scheduler(
     spec: SweepSpec,
     store: Store,
     progress: Progress,
-    signals: _Signals,
+    signals: Signals,
     ray_address: str | None,
     environment: Mapping[str, str],
     table: ReplayTable | None,
@@ -313,112 +302,6 @@ def _open_scheduler(
     )
     signals.install()  # after Ray, which installs a handler of its own
     return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)
-
-
-class _Signals:
-    """Ctrl-C drains, a second one cancels; SIGTERM cancels at once, since whoever sends it will kill soon."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._before: dict[int, Any] = {}
-        self.received: int | None = None
-        self._level = 0
-
-    def __enter__(self) -> _Signals:
-        self.install()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.signal(number, self._receive)
-            self._before.setdefault(number, before)
-
-    def asked(self) -> Stop:
-        from orchestrator.progress import Stop
-
-        return Stop(self._level)
-
-    def _receive(self, number: int, _frame: object) -> None:
-        self.received = number
-        if number == signal.SIGTERM or self._level:
-            self._level = 2
-            self._say("Cancelling: trials under way are ended and will be measured by the next `sweep run`.")
-        else:
-            self._level = 1
-            self._say("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
-
-
-def _check_this_machine(spec: SweepSpec) -> None:
-    """Say at once what a local Ray would take seconds to find out."""
-    from importlib.util import find_spec
-
-    from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.protocol import Device
-    from orchestrator.gang import Slots, shapes_of
-    from orchestrator.gpu_monitor import device_name
-
-    if spec.workload.name == "llama" and find_spec("torch") is None:
-        raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
-    has_gpu = Path("/dev/nvidiactl").exists() or device_name() is not None
-    cores = os.cpu_count() or 1
-    if not has_gpu:
-        wants_gpu = spec.device not in ("auto", "cpu")
-        slots = Slots(device=Device.CUDA if wants_gpu else Device.CPU, device_name=None, nodes={} if wants_gpu else {"here": cores})
-        shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
-
-
-_MAKE_ROOM = "Make room, or set SWEEP_HOME to a folder that has it"
-_HOME_ADVICE = {errno.ENOSPC: _MAKE_ROOM, errno.EDQUOT: _MAKE_ROOM}
-
-
-def _check_home() -> None:
-    from orchestrator.core.errors import StoreUnavailable
-
-    runs = home.sweep_home() / "runs"
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        probe = runs / f".probe-{os.getpid()}"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as exc:
-        raise StoreUnavailable(
-            f"run folders cannot be written to {runs}: {exc.strerror}. {_HOME_ADVICE.get(exc.errno or 0, 'Set SWEEP_HOME to a folder that can')}"
-        ) from None
-
-
-def _check_that_ray_keeps_it(db: str | None) -> None:
-    """What was uploaded with a Ray job is deleted after it: no place for a store."""
-    from db import url
-    from orchestrator.core.errors import UsageInvalid
-    from orchestrator.ray_job import is_unpacked
-
-    store = url.resolve(db)
-    if store.drivername == "sqlite" and is_unpacked(Path(str(store.database))):
-        raise UsageInvalid(
-            f"the store would be {store.database}, in the folder that Ray has unpacked for this job and will delete."
-            ' Name another: --runtime-env-json \'{"env_vars": {"SWEEP_DB": "sqlite:////home/me/sweep.sqlite", "SWEEP_HOME": "/home/me/.sweep"}}\''
-        )
-    if is_unpacked(home.sweep_home()):
-        note(f"Logs go to {home.sweep_home()}, which Ray will delete: SWEEP_HOME names another folder")
-
-
-def _rank_environment(spec: SweepSpec) -> dict[str, str]:
-    """The variables that ranks get from this environment. Their values may be secrets: they are handed on, and never written or shown."""
-    from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.workload_options import CommandOptions
-
-    options = spec.workload.options
-    names = options.env_from if isinstance(options, CommandOptions) else ()
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise UsageInvalid(
-            f"workload.options.env_from names {', '.join(missing)}, not set in this environment: export {' '.join(missing)}, and run again"
-        )
-    return {name: os.environ[name] for name in names}
 
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
@@ -473,7 +356,7 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
         note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
 
 
-def _exit_code(result: SweepResult, signals: _Signals, *, strict: bool) -> int:
+def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:
     from orchestrator.core.errors import ClusterUnavailable
     from orchestrator.core.lifecycle import TrialState
     from orchestrator.progress import StopReason

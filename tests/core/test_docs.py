@@ -14,7 +14,8 @@ import yaml
 
 from db import readonly
 from db.store import Store
-from docs.generate import DOCS, chaos_lacks, documents, generated, newest, view_columns
+from docs.figures import chaos_lacks, newest
+from docs.generate import DOCS, documents, generated, view_columns
 from docs.words import KEYS, PLACEHOLDERS
 from orchestrator.core import errors
 from orchestrator.core.lifecycle import mermaid
