@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, write_result
-from benchmarks.search_efficiency import Driver, Problem, calibration_of, driver_of, read_problems
+from benchmarks.search_drivers import Driver, driver_of
+from benchmarks.search_problem import Problem, calibration_of, read_problems
 from orchestrator.cell_run import FEWEST_TO_BOUND
 
 MODES = ("cold", "warm", "blind")

@@ -36,169 +36,20 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from fnmatch import fnmatch
-from functools import cached_property
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
-from benchmarks.prediction import observation, problem_key
-from orchestrator.core.calibration import Calibration, Observation, calibrate
-from orchestrator.core.hardware import Hardware, from_label
-from orchestrator.core.lattice import Axis, Lattice
-from orchestrator.core.layout import Layout
-from orchestrator.core.layout_table import LayoutTable
+from benchmarks.search_drivers import METHODS, Driver, driver_of
+from benchmarks.search_problem import FEWEST_ROWS, Problem, calibration_of, read_problems
+from orchestrator.core.calibration import Calibration
 from orchestrator.core.measurement import LAUNCH_SECONDS
-from orchestrator.core.memory import predict_memory
-from orchestrator.core.planner import Candidates, rank_candidates
-from orchestrator.core.proposer import Told
-from orchestrator.core.replay import DEFAULT_PROFILE
-from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run, tables
-from orchestrator.core.spec import Objective, Search, Strategy
-from orchestrator.core.trainer import TRAINERS, Trainer
-from orchestrator.row_searcher import RowSearcher
-from orchestrator.search_axes import all_axes, free_axes
-from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.core.run_table import RunStatus
 
-FEWEST_ROWS = 8
-METHODS = ("auto", "tpe", "gp", "random", "heuristic")
 SHOWN_LAUNCHES = 100  # of the curve
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
-    """One cell of one table: distinct layouts, each with the run that a launch of it returns."""
-
-    table_id: str
-    runs: tuple[MeasuredRun, ...]
-    profile: str = DEFAULT_PROFILE  # the named trainer that predictions are of
-
-    @property
-    def name(self) -> str:
-        run = self.runs[0]
-        return f"{self.table_id}/all" if self.is_mixed else f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether it holds several numbers of GPUs or batches, each too small a problem for itself."""
-        return len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs}) > 1
-
-    @cached_property
-    def layouts(self) -> tuple[Layout, ...]:
-        return tuple(_layout(run) for run in self.runs)
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
-
-    @property
-    def trainer(self) -> Trainer:
-        return TRAINERS[self.profile]
-
-    @cached_property
-    def speeds(self) -> NDArray[np.float64]:
-        """Tokens per second and GPU; 0 where it did not run."""
-        ran = [run.status is RunStatus.OK and run.tokens_per_second_per_gpu for run in self.runs]
-        return np.array([float(speed or 0.0) for speed in ran])
-
-    def shuffled(self, seed: int) -> Problem:
-        """Its rows in another order: files are sorted by speed, and what ties would go to the first."""
-        order = np.random.default_rng(seed).permutation(len(self.runs))
-        return replace(self, runs=tuple(self.runs[row] for row in order))
-
-    def observations(self) -> list[Observation]:
-        return [found for run in self.runs if (found := observation(run, self.hardware)) is not None]
-
-
-class Driver(Protocol):
-    """A search over the rows of a problem."""
-
-    def ask(self) -> int | None: ...
-
-    def tell(self, row: int, run: MeasuredRun) -> None: ...
-
-    def again(self) -> bool: ...
-
-    def nothing_fits(self) -> bool: ...
-
-    def expected_gain(self) -> float | None: ...
-
-
-class LayoutDriver:
-    """The searcher of `sweep run`."""
-
-    def __init__(self, problem: Problem, strategy: Strategy, seed: int, calibration: Calibration | None) -> None:
-        cell = problem.runs[0].cell
-        assert cell is not None
-        self._layouts = problem.layouts
-        self._rows = {layout: row for row, layout in enumerate(problem.layouts)}
-        self._searcher = Searcher(
-            candidates_of(problem, calibration),
-            search=Search(strategy=strategy, seed=seed),
-            objective=Objective.TOKENS_PER_SECOND_PER_GPU,
-            num_layers=cell.model.num_layers,
-        )
-
-    def ask(self) -> int | None:
-        proposal = self._searcher.ask()
-        return None if proposal is None else self._rows[proposal.layout]
-
-    def tell(self, row: int, run: MeasuredRun) -> None:
-        self._searcher.tell(self._layouts[row], _outcome(run))
-
-    def again(self) -> bool:
-        return self._searcher.again() is not None
-
-    def nothing_fits(self) -> bool:
-        return self._searcher.nothing_fits() is not None
-
-    def expected_gain(self) -> float | None:
-        return self._searcher.expected_gain()
-
-
-class RowDriver:
-    """The same search over rows without names: blind, or of a model of which nothing is known, or in an order of one's own."""
-
-    def __init__(self, problem: Problem, strategy: Strategy, seed: int, order: NDArray[np.int64] | None = None) -> None:
-        axes = tuple(
-            _nameless(axis, number) for number, axis in enumerate(all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem)))
-        )
-        free = {axis.name for axis in free_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))}
-        names = [axis.name for axis in all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))]
-        lattice = Lattice(axes=axes, memory_limit_bytes=problem.runs[0].memory_bytes)
-        self._rows = RowSearcher(
-            order=np.arange(len(problem.runs)) if order is None else order,
-            lattice=lattice.take,
-            sampled=[axis for axis, name in zip(axes, names, strict=True) if name in free],
-            search=Search(strategy=strategy, seed=seed),
-        )
-
-    def ask(self) -> int | None:
-        asked = self._rows.ask()
-        return None if asked is None else asked.row
-
-    def tell(self, row: int, run: MeasuredRun) -> None:
-        match _outcome(run):
-            case Measured(value=value, peak_memory_bytes=peak):
-                self._rows.tell(Told(row=row, score=-float(np.log(value)), peak_memory_bytes=peak))
-            case OutOfMemory():
-                self._rows.tell(Told(row=row, out_of_memory=True))
-            case Failed():
-                self._rows.tell(Told(row=row))
-
-    def again(self) -> bool:
-        return False
-
-    def nothing_fits(self) -> bool:
-        return self._rows.hopeless() is not None
-
-    def expected_gain(self) -> float | None:
-        return self._rows.expected_gain()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,67 +97,6 @@ def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
         gpu_seconds=seconds,
         best=tuple(curve[:SHOWN_LAUNCHES]),
     )
-
-
-def driver_of(problem: Problem, method: str, seed: int, *, mode: str, calibration: Calibration | None) -> Driver:
-    if method == "heuristic":
-        return RowDriver(problem, Strategy.EXHAUSTIVE, seed, _by_rule(problem))
-    strategy = Strategy(method)
-    if mode == "blind" or problem.runs[0].cell is None or problem.is_mixed:
-        return RowDriver(problem, strategy, seed)
-    return LayoutDriver(problem, strategy, seed, calibration)
-
-
-def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:
-    """What the planner makes of a problem's rows."""
-    run = problem.runs[0]
-    assert run.cell is not None
-    table = LayoutTable.of(problem.layouts)
-    return rank_candidates(
-        table,
-        run.cell,
-        hardware=problem.hardware,
-        memory_limit_bytes=float(problem.hardware.memory_bytes),
-        gpus_per_node=run.gpus_per_node,
-        trainer=problem.trainer,
-        calibration=calibration,
-    )
-
-
-def read_problems(
-    folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False, named: bool = True
-) -> list[Problem]:
-    """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
-    found: list[Problem] = []
-    for path in sorted(folder.glob("*.csv")):
-        for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
-            if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
-                continue
-            groups = [
-                [run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells
-            ]
-            distinct = [tuple(_distinct(runs)) for runs in groups if runs]
-            if not distinct:
-                continue
-            profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
-            problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
-            large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
-            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
-            found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
-    return found
-
-
-def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
-    """What the relatives of a problem teach: other problems, of other tables, of its hardware and trainer."""
-    rows = [
-        row
-        for other in relatives
-        if other.table_id != problem.table_id
-        and problem_key(other.runs[0]) != problem_key(problem.runs[0])
-        and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
-        for row in other.observations()
-    ]
-    return calibrate(rows, Calibration.prior(problem.trainer)).widened() if rows else None
 
 
 def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
@@ -382,54 +172,6 @@ def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[P
     if Path(arguments.warm).is_dir():
         return read_problems(Path(arguments.warm), None, named=arguments.trainer == "named")
     return read_problems(arguments.tables, arguments.warm.split(","), named=arguments.trainer == "named")
-
-
-def _layout(run: MeasuredRun) -> Layout:
-    assert run.layout is not None
-    return replace(run.layout, options=tuple(sorted(run.extra)))
-
-
-def _is_usable(run: MeasuredRun) -> bool:
-    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.tokens_per_second_per_gpu is not None)
-
-
-def _distinct(runs: Sequence[MeasuredRun]) -> Iterator[MeasuredRun]:
-    """One run of each layout."""
-    groups: dict[Layout, list[MeasuredRun]] = {}
-    for run in runs:
-        groups.setdefault(_layout(run), []).append(run)
-    yield from map(standing_run, groups.values())
-
-
-def _outcome(run: MeasuredRun) -> Outcome:
-    match run.status:
-        case RunStatus.OK:
-            assert run.tokens_per_second_per_gpu is not None
-            return Measured(value=run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes)
-        case RunStatus.OOM:
-            return OutOfMemory()
-        case _:
-            return Failed()
-
-
-def _nameless(axis: Axis, number: int) -> Axis:
-    return Axis(name=f"axis{number}", ordered=axis.ordered, steps=axis.steps, places=np.arange(len(axis), dtype=np.float64))
-
-
-def _layers(problem: Problem) -> int:
-    cell = problem.runs[0].cell
-    return cell.model.num_layers if cell is not None else 1
-
-
-def _by_rule(problem: Problem) -> NDArray[np.int64]:
-    table = LayoutTable.of(problem.layouts)
-    run = problem.runs[0]
-    fits = np.ones(len(table), dtype=np.bool_)
-    if run.cell is not None and run.memory_bytes is not None:
-        fits = predict_memory(table, run.cell, Trainer()).total <= 0.95 * run.memory_bytes
-    recomputes = np.array([axis_value is not None and str(axis_value) != "none" for axis_value in table.recomputes])[table.recompute]
-    tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
-    return np.lexsort((table.micro_batch_size, pp, tp * pp, recomputes, ~fits))
 
 
 def _methods(text: str, seeds: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search_efficiency
+from benchmarks import search_efficiency, search_problem
 from orchestrator.core.replay import read_table
 from orchestrator.core.trainer import TRAINERS, Trainer
 
@@ -110,7 +110,7 @@ def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(monkey
     firsts = []
     for text in ([header, *lines], reverse):
         path.write_text("\n".join(text), encoding="utf-8")
-        problem = search_efficiency.read_problems(tables, ["one"])[0]
+        problem = search_problem.read_problems(tables, ["one"])[0]
         firsts.append({problem.shuffled(seed).layouts[0] for seed in range(20)})
     assert all(len(layouts) > 5 for layouts in firsts)
 
@@ -125,15 +125,15 @@ def test_the_command_in_the_result_names_no_folder_of_this_machine(monkeypatch: 
 def test_the_trainer_is_that_of_the_generated_sweep_file_or_the_plain_one(tables: Path) -> None:
     path = tables / "ours.csv"
     path.write_text(path.read_text(encoding="utf-8").replace(",bf16,", ",bf16(fp32 grad accum),"), encoding="utf-8")
-    (named,) = search_efficiency.read_problems(tables, ["one"])
-    (plain,) = search_efficiency.read_problems(tables, ["one"], named=False)
+    (named,) = search_problem.read_problems(tables, ["one"])
+    (plain,) = search_problem.read_problems(tables, ["one"], named=False)
     assert read_table(path.read_text(encoding="utf-8"), "one").sweep(name=None, path="t.csv")["trainer"] == named.profile == "nanotron"
     assert (named.trainer, plain.trainer) == (TRAINERS["nanotron"], Trainer())
 
 
 def test_the_same_problem_under_another_id_is_no_relative(tables: Path) -> None:
-    one, another = (search_efficiency.read_problems(tables, [name])[0] for name in ("one", "another"))
-    assert search_efficiency.calibration_of(one, [one, another]) is None
+    one, another = (search_problem.read_problems(tables, [name])[0] for name in ("one", "another"))
+    assert search_problem.calibration_of(one, [one, another]) is None
 
 
 def test_a_method_or_a_table_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:

@@ -1,0 +1,166 @@
+"""Searches over the rows of a problem, as `sweep run` would do them, and as a textbook rule does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.search_problem import Problem
+from orchestrator.core.calibration import Calibration
+from orchestrator.core.lattice import Axis, Lattice
+from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.memory import predict_memory
+from orchestrator.core.planner import Candidates, rank_candidates
+from orchestrator.core.proposer import Told
+from orchestrator.core.run_table import MeasuredRun, RunStatus
+from orchestrator.core.spec import Objective, Search, Strategy
+from orchestrator.core.trainer import Trainer
+from orchestrator.row_searcher import RowSearcher
+from orchestrator.search_axes import all_axes, free_axes
+from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
+
+METHODS = ("auto", "tpe", "gp", "random", "heuristic")
+
+
+class Driver(Protocol):
+    """A search over the rows of a problem."""
+
+    def ask(self) -> int | None: ...
+
+    def tell(self, row: int, run: MeasuredRun) -> None: ...
+
+    def again(self) -> bool: ...
+
+    def nothing_fits(self) -> bool: ...
+
+    def expected_gain(self) -> float | None: ...
+
+
+class LayoutDriver:
+    """The searcher of `sweep run`."""
+
+    def __init__(self, problem: Problem, strategy: Strategy, seed: int, calibration: Calibration | None) -> None:
+        cell = problem.runs[0].cell
+        assert cell is not None
+        self._layouts = problem.layouts
+        self._rows = {layout: row for row, layout in enumerate(problem.layouts)}
+        self._searcher = Searcher(
+            candidates_of(problem, calibration),
+            search=Search(strategy=strategy, seed=seed),
+            objective=Objective.TOKENS_PER_SECOND_PER_GPU,
+            num_layers=cell.model.num_layers,
+        )
+
+    def ask(self) -> int | None:
+        proposal = self._searcher.ask()
+        return None if proposal is None else self._rows[proposal.layout]
+
+    def tell(self, row: int, run: MeasuredRun) -> None:
+        self._searcher.tell(self._layouts[row], _outcome(run))
+
+    def again(self) -> bool:
+        return self._searcher.again() is not None
+
+    def nothing_fits(self) -> bool:
+        return self._searcher.nothing_fits() is not None
+
+    def expected_gain(self) -> float | None:
+        return self._searcher.expected_gain()
+
+
+class RowDriver:
+    """The same search over rows without names: blind, or of a model of which nothing is known, or in an order of one's own."""
+
+    def __init__(self, problem: Problem, strategy: Strategy, seed: int, order: NDArray[np.int64] | None = None) -> None:
+        axes = tuple(
+            _nameless(axis, number) for number, axis in enumerate(all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem)))
+        )
+        free = {axis.name for axis in free_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))}
+        names = [axis.name for axis in all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))]
+        lattice = Lattice(axes=axes, memory_limit_bytes=problem.runs[0].memory_bytes)
+        self._rows = RowSearcher(
+            order=np.arange(len(problem.runs)) if order is None else order,
+            lattice=lattice.take,
+            sampled=[axis for axis, name in zip(axes, names, strict=True) if name in free],
+            search=Search(strategy=strategy, seed=seed),
+        )
+
+    def ask(self) -> int | None:
+        asked = self._rows.ask()
+        return None if asked is None else asked.row
+
+    def tell(self, row: int, run: MeasuredRun) -> None:
+        match _outcome(run):
+            case Measured(value=value, peak_memory_bytes=peak):
+                self._rows.tell(Told(row=row, score=-float(np.log(value)), peak_memory_bytes=peak))
+            case OutOfMemory():
+                self._rows.tell(Told(row=row, out_of_memory=True))
+            case Failed():
+                self._rows.tell(Told(row=row))
+
+    def again(self) -> bool:
+        return False
+
+    def nothing_fits(self) -> bool:
+        return self._rows.hopeless() is not None
+
+    def expected_gain(self) -> float | None:
+        return self._rows.expected_gain()
+
+
+def driver_of(problem: Problem, method: str, seed: int, *, mode: str, calibration: Calibration | None) -> Driver:
+    if method == "heuristic":
+        return RowDriver(problem, Strategy.EXHAUSTIVE, seed, _by_rule(problem))
+    strategy = Strategy(method)
+    if mode == "blind" or problem.runs[0].cell is None or problem.is_mixed:
+        return RowDriver(problem, strategy, seed)
+    return LayoutDriver(problem, strategy, seed, calibration)
+
+
+def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:
+    """What the planner makes of a problem's rows."""
+    run = problem.runs[0]
+    assert run.cell is not None
+    table = LayoutTable.of(problem.layouts)
+    return rank_candidates(
+        table,
+        run.cell,
+        hardware=problem.hardware,
+        memory_limit_bytes=float(problem.hardware.memory_bytes),
+        gpus_per_node=run.gpus_per_node,
+        trainer=problem.trainer,
+        calibration=calibration,
+    )
+
+
+def _outcome(run: MeasuredRun) -> Outcome:
+    match run.status:
+        case RunStatus.OK:
+            assert run.tokens_per_second_per_gpu is not None
+            return Measured(value=run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes)
+        case RunStatus.OOM:
+            return OutOfMemory()
+        case _:
+            return Failed()
+
+
+def _nameless(axis: Axis, number: int) -> Axis:
+    return Axis(name=f"axis{number}", ordered=axis.ordered, steps=axis.steps, places=np.arange(len(axis), dtype=np.float64))
+
+
+def _layers(problem: Problem) -> int:
+    cell = problem.runs[0].cell
+    return cell.model.num_layers if cell is not None else 1
+
+
+def _by_rule(problem: Problem) -> NDArray[np.int64]:
+    table = LayoutTable.of(problem.layouts)
+    run = problem.runs[0]
+    fits = np.ones(len(table), dtype=np.bool_)
+    if run.cell is not None and run.memory_bytes is not None:
+        fits = predict_memory(table, run.cell, Trainer()).total <= 0.95 * run.memory_bytes
+    recomputes = np.array([axis_value is not None and str(axis_value) != "none" for axis_value in table.recomputes])[table.recompute]
+    tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
+    return np.lexsort((table.micro_batch_size, pp, tp * pp, recomputes, ~fits))

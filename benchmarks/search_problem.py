@@ -1,0 +1,120 @@
+"""A search problem of a table of measured runs: the rows of one cell, each answering a launch of its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.prediction import observation, problem_key
+from orchestrator.core.calibration import Calibration, Observation, calibrate
+from orchestrator.core.hardware import Hardware, from_label
+from orchestrator.core.layout import Layout
+from orchestrator.core.replay import DEFAULT_PROFILE
+from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run, tables
+from orchestrator.core.trainer import TRAINERS, Trainer
+
+FEWEST_ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """One cell of one table: distinct layouts, each with the run that a launch of it returns."""
+
+    table_id: str
+    runs: tuple[MeasuredRun, ...]
+    profile: str = DEFAULT_PROFILE  # the named trainer that predictions are of
+
+    @property
+    def name(self) -> str:
+        run = self.runs[0]
+        return f"{self.table_id}/all" if self.is_mixed else f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it holds several numbers of GPUs or batches, each too small a problem for itself."""
+        return len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs}) > 1
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(_layout(run) for run in self.runs)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        return from_label(self.runs[0].hardware, memory_bytes=self.runs[0].memory_bytes)
+
+    @property
+    def trainer(self) -> Trainer:
+        return TRAINERS[self.profile]
+
+    @cached_property
+    def speeds(self) -> NDArray[np.float64]:
+        """Tokens per second and GPU; 0 where it did not run."""
+        ran = [run.status is RunStatus.OK and run.tokens_per_second_per_gpu for run in self.runs]
+        return np.array([float(speed or 0.0) for speed in ran])
+
+    def shuffled(self, seed: int) -> Problem:
+        """Its rows in another order: files are sorted by speed, and what ties would go to the first."""
+        order = np.random.default_rng(seed).permutation(len(self.runs))
+        return replace(self, runs=tuple(self.runs[row] for row in order))
+
+    def observations(self) -> list[Observation]:
+        return [found for run in self.runs if (found := observation(run, self.hardware)) is not None]
+
+
+def read_problems(
+    folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False, named: bool = True
+) -> list[Problem]:
+    """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
+    found: list[Problem] = []
+    for path in sorted(folder.glob("*.csv")):
+        for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
+            if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
+                continue
+            groups = [
+                [run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells
+            ]
+            distinct = [tuple(_distinct(runs)) for runs in groups if runs]
+            if not distinct:
+                continue
+            profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
+            problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
+            large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
+            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
+            found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
+    return found
+
+
+def calibration_of(problem: Problem, relatives: Sequence[Problem]) -> Calibration | None:
+    """What the relatives of a problem teach: other problems, of other tables, of its hardware and trainer."""
+    rows = [
+        row
+        for other in relatives
+        if other.table_id != problem.table_id
+        and problem_key(other.runs[0]) != problem_key(problem.runs[0])
+        and (other.hardware.name, other.trainer) == (problem.hardware.name, problem.trainer)
+        for row in other.observations()
+    ]
+    return calibrate(rows, Calibration.prior(problem.trainer)).widened() if rows else None
+
+
+def _layout(run: MeasuredRun) -> Layout:
+    assert run.layout is not None
+    return replace(run.layout, options=tuple(sorted(run.extra)))
+
+
+def _is_usable(run: MeasuredRun) -> bool:
+    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.tokens_per_second_per_gpu is not None)
+
+
+def _distinct(runs: Sequence[MeasuredRun]) -> Iterator[MeasuredRun]:
+    """One run of each layout."""
+    groups: dict[Layout, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(_layout(run), []).append(run)
+    yield from map(standing_run, groups.values())
