@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from db import event_log, lease, records, schema
 from db.engine import Change
-from db.portions import portions
+from db.id_list import ByIds
 from db.schema import now
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState, advance
@@ -23,18 +23,29 @@ from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent
 sweep, trial = schema.sweep, schema.trial
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
-_IDS = sa.bindparam("ids", expanding=True, type_=schema.Id)
 # The sweep before its trials, as whoever takes it over does: in the other order two of them could wait for each other.
-_OWNERS = (
-    sa.select(sweep.c.id, sweep.c.owner_epoch, sweep.c.owner_token)
-    .where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(_IDS))))
-    .with_for_update(read=True)
+_HOLD_SWEEPS = ByIds(
+    lambda ids: (
+        sa.select(sweep.c.id).where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(ids)))).with_for_update(read=True)
+    )
 )
-_TRIALS = (
-    sa.select(trial.c.id, trial.c.sweep_id, trial.c.cell_id, trial.c.state, trial.c.num_attempts, trial.c.num_measurements)
-    .where(trial.c.id.in_(_IDS))
-    .order_by(trial.c.id)
-    .with_for_update(key_share=True)
+_TRIALS = ByIds(
+    lambda ids: (
+        sa.select(
+            trial.c.id,
+            trial.c.sweep_id,
+            trial.c.cell_id,
+            trial.c.state,
+            trial.c.num_attempts,
+            trial.c.num_measurements,
+            sweep.c.owner_epoch,
+            sweep.c.owner_token,
+        )
+        .join(sweep, sweep.c.id == trial.c.sweep_id)
+        .where(trial.c.id.in_(ids))
+        .order_by(trial.c.id)
+        .with_for_update(key_share=True, of=trial)
+    )
 )
 _COMPARE_AND_SET = (
     sa.update(trial)
@@ -131,11 +142,12 @@ class Batch:
 
 
 def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> dict[int, Standing]:
-    for some in portions(trial_ids):
-        for row in connection.execute(_OWNERS, {"ids": some}).fetchall():
-            if row.owner_epoch != epoch or row.owner_token is None:
-                raise LeaseLost(lease.lost(connection, row.id, epoch))
-    rows = [row for some in portions(trial_ids) for row in connection.execute(_TRIALS, {"ids": some}).fetchall()]
+    if connection.dialect.name != "sqlite":  # which knows no locks of rows: whoever writes has the file
+        _HOLD_SWEEPS.rows(connection, trial_ids)
+    rows = _TRIALS.rows(connection, trial_ids)
+    for row in rows:
+        if row.owner_epoch != epoch or row.owner_token is None:
+            raise LeaseLost(lease.lost(connection, row.sweep_id, epoch))
     found = {
         row.id: Standing(
             id=row.id,

@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from db import event_log, lease, queries, records, schema
 from db.batch import Batch
 from db.engine import Change
+from db.id_list import ByIds
 from db.news import NewAttempt, NewTrial, Pruned
 from db.portions import portions
 from db.schema import AttemptState, now
@@ -39,11 +40,13 @@ _INSERT_TRIAL = {
     .returning(trial.c.id, trial.c.cell_id, trial.c.layout_key)
     for name, insert in INSERTS.items()
 }
-_OWNERS_OF_CELLS = (
-    sa.select(cell.c.id, cell.c.sweep_id, sweep.c.owner_epoch, sweep.c.owner_token)
-    .join(sweep, sweep.c.id == cell.c.sweep_id)
-    .where(cell.c.id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
-    .with_for_update(read=True, of=sweep)
+_OWNERS_OF_CELLS = ByIds(
+    lambda ids: (
+        sa.select(cell.c.id, cell.c.sweep_id, sweep.c.owner_epoch, sweep.c.owner_token)
+        .join(sweep, sweep.c.id == cell.c.sweep_id)
+        .where(cell.c.id.in_(ids))
+        .with_for_update(read=True, of=sweep)
+    )
 )
 _TRIALS_OF_LAYOUTS = sa.select(trial.c.id, trial.c.layout_key).where(
     trial.c.cell_id == sa.bindparam("cell"), trial.c.layout_key.in_(sa.bindparam("keys", expanding=True))
@@ -249,7 +252,7 @@ def _lost_message(trial_id: int, times: int) -> str:
 
 def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict[int, int]:
     """The sweep of each cell, its row held. Raises LeaseLost for a stale epoch."""
-    rows = connection.execute(_OWNERS_OF_CELLS, {"ids": sorted(cell_ids)}).fetchall()
+    rows = _OWNERS_OF_CELLS.rows(connection, sorted(cell_ids))
     found = {int(row.id): int(row.sweep_id) for row in rows}
     for cell_id in cell_ids:
         if cell_id not in found:

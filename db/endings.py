@@ -17,9 +17,9 @@ from db import event_log, pooling, records, schema
 from db.batch import Batch
 from db.changes import INSERTS
 from db.engine import Change
+from db.id_list import ByIds
 from db.news import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
 from db.pooling import Pooled
-from db.portions import portions
 from db.schema import AttemptState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.fingerprint import Fingerprint
@@ -28,21 +28,23 @@ from orchestrator.core.lifecycle import IN_FLIGHT, TrialEvent, TrialState
 attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
-_ATTEMPTS = (
-    sa.select(
-        attempt.c.trial_id,
-        attempt.c.number,
-        attempt.c.id,
-        attempt.c.state,
-        attempt.c.pooled,
-        measurement.c.attempt_id.label("measured"),
-        cell.c.id.label("cell_id"),
-        cell.c.fingerprint_digest,
+_ATTEMPTS = ByIds(
+    lambda ids: (
+        sa.select(
+            attempt.c.trial_id,
+            attempt.c.number,
+            attempt.c.id,
+            attempt.c.state,
+            attempt.c.pooled,
+            measurement.c.attempt_id.label("measured"),
+            cell.c.id.label("cell_id"),
+            cell.c.fingerprint_digest,
+        )
+        .join_from(attempt, trial, trial.c.id == attempt.c.trial_id)
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(attempt.c.trial_id.in_(ids))
     )
-    .join_from(attempt, trial, trial.c.id == attempt.c.trial_id)
-    .join(cell, cell.c.id == trial.c.cell_id)
-    .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-    .where(attempt.c.trial_id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
 )
 _UPDATE_LATE = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
 _UPDATE_RUNNING = _UPDATE_LATE.values(ended_at=now())
@@ -76,7 +78,7 @@ class _Endings:
     def __init__(self, connection: Connection, batch: Batch, ends: Sequence[Ended]) -> None:
         self._connection, self._batch = connection, batch
         trial_ids = sorted({end.trial_id for end in ends})
-        rows = [row for some in portions(trial_ids) for row in connection.execute(_ATTEMPTS, {"ids": some}).fetchall()]
+        rows = _ATTEMPTS.rows(connection, trial_ids)
         self._attempts = {(row.trial_id, row.number): _attempt(row) for row in rows}
         self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
         self._digests = _ensure_fingerprints(connection, ends, known=set(self._current.values()))

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import lease, records, schema
+from db.id_list import ByIds
 from db.portions import portions
 from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepHeld, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
@@ -174,9 +175,8 @@ def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> 
 def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
     """By trial how many of its attempts failed in which way."""
     found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
-    for some in portions(trial_ids):
-        for row in connection.execute(_FAILURE_COUNTS, {"ids": some}):
-            found[row.trial_id][FailureKind(row.failure_kind)] = row.n
+    for row in _FAILURE_COUNTS.rows(connection, trial_ids):
+        found[row.trial_id][FailureKind(row.failure_kind)] = row.n
     return found
 
 
@@ -278,11 +278,13 @@ _SAME_NUMBERS = (
     "gpu_seconds",
 )
 
-_FAILURE_COUNTS = (
-    sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
-    .where(attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
-    .where(attempt.c.trial_id.in_(sa.bindparam("ids", expanding=True, type_=schema.Id)))
-    .group_by(attempt.c.trial_id, attempt.c.failure_kind)
+_FAILURE_COUNTS = ByIds(
+    lambda ids: (
+        sa.select(attempt.c.trial_id, attempt.c.failure_kind, sa.func.count().label("n"))
+        .where(attempt.c.failure_kind.is_not(None), sa.not_(attempt.c.superseded))
+        .where(attempt.c.trial_id.in_(ids))
+        .group_by(attempt.c.trial_id, attempt.c.failure_kind)
+    )
 )
 _ATTEMPTS = (
     sa.select(

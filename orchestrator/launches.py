@@ -93,7 +93,7 @@ class Launches:
             if turn is None:
                 break
             run, nodes = turn
-            if any(node in rooms and node in one.nodes for one in self._chosen for node in nodes):
+            if rooms and any(node in rooms and node in one.nodes for one in self._chosen for node in nodes):
                 self._launch()  # what was chosen there takes of that room: how much is left, the scheduler knows when it has started
                 rooms = None
                 continue

@@ -81,6 +81,8 @@ class Floor:
         self._by_free: dict[int, dict[str, None]] = {}  # free slots -> nodes that have so many, the longest so first
         self._num_free = 0
         self._num_nodes: dict[int, int] = {}  # slots -> nodes that have at least so many; filled as it is asked
+        self._num_roomy: dict[int, int] = {}  # the same of free slots
+        self._slots_of_all: int | None = None  # where all nodes have equally many
         self._held: dict[int, _Held] = {}
         self._emptied: dict[int, int | None] = {}  # of what is held: slots of each node that its end leaves empty; None: it may not
         self._ends: list[tuple[float, int]] = []  # of all that is held, the first end first
@@ -152,11 +154,17 @@ class Floor:
         order = sorted(range(len(waiting)), key=lambda index: _precedence(waiting[index], len(waiting)))
         order = [index for index in order if self.holds(waiting[index].shape)]  # others wait for nodes, and hold up nobody
         reserved: frozenset[str] = frozenset()
+        num_reserved: dict[int, int] = {}  # slots -> reserved nodes that have at least so many free
         starts_at = inf
         for index in order:
             gang = waiting[index]
-            ends_before = now + gang.seconds <= starts_at
-            nodes = self._place(gang, rooms, without=frozenset() if ends_before else reserved)
+            ends_before, least = now + gang.seconds <= starts_at, gang.shape.slots_per_node
+            if not ends_before and least not in num_reserved:
+                num_reserved[least] = sum(len(nodes.keys() & reserved) for free, nodes in self._by_free.items() if free >= least)
+            if self._num_with(least) - (0 if ends_before else num_reserved[least]) < gang.shape.num_nodes:
+                nodes = None  # as nearly all of them, asked again and again
+            else:
+                nodes = self._place(gang, rooms, without=frozenset() if ends_before else reserved)
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
@@ -168,8 +176,6 @@ class Floor:
     def _place(self, gang: WaitingGang, rooms: Mapping[str, Room], *, without: frozenset[str]) -> tuple[str, ...] | None:
         """Nodes that have room now: where agents with room stand, then those that it leaves the fewest free slots on."""
         num_nodes, wanted = gang.shape.num_nodes, gang.shape.slots_per_node
-        if self._num_with(wanted) < num_nodes:
-            return None
         roomy = self._roomy(gang, without)
         if rooms:
             standing: list[str] = []
@@ -184,7 +190,9 @@ class Floor:
 
     def _num_with(self, least: int) -> int:
         """Nodes that have at least so many slots free."""
-        return sum(len(nodes) for free, nodes in self._by_free.items() if free >= least)
+        if least not in self._num_roomy:
+            self._num_roomy[least] = sum(len(nodes) for free, nodes in self._by_free.items() if free >= least)
+        return self._num_roomy[least]
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
         levels = sorted(free for free in self._by_free if free >= gang.shape.slots_per_node)
@@ -239,25 +247,30 @@ class Floor:
         """The slots of each of its nodes, where they have equally many and it holds all of them: no other gang matters there."""
         if set(map(self._free.get, held.nodes)) != {0}:
             return None
-        slots = set(map(self._slots_of.__getitem__, held.nodes))
+        slots = set(map(self._slots_of.__getitem__, held.nodes)) if self._slots_of_all is None else {self._slots_of_all}
         whole = slots.pop()
         return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
 
     def _have_room(self, nodes: Sequence[str], shape: Shape, *, exclusive: bool) -> bool:
-        least = min([self._free.get(node, 0) for node in nodes])
-        return least >= shape.slots_per_node and (not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes))
+        free = set(map(self._free.get, nodes))
+        return all(slots is not None and slots >= shape.slots_per_node for slots in free) and (
+            not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes)
+        )
 
     def _taken(self, held: _Held, node: str) -> int:
         return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
 
     def _count(self) -> None:
-        self._by_free, self._num_nodes = {}, {}
+        self._by_free, self._num_nodes, self._num_roomy = {}, {}, {}
         self._num_free = sum(self._free.values())
+        sizes = set(self._slots_of.values())
+        self._slots_of_all = sizes.pop() if len(sizes) == 1 else None
         for node, free in self._free.items():
             self._by_free.setdefault(free, {})[node] = None
 
     def _move(self, held: _Held, sign: int) -> None:
         """Give a gang its slots (-1), or take them back (+1): node by node where it must be, level by level where it can."""
+        self._num_roomy = {}
         for (before, after), nodes in self._levels(held, sign).items():
             self._num_free += (after - before) * len(nodes)
             was = self._by_free[before]

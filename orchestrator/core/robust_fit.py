@@ -63,8 +63,9 @@ def fit(
                 break
             damping *= 5
         if not gained:
-            break
-    slopes = slopes_at(x, residuals)
+            break  # the last step, if any, was so small that the slopes are those of its end too
+    else:
+        slopes = slopes_at(x, residuals)
     trust = 1.0 / (1.0 + residuals**2)
     curvature = slopes.T @ (slopes * (weights * trust)[:, None]) + precision
     covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
