@@ -47,7 +47,7 @@ class LayoutDriver:
         self._layouts = problem.layouts
         self._rows = {layout: row for row, layout in enumerate(problem.layouts)}
         self._searcher = Searcher(
-            candidates_of(problem, calibration),
+            _candidates_of(problem, calibration),
             search=Search(strategy=strategy, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
             num_layers=cell.model.num_layers,
@@ -119,7 +119,7 @@ def driver_of(problem: Problem, method: str, seed: int, *, mode: str, calibratio
     return LayoutDriver(problem, strategy, seed, calibration)
 
 
-def candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:
+def _candidates_of(problem: Problem, calibration: Calibration | None) -> Candidates:
     """What the planner makes of a problem's rows."""
     run = problem.runs[0]
     assert run.cell is not None

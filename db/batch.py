@@ -23,7 +23,8 @@ from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent
 sweep, trial = schema.sweep, schema.trial
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
-# The sweep before its trials, as whoever takes it over does: in the other order two of them could wait for each other.
+# The sweep before its trials, as whoever takes it over does: in the other order two of them could wait for each other. And by a statement of
+# its own: only the next one sees what it has waited for.
 _HOLD_SWEEPS = ByIds(
     lambda ids: (
         sa.select(sweep.c.id).where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(ids)))).with_for_update(read=True)

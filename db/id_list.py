@@ -9,14 +9,17 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import schema
-
-MOST = 512  # in one statement: SQLite takes 32,766
+from db.portions import portions
 
 Ids = Sequence[sa.BindParameter[int]]
 
 
 class ByIds:
-    """`make` gives the statement for a list of so many ids. Lengths are powers of two, the last id filling up, so that they stay few."""
+    """`make` gives the statement for a list of so many ids. Lengths are powers of two, the last id filling up, so that they stay few.
+
+    The statement asks for them in an IN alone, where an id that is repeated changes nothing, and has no limit, order or sum beyond one
+    id's rows that matters: of a long list, each portion is a statement.
+    """
 
     def __init__(self, make: Callable[[Ids], sa.Select[Any]]) -> None:
         self._make = make
@@ -25,8 +28,7 @@ class ByIds:
     def rows(self, connection: Connection, ids: Sequence[int]) -> list[sa.Row[*tuple[Any, ...]]]:
         """What the statement finds of any number of ids, a portion after the other; of none, nothing is asked."""
         found: list[sa.Row[*tuple[Any, ...]]] = []
-        for start in range(0, len(ids), MOST):
-            some = ids[start : start + MOST]
+        for some in portions(ids):
             length = 1 << (len(some) - 1).bit_length()
             values = {f"id_{place}": some[min(place, len(some) - 1)] for place in range(length)}
             found += connection.execute(self._of(length), values).fetchall()

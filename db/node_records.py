@@ -26,9 +26,8 @@ from orchestrator.core.node_score import NodeRun
 node_check, node_bench, attempt, trial, cell = schema.node_check, schema.node_bench, schema.attempt, schema.trial, schema.cell
 measurement, event = schema.measurement, schema.event
 
-AMONG = (
-    2  # of so many of the store's newest attempts, over the measurements asked for, a sweep that runs alone has enough: most are measured
-)
+# Of a sweep that runs alone, so many of the store's newest attempts, over what is asked for, hold enough: most are measured.
+AMONG = 2
 _RUNS = (
     sa.select(
         trial.c.sweep_id,
@@ -132,10 +131,10 @@ def runs(connection: Connection, sweep_id: int, newest: int) -> list[NodeRun]:
 
 
 def _runs_among_newest(connection: Connection, sweep_id: int, newest: int) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-    last = connection.execute(sa.select(sa.func.max(attempt.c.id))).scalar_one()
+    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(attempt.c.id), 0))).scalar_one()
     # The sweep is told apart here: asked for in the statement, SQLite would begin with all of its trials.
-    rows = connection.execute(_RUNS.where(attempt.c.id > last - AMONG * newest))
-    return list(islice((row for row in rows if row.sweep_id == sweep_id), newest))
+    with connection.execute(_RUNS.where(attempt.c.id > last - AMONG * newest)) as rows:
+        return list(islice((row for row in rows if row.sweep_id == sweep_id), newest))
 
 
 def _run(row: sa.Row[*tuple[Any, ...]]) -> NodeRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-MOST = 500  # values in one IN (...): SQLite takes 32,766 in all, and short statements are cached
+MOST = 512  # values in one IN (...): SQLite takes 32,766 in all, and short statements are cached
 
 _T = TypeVar("_T")
 

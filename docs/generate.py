@@ -1,4 +1,4 @@
-"""The parts of the documents that follow from the code: the states, the tables of keys, columns and kinds of failure.
+"""The parts of the documents that follow from the code: the states, the tables of keys, columns and kinds of failure; and from results (figures.py).
 
 Each stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m docs.generate` writes them anew; a test fails where they differ.
 """

@@ -32,7 +32,8 @@ class Turns:
 
     def may_have_room(self, runs: Sequence[CellRun]) -> bool:
         """Whether as many slots are free as the narrowest gang has; where not, whose turn it is need not be worked out."""
-        return self._floor.free_slots >= min((run.shape.num_slots for run in runs), default=0)
+        free = self._floor.free_slots
+        return any(run.shape.num_slots <= free for run in runs)
 
     def next(self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room]) -> tuple[CellRun, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""

@@ -1,4 +1,7 @@
-"""What a run needs and can be told at once, before anything is started: a legal layout, devices, room for its folders, variables that are set."""
+"""What a run needs and can be told at once, before anything is started: a legal layout, devices, a store that stays, room for its folders, variables.
+
+Imports are within functions, so that `sweep --help` loads none of them.
+"""
 
 from __future__ import annotations
 

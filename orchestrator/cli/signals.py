@@ -1,4 +1,4 @@
-"""The signals that stop a sweep, and what each asks for."""
+"""The signals that stop a sweep, and what each asks for. Like its callers, it imports within functions: `sweep --help` loads little."""
 
 from __future__ import annotations
 

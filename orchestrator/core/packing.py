@@ -78,10 +78,10 @@ class Floor:
     def __init__(self, slots_of: Mapping[str, int]) -> None:
         self._slots_of = dict(slots_of)
         self._free = dict(slots_of)
-        self._by_free: dict[int, dict[str, None]] = {}  # free slots -> nodes that have so many, the longest so first
+        self._by_free: dict[int, dict[str, None]] = {}  # free slots, if any -> nodes that have so many, the longest so first
         self._num_free = 0
         self._num_nodes: dict[int, int] = {}  # slots -> nodes that have at least so many; filled as it is asked
-        self._num_roomy: dict[int, int] = {}  # the same of free slots
+        self._num_roomy: dict[int, int] = {}  # the same of free slots, since the last move
         self._slots_of_all: int | None = None  # where all nodes have equally many
         self._held: dict[int, _Held] = {}
         self._emptied: dict[int, int | None] = {}  # of what is held: slots of each node that its end leaves empty; None: it may not
@@ -107,8 +107,8 @@ class Floor:
             for node in held.nodes:
                 if node in self._free:
                     self._free[node] -= self._taken(held, node)
-        self._emptied = {key: self._emptied_by(held) for key, held in self._held.items()}
         self._count()
+        self._emptied = {key: self._emptied_by(held) for key, held in self._held.items()}
 
     def holds(self, shape: Shape) -> bool:
         """Whether these nodes, all of them free, hold such a gang."""
@@ -127,11 +127,13 @@ class Floor:
             raise ValueError(f"gang {key} holds nodes already: {', '.join(self._held[key].nodes)}")
         if len(set(nodes)) != shape.num_nodes:
             raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}")
-        if not self._have_room(nodes, shape, exclusive=exclusive):
-            short = next(node for node in nodes if not self._have_room([node], shape, exclusive=exclusive))
-            raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}")
         held = _Held(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
-        self._move(held, -1)
+        levels = self._levels(held, -1)
+        room = [node for (before, after), some in levels.items() if before >= shape.slots_per_node and after >= 0 for node in some]
+        if len(room) != shape.num_nodes:
+            short = next(node for node in nodes if node not in room)
+            raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}")
+        self._move(levels)
         self._held[key] = held
         self._emptied[key] = self._emptied_by(held)
         insort(self._ends, (ends_at, key))
@@ -141,7 +143,7 @@ class Floor:
         held = self._held.pop(key)
         del self._emptied[key]
         del self._ends[bisect_left(self._ends, (held.ends_at, key))]
-        self._move(held, +1)
+        self._move(self._levels(held, +1))
 
     def next_start(self, waiting: Sequence[WaitingGang], *, now: float, rooms: Mapping[str, Room] = MappingProxyType({})) -> Start | None:
         """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
@@ -149,7 +151,7 @@ class Floor:
         A gang is placed first where an agent with room for it stands, and nowhere that is too narrow; of a node without an entry in `rooms`
         all that is free is one room.
         """
-        if self._num_free < min((gang.shape.num_slots for gang in waiting), default=0):
+        if not any(gang.shape.num_slots <= self._num_free for gang in waiting):
             return None
         order = sorted(range(len(waiting)), key=lambda index: _precedence(waiting[index], len(waiting)))
         order = [index for index in order if self.holds(waiting[index].shape)]  # others wait for nodes, and hold up nobody
@@ -158,13 +160,12 @@ class Floor:
         starts_at = inf
         for index in order:
             gang = waiting[index]
-            ends_before, least = now + gang.seconds <= starts_at, gang.shape.slots_per_node
-            if not ends_before and least not in num_reserved:
-                num_reserved[least] = sum(len(nodes.keys() & reserved) for free, nodes in self._by_free.items() if free >= least)
-            if self._num_with(least) - (0 if ends_before else num_reserved[least]) < gang.shape.num_nodes:
-                nodes = None  # as nearly all of them, asked again and again
-            else:
-                nodes = self._place(gang, rooms, without=frozenset() if ends_before else reserved)
+            least, without = gang.shape.slots_per_node, reserved if now + gang.seconds > starts_at else frozenset[str]()
+            if without and least not in num_reserved:
+                num_reserved[least] = self._num_among(reserved, least)
+            num_open = self._num_with(least) - (num_reserved[least] if without else 0)
+            # Most have no room, and are asked again and again.
+            nodes = self._place(gang, rooms, without=without) if num_open >= gang.shape.num_nodes else None
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
@@ -193,6 +194,10 @@ class Floor:
         if least not in self._num_roomy:
             self._num_roomy[least] = sum(len(nodes) for free, nodes in self._by_free.items() if free >= least)
         return self._num_roomy[least]
+
+    def _num_among(self, nodes: Collection[str], least: int) -> int:
+        """Of these nodes, those that have at least so many slots free."""
+        return sum(sum(map(level.__contains__, nodes)) for free, level in self._by_free.items() if free >= least)
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
         levels = sorted(free for free in self._by_free if free >= gang.shape.slots_per_node)
@@ -251,12 +256,6 @@ class Floor:
         whole = slots.pop()
         return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
 
-    def _have_room(self, nodes: Sequence[str], shape: Shape, *, exclusive: bool) -> bool:
-        free = set(map(self._free.get, nodes))
-        return all(slots is not None and slots >= shape.slots_per_node for slots in free) and (
-            not exclusive or all(self._free[node] == self._slots_of[node] for node in nodes)
-        )
-
     def _taken(self, held: _Held, node: str) -> int:
         return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
 
@@ -266,18 +265,21 @@ class Floor:
         sizes = set(self._slots_of.values())
         self._slots_of_all = sizes.pop() if len(sizes) == 1 else None
         for node, free in self._free.items():
-            self._by_free.setdefault(free, {})[node] = None
+            if free > 0:
+                self._by_free.setdefault(free, {})[node] = None
 
-    def _move(self, held: _Held, sign: int) -> None:
-        """Give a gang its slots (-1), or take them back (+1): node by node where it must be, level by level where it can."""
+    def _move(self, levels: Mapping[tuple[int, int], Sequence[str]]) -> None:
+        """Have nodes with so many free slots have so many: level by level, since gangs may have thousands of nodes."""
         self._num_roomy = {}
-        for (before, after), nodes in self._levels(held, sign).items():
+        for (before, after), nodes in levels.items():
             self._num_free += (after - before) * len(nodes)
-            was = self._by_free[before]
-            for node in nodes:
-                del was[node]
             self._free.update(dict.fromkeys(nodes, after))
-            self._by_free.setdefault(after, {}).update(dict.fromkeys(nodes))
+            if before > 0:
+                was = self._by_free[before]
+                for node in nodes:
+                    del was[node]
+            if after > 0:
+                self._by_free.setdefault(after, {}).update(dict.fromkeys(nodes))
 
     def _levels(self, held: _Held, sign: int) -> Mapping[tuple[int, int], Sequence[str]]:
         """A gang's nodes by the slots that they have free before and after it takes them (-1), or gives them back (+1)."""

@@ -63,7 +63,7 @@ def fit(
                 break
             damping *= 5
         if not gained:
-            break  # the last step, if any, was so small that the slopes are those of its end too
+            break  # so small a gain bounds the last step, in standard deviations: the slopes where it began are those of its end
     else:
         slopes = slopes_at(x, residuals)
     trust = 1.0 / (1.0 + residuals**2)

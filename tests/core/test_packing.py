@@ -193,6 +193,17 @@ def queues(draw: st.DrawFn) -> list[list[Job]]:
     return found
 
 
+def test_a_node_that_blinks_is_reserved_for_nobody_that_it_cannot_hold() -> None:
+    """It was away, and is back; the cluster's other nodes are larger."""
+    floor = Floor({"small": 4, "large": 8})
+    floor.take(1, shape(4), ["small"], ends_at=10.0, exclusive=True)
+    floor.take(2, shape(4), ["large"], ends_at=50.0)
+    for slots_of in ({"large": 8}, {"small": 4, "large": 8}):
+        floor.resize(slots_of)
+    assert started(floor, gang(8), gang(4, seconds=1000.0)) is None, "the first waits for the large node, until 50"
+    assert started(floor, gang(8), gang(4, seconds=40.0)) == (1, ("large",))
+
+
 @settings(max_examples=150, deadline=None)
 @given(queues())
 def test_every_gang_starts_and_none_waits_for_ever(jobs: Sequence[Sequence[Job]]) -> None:

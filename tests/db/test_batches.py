@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,9 +14,10 @@ import pytest
 import sqlalchemy as sa
 
 from db.engine import Database
-from db.id_list import MOST, ByIds
+from db.id_list import ByIds
 from db.news import Ended, FailedEnd, MeasuredEnd, NewTrial, Pruned, Recorded
-from db.schema import AttemptState, trial
+from db.portions import MOST
+from db.schema import AttemptState, sweep, trial
 from db.store import Store
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.failures import FailureKind
@@ -183,7 +185,7 @@ def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(ben
 @pytest.mark.parametrize("count", [0, 1, 3, MOST, MOST + 1])
 def test_a_list_of_ids_is_looked_up_whatever_its_length(bench: Bench, count: int) -> None:
     begun = bench.store.begin_trials(new(bench, *range(1, MOST + 3)), epoch=bench.epoch)
-    wanted = [trial_id for trial_id, _ in begun][:count]
+    wanted = sorted(trial_id for trial_id, _ in begun)[:count]
     statement = ByIds(lambda ids: sa.select(trial.c.id).where(trial.c.id.in_(ids)).order_by(trial.c.id))
     with counted_statements(bench.store) as said:
         rows = bench.store._database.read(lambda connection: statement.rows(connection, wanted))
@@ -255,6 +257,46 @@ def test_a_stale_owner_records_nothing_of_a_batch(bench: Bench) -> None:
         bench.store.record_ends([measured(attempt) for attempt in begun], epoch=bench.epoch)
     assert bench.store.events(bench.sweep_id) == before
     assert {row.id for row in bench.store.reap(bench.sweep_id, epoch)} == {trial_id for trial_id, _ in begun}
+
+
+def test_a_batch_of_two_sweeps_of_which_one_is_lost_records_nothing(bench: Bench) -> None:
+    other = Bench.on(bench.store, "other")
+    begun = [*bench.store.begin_trials(new(bench, 1), epoch=bench.epoch), *bench.store.begin_trials(new(other, 1), epoch=other.epoch)]
+    assert bench.epoch == other.epoch, "else no batch is of both"
+    bench.store.acquire(other.sweep_id, host="elsewhere", pid=1)
+    with pytest.raises(LeaseLost):
+        bench.store.record_ends([measured(attempt) for attempt in begun], epoch=bench.epoch)
+    assert [row.state for row in bench.store.trials(bench.sweep_id)] == [TrialState.LAUNCHING]
+
+
+def test_who_waits_for_the_sweep_that_another_takes_over_records_nothing(bench: Bench) -> None:
+    if bench.store.path is not None:
+        pytest.skip("on SQLite one transaction writes, and no other has begun")
+    begun = bench.store.begin_trials(new(bench, 1), epoch=bench.epoch)
+    raised: list[BaseException] = []
+
+    def tell() -> None:
+        try:
+            bench.store.record_ends([measured(begun[0])], epoch=bench.epoch)
+        except LeaseLost as exc:
+            raised.append(exc)
+
+    with bench.store._database.engine.begin() as successor:
+        successor.execute(sa.update(sweep).where(sweep.c.id == bench.sweep_id).values(owner_epoch=bench.epoch + 1))
+        late = threading.Thread(target=tell)
+        late.start()
+        _until_somebody_waits_for_a_lock(successor)
+    late.join(timeout=30)
+    assert [type(exc) for exc in raised] == [LeaseLost]
+    assert [row.state for row in bench.store.trials(bench.sweep_id)] == [TrialState.LAUNCHING]
+
+
+def _until_somebody_waits_for_a_lock(connection: sa.Connection) -> None:
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    deadline = time.monotonic() + 30
+    while not connection.execute(waiting).scalar_one():
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.01)
 
 
 def test_a_failure_does_not_end_in_anything_but_a_failure() -> None:

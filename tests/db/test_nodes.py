@@ -82,6 +82,13 @@ def test_of_a_long_sweep_its_newest_measurements_are_told_also_once_another_has_
     assert looked_through == [2, 1], "one of the four is its own: then all of its own are looked at"
 
 
+def test_of_a_sweep_that_launched_nothing_no_measurement_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "NEWEST_RUNS", 1)
+    bench = Bench.on(store)
+    bench.prune(range(1, 5))
+    assert store.node_runs(bench.sweep_id) == []
+
+
 def recorded(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[int]:
     """How much a function of a module has found, each time."""
     usual, found = getattr(module, name), []
