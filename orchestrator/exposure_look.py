@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from orchestrator.core.exposure import Listener, RayFacts
+from orchestrator.core.exposure import METRICS, Listener, RayFacts
 
 # By the file name of one of the first words of their command lines: a path, a script or module that Python runs, or a title of Ray's.
 _PROGRAMS = {
@@ -20,6 +20,9 @@ _PROGRAMS = {
     "ray::RuntimeEnvAgent": "runtime environment agent",
     "ray.util.client.server": "client server",
 }
+_METRICS_PORT = (
+    "44227"  # of the dashboard's counters, where DASHBOARD_METRIC_PORT names no other: Ray binds every interface, whatever it is told
+)
 _TITLE = b"ray::"  # how the title of a program begins that has one
 _FIRST_WORDS = 3
 _LISTENING = "0A"  # the state of a socket in /proc/net/tcp
@@ -55,7 +58,8 @@ def _listeners() -> Iterator[Listener]:
         mode = _auth_mode(folder)
         for inode in sockets_of(folder) & sockets.keys():
             address, port = sockets[inode]
-            yield Listener(program=program, address=address, port=port, auth_mode=mode)
+            is_metrics = program == "dashboard" and str(port) == (_variable(folder, "DASHBOARD_METRIC_PORT") or _METRICS_PORT)
+            yield Listener(program=METRICS if is_metrics else program, address=address, port=port, auth_mode=mode)
 
 
 def _program(folder: Path) -> str | None:
@@ -73,12 +77,20 @@ def _auth_mode(folder: Path) -> str | None:
         if (folder / "cmdline").read_bytes().startswith(_TITLE):  # written over its environment: it has that of the raylet that started it
             parent = _parent(folder)
             return _auth_mode(parent) if _program(parent) == "raylet" else None
-        text = (folder / "environ").read_bytes()
     except OSError:
         return None
-    pairs = text.split(b"\0")
-    found = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"RAY_AUTH_MODE=")), b"disabled")
-    return os.fsdecode(found)
+    found = _variable(folder, "RAY_AUTH_MODE")
+    return "disabled" if found == "" else found
+
+
+def _variable(folder: Path, name: str) -> str | None:
+    """Of a process's environment, empty where it is not set; None: not ours to read."""
+    try:
+        pairs = (folder / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    start = f"{name}=".encode()
+    return next((os.fsdecode(pair.removeprefix(start)) for pair in pairs if pair.startswith(start)), "")
 
 
 def _parent(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import CellStatus, SweepHeld, SweepRow
+    from db.rows import CellStatus, SessionRow, SweepHeld, SweepRow
     from db.store import Store
 
 WATCH_SECONDS = 2.0
@@ -69,17 +69,17 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
     cells = {row.id: store.status(row.id) for row in chosen}
     running = {row.id: _running(db, row) for row in chosen}
     held = {row.id: store.held(row.id) for row in chosen}
-    prices = {row.id: session.price_per_gpu_hour for row in chosen if (session := store.newest_session(row.id)) is not None}
+    sessions = {row.id: store.newest_session(row.id) for row in chosen}
     if as_json:
-        told = [_status_record(row, cells[row.id], running[row.id], held[row.id], prices.get(row.id)) for row in chosen]
+        told = [_status_record(row, cells[row.id], running[row.id], held[row.id], sessions[row.id]) for row in chosen]
         write_json("status", {"sweeps": told})
     elif not chosen:
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
         only = chosen[0].id
-        _print_status(chosen[0], cells[only], running[only], held[only], prices.get(only))
+        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only])
     else:
-        _print_sweeps([(row, cells[row.id], held[row.id]) for row in chosen])
+        _print_sweeps([(row, cells[row.id], held[row.id], sessions[row.id]) for row in chosen])
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
 
 
@@ -126,24 +126,25 @@ def _moment(value: Any) -> datetime:
 
 
 def _status_record(
-    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, price: float | None
+    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, session: SessionRow | None
 ) -> records.Record:
     return {
         **records.sweep_record(row),
+        "stop_reasons": list(session.stop_reasons) if session is not None else [],
         "num_trials": _totals(cells),
-        **records.held_record(held, price),
+        **records.held_record(held, _price(session)),
         "cells": [records.cell_status_record(cell, row.name, held.by_cell[cell.cell.id]) for cell in cells],
         "running": running,
     }
 
 
 def _print_status(
-    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, price: float | None
+    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, session: SessionRow | None
 ) -> None:
-    write_line(f"Sweep {row.name}: {_state_text(row)}", style="bold")
+    write_line(f"Sweep {row.name}: {_state_text(row, session)}", style="bold")
     write_line(
         f"{show.counted(sum(_totals(cells).values()), 'trial')} in {show.counted(len(cells), 'cell')},"
-        f" {show.gpu_hours(held.total.held)} GPU-hours held{_what_for(held, price)}"
+        f" {show.gpu_hours(held.total.held)} GPU-hours held{_what_for(held, _price(session))}"
     )
     if not cells:
         return
@@ -182,6 +183,10 @@ def _print_status(
             for r in running
         ],
     )
+
+
+def _price(session: SessionRow | None) -> float | None:
+    return session.price_per_gpu_hour if session is not None else None
 
 
 def _what_for(held: SweepHeld, price: float | None) -> str:
@@ -223,15 +228,15 @@ def _best_so_far(status: CellStatus) -> list[str | Cell]:
     return [Cell(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
 
 
-def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], SweepHeld]]) -> None:
-    shown = _shown_counts([cell for _, cells, _ in rows for cell in cells])
+def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], SweepHeld, SessionRow | None]]) -> None:
+    shown = _shown_counts([cell for _, cells, _, _ in rows for cell in cells])
     columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
     columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
     lines = []
-    for row, cells, held in rows:
+    for row, cells, held, session in rows:
         totals = _totals(cells)
         counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
-        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(held.total.held), _state_text(row)])
+        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(held.total.held), _state_text(row, session)])
     write_table(columns, lines)
 
 
@@ -239,12 +244,15 @@ def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
     return {state: sum(cell.num_trials.get(state, 0) for cell in cells) for state in TrialState}
 
 
-def _state_text(row: SweepRow) -> str:
+def _state_text(row: SweepRow, session: SessionRow | None) -> str:
     from db.lease import holder_is_gone  # needs SQLAlchemy
 
     if row.holder is None:
         # Its last owner died without giving it back: the same command goes on.
-        return "nobody works on it now (its orchestrator is gone)" if row.state == "running" else str(row.state)
+        if row.state == "running":
+            return "nobody works on it now (its orchestrator is gone)"
+        why = "; ".join(session.stop_reasons) if session is not None else ""
+        return f"{row.state} ({why})" if why else str(row.state)
     if holder_is_gone(row.holder):
         return f"nobody works on it now: its orchestrator (pid {row.holder.pid}) is dead; the same `sweep run` goes on"
     asked = f", asked to {row.stop_requested}" if row.stop_requested else ""

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 FIRST_WITH_TOKENS = (2, 59)
 FIRST_SAFE_FROM_BROWSERS = (2, 52)
+METRICS = "dashboard metrics"  # counters for Prometheus: whoever reads them can start nothing
 LEAST_TOKEN_CHARACTERS = 16  # Ray makes tokens of 64 hexadecimal digits; a word is guessed
 
 
@@ -25,7 +26,7 @@ class Severity(StrEnum):
 class Listener:
     """A program of Ray's that takes connections on this machine."""
 
-    program: str  # gcs_server, raylet, dashboard, an agent, client server
+    program: str  # gcs_server, raylet, dashboard, its METRICS, an agent, client server
     address: str
     port: int
     auth_mode: str | None  # its RAY_AUTH_MODE; None: not ours to read
@@ -88,7 +89,7 @@ def _of_version(facts: RayFacts) -> Iterator[Exposure]:
 
 def _of_listeners(listeners: Sequence[Listener]) -> Iterator[Exposure]:
     for one in listeners:
-        if not one.is_reachable:
+        if not one.is_reachable or one.program == METRICS:
             continue
         where = f"{one.program} listens on {one.address}:{one.port}"
         if one.program == "dashboard":

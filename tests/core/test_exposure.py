@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.exposure import Listener, RayFacts, Severity, exposures
+from orchestrator.core.exposure import METRICS, Listener, RayFacts, Severity, exposures
 
 FINE = RayFacts(
     version="2.60.0",
@@ -29,6 +29,7 @@ def told(facts: RayFacts) -> list[tuple[Severity, str]]:
 
 def test_nothing_is_told_of_a_cluster_with_a_private_token() -> None:
     listeners = (listener(auth_mode="token"), listener("raylet", "10.0.0.3", "token"), listener("dashboard", "127.0.0.1", "token"))
+    listeners = (*listeners, listener(METRICS, auth_mode="token"))
     assert told(replace(FINE, listeners=listeners, cluster_host="10.0.0.3")) == []
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from db.schema import SweepState
 from db.store import Store
 from orchestrator import cli
 from orchestrator.cli import console_log
@@ -114,6 +115,20 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
     assert sum(cell["gpu_seconds"] for cell in found["cells"]) == pytest.approx(342.0)
     shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, in flight 10.0%, idle 4.5%"
     assert f"0.11 GPU-hours held, $4.00: {shares}; the cluster had 0.22 meanwhile" in sweep("status", "tiny", "--db", url)
+
+
+def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ended.sqlite"
+    nothing = Leased(held=0.0, idle=0.0, capacity=0.0)
+    with Store.open(url) as store:
+        fill(store, tmp_path)
+        row = store.sweep_named("tiny")
+        store.begin_session(row.id, row.owner_epoch, num_gpus=8, leased=nothing)
+        assert document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"] == []
+        said = ["max_gpu_hours reached", "nothing fits"]
+        store.release(row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stop_reasons=said)
+    assert document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"] == said
+    assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in sweep("status", "tiny", "--db", url)
 
 
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:

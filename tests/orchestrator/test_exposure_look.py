@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,17 @@ def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(tmp_pat
 )
 def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: str, called: str) -> None:
     with pretending(tmp_path, program, "127.0.0.1") as port:
+        assert [one.program for one in look({}).listeners if one.port == port] == [called]
+
+
+@pytest.mark.parametrize(("of_metrics", "called"), [(True, "dashboard metrics"), (False, "dashboard")])
+def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(tmp_path: Path, of_metrics: bool, called: str) -> None:
+    """They have a port of their own, on every interface whatever the dashboard's host."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listen = LISTEN.replace("(sys.argv[1], 0)", f"(sys.argv[1], {port})")
+    environment = {"DASHBOARD_METRIC_PORT": str(port)} if of_metrics else {}
+    with pretending(tmp_path, "dashboard.py", "127.0.0.1", code=listen, **environment):
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
 
