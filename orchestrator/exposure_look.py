@@ -20,9 +20,8 @@ _PROGRAMS = {
     "ray::RuntimeEnvAgent": "runtime environment agent",
     "ray.util.client.server": "client server",
 }
-_METRICS_PORT = (
-    "44227"  # of the dashboard's counters, where DASHBOARD_METRIC_PORT names no other: Ray binds every interface, whatever it is told
-)
+# Of the dashboard's counters, where DASHBOARD_METRIC_PORT names no other: Ray binds every interface, whatever it is told.
+_METRICS_PORT = "44227"
 _TITLE = b"ray::"  # how the title of a program begins that has one
 _FIRST_WORDS = 3
 _LISTENING = "0A"  # the state of a socket in /proc/net/tcp
@@ -58,17 +57,27 @@ def _listeners() -> Iterator[Listener]:
         mode = _auth_mode(folder)
         for inode in sockets_of(folder) & sockets.keys():
             address, port = sockets[inode]
-            is_metrics = program == "dashboard" and str(port) == (_variable(folder, "DASHBOARD_METRIC_PORT") or _METRICS_PORT)
+            is_metrics = program == "dashboard" and _is_of_metrics(folder, port)
             yield Listener(program=METRICS if is_metrics else program, address=address, port=port, auth_mode=mode)
 
 
+def _is_of_metrics(folder: Path, port: int) -> bool:
+    """Whether a dashboard tells its counters there, and does not take jobs there, as its command line says."""
+    takes_jobs = f"--port={port}" in (os.fsdecode(word) for word in _words(folder))
+    return str(port) == (_variable(folder, "DASHBOARD_METRIC_PORT") or _METRICS_PORT) and not takes_jobs
+
+
 def _program(folder: Path) -> str | None:
-    try:
-        words = (folder / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    names = [Path(os.fsdecode(word)).name for word in words[:_FIRST_WORDS]]
+    names = [Path(os.fsdecode(word)).name for word in _words(folder)[:_FIRST_WORDS]]
     return next((_PROGRAMS[name] for name in names if name in _PROGRAMS), None)
+
+
+def _words(folder: Path) -> list[bytes]:
+    """Of a process's command line; none where it has ended."""
+    try:
+        return (folder / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _auth_mode(folder: Path) -> str | None:

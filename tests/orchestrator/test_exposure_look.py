@@ -21,12 +21,12 @@ RAYLET = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {AG
 
 
 @contextmanager
-def pretending(folder: Path, program: str, address: str, *, code: str = LISTEN, **environment: str) -> Iterator[int]:
+def pretending(folder: Path, program: str, address: str, *options: str, code: str = LISTEN, **environment: str) -> Iterator[int]:
     """A process that the kernel calls so, and that takes connections; yields its port."""
     named = folder / program
     named.symlink_to(shutil.which(sys.executable) or sys.executable)
     with subprocess.Popen(
-        [named, "-S", "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [named, "-S", "-c", code, address, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -55,14 +55,18 @@ def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: st
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
 
-@pytest.mark.parametrize(("of_metrics", "called"), [(True, "dashboard metrics"), (False, "dashboard")])
-def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(tmp_path: Path, of_metrics: bool, called: str) -> None:
+@pytest.mark.parametrize(
+    ("of_metrics", "takes_jobs", "called"),
+    [(True, False, "dashboard metrics"), (False, False, "dashboard"), (True, True, "dashboard")],
+)
+def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(tmp_path: Path, of_metrics: bool, takes_jobs: bool, called: str) -> None:
     """They have a port of their own, on every interface whatever the dashboard's host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     listen = LISTEN.replace("(sys.argv[1], 0)", f"(sys.argv[1], {port})")
     environment = {"DASHBOARD_METRIC_PORT": str(port)} if of_metrics else {}
-    with pretending(tmp_path, "dashboard.py", "127.0.0.1", code=listen, **environment):
+    options = [f"--port={port}"] if takes_jobs else []
+    with pretending(tmp_path, "dashboard.py", "127.0.0.1", *options, code=listen, **environment):
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
 
