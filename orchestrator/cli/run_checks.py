@@ -25,6 +25,7 @@ def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> No
     """Say why nothing can be measured; a cell without a legal layout among others is told with the results. Raises UsageInvalid."""
     from orchestrator.core.errors import UsageInvalid
     from orchestrator.core.space import enumerate_cell
+    from orchestrator.report.quantities import counted
 
     told = []
     for cell in spec.cells():
@@ -34,7 +35,7 @@ def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> No
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
-        told.append(f"{cell.key}: " + "; ".join(f"{count} x {reason}" for reason, count in reasons))
+        told.append(f"{cell.key}: " + "; ".join(f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons))
     more = f" and {len(told) - 3} more cells" if len(told) > 3 else ""
     raise UsageInvalid(f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons")
 
