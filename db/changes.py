@@ -239,6 +239,16 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     return waiting
 
 
+def has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
+    """Whether the owner of an epoch has begun any attempt of a sweep."""
+    begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
+    return connection.execute(begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)).first() is not None
+
+
+def has_trials(connection: Connection, sweep_id: int) -> bool:
+    return connection.execute(sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)).first() is not None
+
+
 _LOST = FailureKind.ORCHESTRATOR_LOST
 
 

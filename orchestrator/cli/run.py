@@ -165,6 +165,7 @@ def run_spec(
     from orchestrator.cli import look
     from orchestrator.cli.progress import Progress
     from orchestrator.finished import finished_before
+    from orchestrator.report.quantities import counted
 
     this_host = socket.gethostname() if ray_address is None else None
     with (
@@ -172,6 +173,8 @@ def run_spec(
         Progress(objective=spec.objective, quiet=quiet) as progress,
         Signals(progress.note) as signals,
     ):
+        num_sweeps = len(store.sweeps())
+        progress.say(f"store at {store.url}: {counted(num_sweeps, 'sweep')}" if num_sweeps else f"new store at {store.url}")
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
@@ -337,6 +340,7 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
+    parts += [f"{result.untried} never tried"] if result.untried else []
     if result.interrupted:
         note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
     else:

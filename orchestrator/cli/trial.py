@@ -170,7 +170,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         (
             "step",
             f"median {show_as.step_time(steps.median)} {sure} (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-            + ("" if measurement.confident else "; less sure than asked for"),
+            + (f"; less sure than asked for: {why}" if (why := _why_unsure(measurement)) is not None else ""),
         ),
         ("MFU, HFU", f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}" if measurement.mfu is not None else None),
         ("", f"formula {measurement.mfu_formula}"),
@@ -206,6 +206,13 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         ("GPU power", f"{gpu.power_watts:.0f} W" if gpu is not None and gpu.power_watts is not None else None),
     ]
     _print_facts(facts)
+
+
+def _why_unsure(measurement: Measurement) -> str | None:
+    from orchestrator.core.measurement import why_unsure  # pydantic, 0.05 s
+
+    steps = measurement.step_time
+    return why_unsure(confident=measurement.confident, num_steps=steps.num_steps, relative_confidence=steps.relative_confidence)
 
 
 def _print_failure(failure: Failure) -> None:
@@ -251,7 +258,7 @@ def _print_events(detail: TrialDetail) -> None:
             show_as.at(event.at),
             event.event,
             str(event.attempt) if event.attempt is not None else "",
-            " > ".join(state for state in (event.from_state, event.to_state) if state),
+            " -> ".join(state for state in (event.from_state, event.to_state) if state),
             json_text(event.detail)[:EVENT_DETAIL_CHARACTERS] if event.detail else "",
         ]
         for event in detail.events
