@@ -256,7 +256,7 @@ def _lost_message(trial_id: int, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
     if may_retry(_LOST, {_LOST: times}):
         return found
-    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}'"
+    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}' --yes"
     return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
 
 

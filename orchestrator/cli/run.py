@@ -347,10 +347,13 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
         note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
     if result.code_has_changed:
-        note("The code has changed since these numbers were taken, and none was taken again: `sweep invalidate` has them measured anew.")
+        note(
+            f"The code has changed since these numbers were taken, and none was taken again; they are measured anew after: sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
+        )
     if result.num_fingerprints > 1:
         note(
-            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
+            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart. The older are measured again after:"
+            f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
     for cell, evidence in result.nothing_fits.items():
         note(

@@ -124,6 +124,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
         ("phases", phases),
         ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
+        ("", _more_than_held(attempt, num_gpus)),
         ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
         ("environment", _environment_text(attempt.environment or {})),
         ("fingerprint", _fingerprint_text(attempt)),
@@ -133,6 +134,16 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
+
+
+def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
+    """Say so where the steps that were told of take longer than the attempt was: all of it counts as useful then."""
+    if attempt.measurement is None or attempt.gpu_seconds is None or attempt.timed_seconds is None:
+        return None
+    told, held = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
+    if told <= held or attempt.timed_seconds < held:
+        return None
+    return f"its steps tell of {show_as.duration(told)}, more than the {show_as.duration(held)} that it was held: nobody waited for them"
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:
