@@ -239,6 +239,16 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     return waiting
 
 
+def has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
+    """Whether the owner of an epoch has begun any attempt of a sweep."""
+    begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
+    return connection.execute(begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)).first() is not None
+
+
+def has_trials(connection: Connection, sweep_id: int) -> bool:
+    return connection.execute(sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)).first() is not None
+
+
 _LOST = FailureKind.ORCHESTRATOR_LOST
 
 
@@ -246,7 +256,7 @@ def _lost_message(trial_id: int, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
     if may_retry(_LOST, {_LOST: times}):
         return found
-    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}'"
+    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}' --yes"
     return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
 
 

@@ -239,6 +239,7 @@ _HEADLINES = [
         "tokens_per_second_per_gpu",
         "step_seconds_median",
         "step_seconds_iqr",
+        "num_steps",
         "relative_confidence",
         "confident",
         "mfu",

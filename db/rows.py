@@ -18,6 +18,7 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.links import LinkSample
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.synthetic import SIMULATED_SUFFIX
 from orchestrator.core.winner import Run
 
 
@@ -50,6 +51,11 @@ class SweepRow:
         """The name of its folder under SWEEP_HOME/runs."""
         return run_folder(self.name, self.run_token)
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether `sweep run --simulate` made it: nothing in it was measured."""
+        return self.name.endswith(SIMULATED_SUFFIX) and self.conditions.get("workload") == "synthetic"
+
 
 def run_folder(name: str, run_token: str) -> str:
     return f"{name}-{run_token}"
@@ -81,6 +87,7 @@ class TrialRow:
     tokens_per_second_per_gpu: float | None
     step_seconds_median: float | None
     step_seconds_iqr: float | None
+    num_steps: int | None  # timed, of the measurement
     relative_confidence: float | None
     confident: bool | None
     mfu: float | None

@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0006"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0011"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):

@@ -220,6 +220,30 @@ class Store:
 
         self._database.write(work)
 
+    def give_back(self, before: SweepRow, epoch: int, *, leased: Leased | None = None) -> None:
+        """Leave a sweep as it was `before` this owner came, who was refused and launched nothing; a new one that holds nothing goes.
+
+        One of which this owner has launched trials is `release`d as stopped. Raises LeaseLost.
+        """
+
+        def work(connection: sa.Connection, change: Change) -> None:
+            lease.fence(connection, before.id, epoch)
+            if changes.has_launched(connection, before.id, epoch):
+                lease.release(connection, before.id, epoch, SweepState.STOPPED)
+            elif before.state is SweepState.WAITING and not changes.has_trials(connection, before.id):
+                connection.execute(sa.delete(schema.sweep).where(schema.sweep.c.id == before.id))
+                return
+            else:
+                # One that a dead orchestrator left as running has been given back by now.
+                state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
+                lease.release(connection, before.id, epoch, state)
+                values = {"spec_json": before.spec_json, "conditions": dict(before.conditions)}
+                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == before.id).values(**values))
+            if leased is not None:
+                sessions.end(connection, before.id, epoch, leased, ())
+
+        self._database.write(work)
+
     def request_stop(self, sweep_id: int, request: StopRequest) -> bool:
         """Ask the orchestrator of a sweep to stop, at its next `renew`. False: nobody holds it."""
 

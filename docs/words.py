@@ -245,6 +245,7 @@ COLUMNS: Mapping[str, str] = {
     "failed_gpu_seconds": "in attempts without a measurement that counts, but for the two kinds that follow",
     "out_of_memory_gpu_seconds": "in attempts that ran out of memory",
     "lost_gpu_seconds": "in attempts that were lost with their node or orchestrator",
+    "cancelled_gpu_seconds": "in attempts that somebody ended: a second Ctrl-C, SIGTERM, `sweep cancel`",
     "in_flight_gpu_seconds": "in attempts that have not ended, when the orchestrator was last seen; NULL: not known by cell",
     "idle_gpu_seconds": "leased, and no attempt on them; NULL: not known by cell",
     "held_gpu_seconds": "the sum of these; in `session` by its gangs until `seen_at`",

@@ -51,7 +51,7 @@ class Blame:
         if self._same_failures >= SAME_FAILURES:
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
-                f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\";"
+                f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
                 " where the file itself changes, give the sweep a new name"
             )
         if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:

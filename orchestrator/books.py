@@ -99,20 +99,24 @@ class Books:
             flight.stepped = True
             self._move(TrialState.LAUNCHING, TrialState.RUNNING)
 
-    def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float) -> list[str]:
-        """Write down how attempts ended, whatever became of them, in one commit; then tell their searches. Returns each in words."""
+    def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float) -> list[tuple[str, Mapping[TrialState, int]]]:
+        """Write down how attempts ended, whatever became of them, in one commit; then tell their searches.
+
+        Returns each in words, with the counts as they stood then.
+        """
         endings, events, recorded = self._record([self._judge(flight, event) for flight, event in over])
         rows = {row.id: row for row in self._store.trials_by_id([i for i, event in events.items() if event is TrialEvent.REQUEUED])}
         anew = self._measured_with_other_software(endings, recorded)
-        words = []
+        words: list[tuple[str, Mapping[TrialState, int]]] = []
         for ending, came_to in zip(endings, recorded, strict=True):
             ending.flight.run.note_held(ending.event.gpu_seconds, is_measured=isinstance(ending.outcome, Measurement))
             if isinstance(ending.outcome, Measurement):
-                words.append(self._measured(ending, ending.outcome, counts=came_to.counts))
+                said = self._measured(ending, ending.outcome, counts=came_to.counts)
             else:
                 trial_id = ending.flight.trial_id
                 self.blame.note_failure(ending.outcome, began=ending.flight.since, now=now)
-                words.append(self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id)))
+                said = self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id))
+            words.append((said, dict(self.counts)))
         self._write_condemned()
         for run in anew.values():
             self._take_up(run)

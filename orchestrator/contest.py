@@ -66,6 +66,11 @@ class Contest:
         """Whether a repeat of the trial was begun, whatever became of it."""
         return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
 
+    @property
+    def num_repeats(self) -> int:
+        """Runs beside the first of each layout."""
+        return sum(len(some) - 1 for some in self._runs.values())
+
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout, and the seconds of a step that stand for it."""
         if not self._runs:

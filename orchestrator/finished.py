@@ -57,6 +57,7 @@ def finished_before(
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},
         tied={cell.cell.cell: contests[cell.cell.cell].tied() for cell in cells if cell.best is not None},
+        untried=None,
         num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
         code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )

@@ -62,6 +62,7 @@ class Learned:
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
     rows: Sequence[Taught]  # oldest first
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
+    num_unplaced: int = 0  # relatives' trials that teach nothing, for nobody knows how fast the device is that they ran on
     begin: Mapping[str, Calibration] = field(default_factory=dict)  # `fits` of what was learned before, to begin from
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 
@@ -170,7 +171,8 @@ def learned(
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [(row, device) for row in rows if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)]
     if not found:
-        return Learned(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes))
+        unplaced = sum(devices.of(row) is None for row in rows)
+        return Learned(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes), num_unplaced=unplaced)
     newest = found[-1][0]
     # Processor cores differ from machine to machine: the newest trial's are meant.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]

@@ -15,7 +15,7 @@ from db.schema import BenchReason
 from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.node_score import NodeScore, score_nodes
+from orchestrator.core.node_score import NodeScore, evidence_in_words, score_nodes
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.gang import Finished, Prober
 from orchestrator.preflight import Preflight
@@ -157,7 +157,7 @@ class NodeHealth:
     def _bench(self, node: str, reason: BenchReason, evidence: Mapping[str, Any], *, is_remeasured: bool) -> bool:
         if node in self._benched or node not in self._nodes:
             return False
-        told = ", ".join(f"{name} {value}" for name, value in evidence.items())
+        told = evidence_in_words(evidence)
         if not self._can_spare(node):
             if node not in self._spared:
                 self._spared.add(node)

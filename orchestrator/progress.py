@@ -46,19 +46,81 @@ class Running:
     since: float  # by the loop's clock
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
+
+    text: str  # which it was and what became of it
+    seconds: float  # since this call began
+    counts: Mapping[TrialState, int]
+    num_launched: int
+    num_running: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchEnded:
+    """A cell of which nothing new is launched any more; what it found may still be confirmed."""
+
+    cell: Cell
+    reason: StopReason
+    untried: int  # of its layouts
+    seconds: float  # since this call began
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeLeft:
+    """How long a call may go on, in seconds, at the pace so far and within its budgets."""
+
+    least: float
+    most: float
+
+
+def time_left(
+    *,
+    seconds: float,
+    num_ended: int,
+    num_running: int,
+    most_to_come: int,
+    may_end_early: bool,
+    wall_seconds_left: float | None = None,
+    gpu_seconds_left: float | None = None,
+    gpu_seconds: float = 0.0,
+) -> TimeLeft | None:
+    """Estimate it from the attempts of this call; None where nothing tells.
+
+    `most_to_come`: attempts that may still be started, repeats included. `may_end_early`: a search may find that it needs fewer.
+    """
+    bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
+    if num_ended < FEWEST_TO_TELL or seconds <= 0:
+        return TimeLeft(least=0.0, most=bounds[0]) if bounds else None
+    pace = seconds / num_ended
+    if gpu_seconds_left is not None and gpu_seconds > 0:
+        bounds.append(max(gpu_seconds_left, 0.0) / gpu_seconds * seconds)
+    most = min([pace * (num_running + most_to_come), *bounds])
+    least = pace * num_running if may_end_early else most
+    return TimeLeft(least=min(least, most), most=most)
+
+
+FEWEST_TO_TELL = 2  # ended attempts: the first bears what starts once, imports and connections
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """How far a sweep is: what a progress display needs, and nothing else."""
 
     sweep: str
     counts: Mapping[TrialState, int]  # of this sweep in the store, all orchestrators
-    untried: int
+    untried: int  # layouts of all cells, also of those whose search has ended
+    num_launched: int  # trials launched at least once, by all calls
+    at_most: int  # of which there will be no more
     launched_now: int  # trials finished by this call
     running: Sequence[Running]
     best: Mapping[Cell, tuple[Layout, float]]  # objective value
     gpu_seconds: float  # held by all calls, idle leases included
     seconds: float  # since this call began
-    ended: Sequence[str]  # a line for each trial that ended since the last snapshot: what became of it
+    left: TimeLeft | None  # None: nothing tells yet
+    ended: Sequence[Ended]  # since the last snapshot, in order
+    searched: Sequence[SearchEnded]  # as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +134,7 @@ class SweepResult:
     nothing_feasible: Sequence[Cell]  # cells of which trials ended, and none was measured
     nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
     tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
+    untried: int | None  # layouts that were never launched and that nothing condemned; None: nobody counted them
     num_fingerprints: int  # distinct ones among what was measured
     code_has_changed: bool = False  # since what was measured, and nothing was measured again
 

@@ -255,7 +255,9 @@ class Searcher:
         tokens, memory = float(self._candidates.tokens_per_second_per_gpu[row]), float(self._candidates.memory_bytes[row])
         if asked.choice is not None:
             why = self._expected(asked.choice, asked.row)
-            if asked.choice.score is not None and self._objective is not Objective.STEP_SECONDS and not isnan(tokens):
+            # Also of a device that nothing was predicted of at first, once neighbours that were measured tell: it is what the words say.
+            told = not isnan(tokens) or asked.choice.improvement is not None
+            if asked.choice.score is not None and self._objective is not Objective.STEP_SECONDS and told:
                 tokens = self._scale / exp(asked.choice.score)
             if asked.choice.memory_bytes is not None and not isnan(memory):
                 memory = asked.choice.memory_bytes

@@ -19,7 +19,7 @@ from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
-from orchestrator.core.synthetic import chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
+from orchestrator.core.synthetic import SIMULATED_SUFFIX, chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
 from orchestrator.core.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
 from orchestrator.gang import Finished, SchedulerEvent, Slots
 from orchestrator.lease_meter import LeaseMeter
@@ -68,7 +68,7 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             )
         device = spec.device if spec.device in DEVICES else SyntheticOptions().device_name
         workload = SyntheticWorkload(name="synthetic", options=SyntheticOptions(device_name=device))
-    acted = {"name": f"{spec.name}-simulated", "device": workload.options.device_name, "workload": workload.model_dump()}
+    acted = {"name": f"{spec.name}{SIMULATED_SUFFIX}", "device": workload.options.device_name, "workload": workload.model_dump()}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
 

@@ -27,14 +27,24 @@ class Spending:
         leased: Callable[[], Leased],
         clock: Callable[[], float],
     ) -> None:
-        self._budget, self._max_wall_seconds, self._earlier = budget, max_wall_seconds, earlier_gpu_seconds
+        self._budget, self._max_wall_seconds, self.earlier_gpu_seconds = budget, max_wall_seconds, earlier_gpu_seconds
         self._leased, self._clock = leased, clock
         self._began = clock()
 
     @property
     def held_gpu_seconds(self) -> float:
         """By all calls."""
-        return self._earlier + self._leased().held
+        return self.earlier_gpu_seconds + self._leased().held
+
+    @property
+    def gpu_seconds_left(self) -> float | None:
+        """Of the budget of what is held; None: there is none."""
+        return None if self._budget is None else max(self._left(self._budget), 0.0)
+
+    @property
+    def wall_seconds_left(self) -> float | None:
+        """Of this call; None: it has no limit."""
+        return None if self._max_wall_seconds is None else max(self._max_wall_seconds - (self._clock() - self._began), 0.0)
 
     @property
     def is_limited(self) -> bool:

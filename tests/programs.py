@@ -9,19 +9,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tests.bounded import PATIENCE_SECONDS, TOO_LONG
-
-_PROJECT = Path(__file__).parents[1]
 
 
 def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """A command, once it and all that it started has ended. Raises TimeoutExpired where that took longer than so many seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bounded", str(seconds), *command],
-        cwd=_PROJECT,
         capture_output=True,
         text=True,
         timeout=seconds + 2 * PATIENCE_SECONDS,  # which says that even the end of it hangs

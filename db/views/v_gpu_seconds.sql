@@ -11,6 +11,7 @@ SELECT
     coalesce(sum(CASE WHEN spent.outcome = 'failed' THEN spent.gpu_seconds END), 0) AS failed_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'out_of_memory' THEN spent.gpu_seconds END), 0) AS out_of_memory_gpu_seconds,
     coalesce(sum(CASE WHEN spent.outcome = 'lost' THEN spent.gpu_seconds END), 0) AS lost_gpu_seconds,
+    coalesce(sum(CASE WHEN spent.outcome = 'cancelled' THEN spent.gpu_seconds END), 0) AS cancelled_gpu_seconds,
     NULL AS in_flight_gpu_seconds,
     NULL AS idle_gpu_seconds,
     coalesce(sum(spent.gpu_seconds), 0) AS held_gpu_seconds,
@@ -27,6 +28,7 @@ LEFT JOIN (
             WHEN attempt.state = 'measured' AND (attempt.pooled OR NOT attempt.superseded) THEN 'counts'
             WHEN attempt.failure_kind IN ('oom_gpu', 'oom_host') THEN 'out_of_memory'
             WHEN attempt.failure_kind IN ('node_lost', 'orchestrator_lost') THEN 'lost'
+            WHEN attempt.failure_kind = 'cancelled' THEN 'cancelled'
             ELSE 'failed'
         END AS outcome
     FROM attempt
@@ -41,6 +43,7 @@ SELECT
     sweep.name,
     NULL,
     NULL,
+    0,
     0,
     0,
     0,

@@ -31,7 +31,7 @@ SweepArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="SWEEP",
-        help="The sweep's name. Default: the newest.",
+        help="The sweep's name. Default: the newest that was measured.",
         show_default=False,
         autocompletion=complete_names,
     ),
@@ -58,13 +58,30 @@ def existing_store(db: str | None) -> Iterator[Store]:
 
 
 def chosen_sweep(store: Store, name: str | None) -> SweepRow:
-    """The sweep of a name, else the newest, which is said on stderr where there are others. Raises UsageInvalid where there is none."""
-    if name is not None:
-        return store.sweep_named(name)
+    """The sweep of a name, else the newest that is not simulated, which is said on stderr where there are others.
+
+    Of a name that only a simulation has, with its suffix, that is meant, and said. Raises UsageInvalid where there is none.
+    """
+    from orchestrator.core.synthetic import SIMULATED_SUFFIX  # pydantic, 0.05 s
+
     sweeps = store.sweeps()
+    if name is not None:
+        if not any(sweep.name == name for sweep in sweeps):
+            simulation = next((sweep for sweep in sweeps if sweep.is_simulated and sweep.name == name + SIMULATED_SUFFIX), None)
+            if simulation is not None:
+                note(f"there is no sweep {name}; this is {simulation.name}: simulated, nothing was measured")
+                return simulation
+        return store.sweep_named(name)
     if not sweeps:
         raise UsageInvalid(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
+    chosen = next((sweep for sweep in sweeps if not sweep.is_simulated), sweeps[0])
     if len(sweeps) > 1:
-        others = ", ".join(sweep.name for sweep in sweeps[1:6]) + (", ..." if len(sweeps) > 6 else "")
-        note(f"sweep {sweeps[0].name}, the newest of {len(sweeps)}; there are also {others}")
-    return sweeps[0]
+        names = [sweep.name for sweep in sweeps if sweep is not chosen]
+        others = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        which = (
+            "simulated, the newest" if chosen.is_simulated else "the newest that was measured" if sweeps[0].is_simulated else "the newest"
+        )
+        note(f"sweep {chosen.name}, {which} of {len(sweeps)}; there are also {others}")
+    elif chosen.is_simulated:
+        note(f"sweep {chosen.name}: simulated, nothing was measured")
+    return chosen

@@ -211,7 +211,7 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
         _print_trial(trial)
         return
     _print_memory(found)
-    _print_step(found)
+    _print_step(known, found)
     _print_trial(trial)
 
 
@@ -233,10 +233,10 @@ def _print_memory(found: Explanation) -> None:
         write_line("  No layout of this cell is predicted to fit.")
 
 
-def _print_step(found: Explanation) -> None:
+def _print_step(known: Planning, found: Explanation) -> None:
     write_line("")
     if found.seconds_by_part is None or found.step_seconds is None:
-        write_line("Step: no time is predicted: the device is unknown, and nothing was measured on it yet", style="bold")
+        write_line(f"Step: no time is predicted: {known.why_no_times}", style="bold")
         return
     sure = f" ±{found.step_relative_sd:.0%}" if found.step_relative_sd is not None else ""
     tokens = show_as.tokens_rate(found.tokens_per_second_per_gpu)
@@ -288,12 +288,12 @@ def _peak(trial: TrialRow) -> int | None:
 
 
 def _differs(change: Change) -> str:
-    """`mbs 8 > 4, ga 4 > 8`."""
+    """`mbs 8 -> 4, ga 4 -> 8`."""
 
     def text(value: object) -> str:
         return " ".join(f"{name}={said}" for name, said in value) or "none" if isinstance(value, tuple) else str(value)
 
-    return ", ".join(f"{SHORT.get(name, name)} {text(here)} > {text(there)}" for name, (here, there) in change.differs.items())
+    return ", ".join(f"{SHORT.get(name, name)} {text(here)} -> {text(there)}" for name, (here, there) in change.differs.items())
 
 
 def _speed(found: Explanation, change: Change) -> str:

@@ -40,6 +40,7 @@ from orchestrator.report.quantities import UNKNOWN, counted
 
 if TYPE_CHECKING:
     from db.readonly import Result
+    from db.rows import SweepRow
     from db.store import Store
 
 MAX_EXPORTED = 10_000_000
@@ -66,6 +67,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "sweep export csv -o trials.csv",
             "sweep export parquet 8b -o 8b.parquet",
+            "sweep export csv --all -o everything.csv",
             "sweep export optuna -o sqlite:///optuna.sqlite && optuna-dashboard sqlite:///optuna.sqlite",
         )
     )(export)
@@ -160,7 +162,7 @@ def export(
         str | None,
         typer.Argument(
             metavar="SWEEP",
-            help="Only this sweep. Default: all of the store; for optuna its newest.",
+            help="Which sweep. Default: the newest that was measured, which is said.",
             show_default=False,
             autocompletion=complete_names,
         ),
@@ -170,6 +172,7 @@ def export(
         typer.Option("-o", "--output", metavar="FILE", help="Where to; for optuna a storage URL. Default: stdout.", show_default=False),
     ] = None,
     sweep_option: Annotated[str | None, typer.Option("--sweep", hidden=True)] = None,
+    every: Annotated[bool, typer.Option("--all", help="All sweeps of the store, simulated ones too.")] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -180,14 +183,17 @@ def export(
     if sweep is not None and sweep_option not in (None, sweep):
         raise UsageInvalid(f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them")
     name = sweep or sweep_option
+    if every and name is not None:
+        raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
     output = None if output == "-" else output
     if as_json and output is None and target in (Target.CSV, Target.PARQUET):
         raise UsageInvalid(f"--json and {target} cannot both go to stdout; say where the rows go to: sweep export {target} -o FILE --json")
     with existing_store(db) as store:
         if target is Target.OPTUNA:
-            _export_optuna(store, name, output, as_json=as_json)
+            _export_optuna(store, store.sweeps() if every else [chosen_sweep(store, name)], output, as_json=as_json)
             return
-        condition = "" if name is None else f" WHERE sweep_id = {store.sweep_named(name).id}"
+        row = None if every else chosen_sweep(store, name)
+        condition = "" if row is None else f" WHERE sweep_id = {row.id}"
     from db import readonly  # needs SQLAlchemy
 
     result = readonly.query(
@@ -201,10 +207,12 @@ def export(
     else:
         rows = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
         _write_text(json_text({"schema": 1, "command": "export", "trials": rows}) + "\n", output)
+    of = "all sweeps" if row is None else f"sweep {row.name}"
     if output is not None and as_json:
-        write_json("export", {"target": target, "output": output, "num_trials": len(result.rows)})
-    elif output is not None:
-        note(f"{counted(len(result.rows), 'trial')} written to {output}")
+        fields = {"target": target, "sweep": row.name if row is not None else None, "output": output, "num_trials": len(result.rows)}
+        write_json("export", fields)
+    else:
+        note(f"{counted(len(result.rows), 'trial')} of {of}{f' written to {output}' if output is not None else ''}")
 
 
 _BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
@@ -279,7 +287,7 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _export_optuna(store: Store, name: str | None, output: str | None, *, as_json: bool) -> None:
+def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool) -> None:
     """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
     from orchestrator.cell_run import known_of
@@ -288,20 +296,21 @@ def _export_optuna(store: Store, name: str | None, output: str | None, *, as_jso
 
     if output is None:
         raise UsageInvalid("say which Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite")
-    row = chosen_sweep(store, name)
-    objective = Objective(_spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU)
     studies = {}
-    for cell in store.cells(row.id):
-        trials = store.trials(row.id, cell_id=cell.id)
-        known = [(trial.layout, fact) for trial in trials if (fact := known_of(trial, objective)) is not None]
-        study = f"{row.name}/{cell.cell.key}"
-        studies[study] = export_study(output, study, known, objective=objective)
+    for row in rows:
+        objective = Objective(_spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU)
+        for cell in store.cells(row.id):
+            trials = store.trials(row.id, cell_id=cell.id)
+            known = [(trial.layout, fact) for trial in trials if (fact := known_of(trial, objective)) is not None]
+            study = f"{row.name}/{cell.cell.key}"
+            studies[study] = export_study(output, study, known, objective=objective)
+    names = ", ".join(row.name for row in rows)
     if as_json:
-        write_json("export", {"target": "optuna", "sweep": row.name, "studies": studies})
+        write_json("export", {"target": "optuna", "sweep": names if len(rows) == 1 else None, "studies": studies})
     else:
         note(
             "\n".join(f"{counted(count, 'trial')} written to study {study}" for study, count in studies.items())
-            or f"sweep {row.name} has no cells yet"
+            or f"sweep {names} has no cells yet"
         )
 
 

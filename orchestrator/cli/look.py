@@ -208,8 +208,24 @@ def _print_best(
             write_table(columns, [_other_cells(other) for other in elsewhere[:_MAX_OTHERS]])
             if len(elsewhere) > _MAX_OTHERS:
                 write_line(f"  and {len(elsewhere) - _MAX_OTHERS} more: sweep sql 'select * from v_best'", style="dim")
-    if any(trial.confident is False for found in fastest.values() for trial in found):
-        write_line("?: the steps varied too much for the precision asked for (measurement.precision, max_steps)", style="dim")
+    _print_why_unsure([trial for found in fastest.values() for trial in found])
+
+
+def _print_why_unsure(shown: Sequence[TrialRow]) -> None:
+    """What `?` means beside the numbers above; where it means several things, of which trials each is so."""
+    unsure: dict[str, list[int]] = {}
+    for trial in shown:
+        if (why := _why_unsure(trial)) is not None:
+            unsure.setdefault(why, []).append(trial.id)
+    for why, ids in unsure.items():
+        of = f", of {show.numbered('trial', ids)}" if len(unsure) > 1 else ""
+        write_line(f"?: {why}{of}", style="dim")
+
+
+def _why_unsure(trial: TrialRow) -> str | None:
+    from orchestrator.core.measurement import why_unsure  # pydantic, 0.05 s
+
+    return why_unsure(confident=trial.confident, num_steps=trial.num_steps, relative_confidence=trial.relative_confidence)
 
 
 def _cell_title(row: CellRow) -> str:
@@ -338,6 +354,7 @@ def _print_trials(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> No
         write_line(_cell_title(cells[cell_id]), style="bold")
         own = [trial for trial in found if trial.cell_id == cell_id]
         write_table(columns, [[str(trial.id), state_cell(trial.state), *_speed_cells(trial), _explained(trial)] for trial in own])
+    _print_why_unsure(found)
 
 
 def _explained(trial: TrialRow) -> str:

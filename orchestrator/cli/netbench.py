@@ -58,6 +58,7 @@ def netbench(
     from orchestrator.core.links import fit_links
     from orchestrator.netbench import measure_links
 
+    _check_sizes(max_bytes)
     token = uuid.uuid4().hex[:12]
     with Store.open(db) as store:
         scheduler = _join(ray_address, device, token)
@@ -76,6 +77,20 @@ def netbench(
         _print(fits, where)
     if any(result.failure is not None for result in results):
         raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _check_sizes(max_bytes: int | None) -> None:
+    """Raise UsageInvalid where the messages would be of too few sizes to tell a latency from a bandwidth."""
+    from orchestrator.core.errors import UsageInvalid
+    from orchestrator.core.links import FEWEST_SIZES
+    from orchestrator.netbench import SMALLEST_BYTES, sizes
+
+    if max_bytes is not None and len(found := sizes(max_bytes)) < FEWEST_SIZES:
+        raise UsageInvalid(
+            f"--max-bytes {max_bytes} gives messages of {show.counted(len(found), 'size')} ({', '.join(map(str, found))} bytes);"
+            f" latency and bandwidth are told from {FEWEST_SIZES} sizes or more: --max-bytes {SMALLEST_BYTES * 4 ** (FEWEST_SIZES - 1)}"
+            " at least, or leave it out"
+        )
 
 
 def _join(ray_address: str | None, device: str, token: str) -> Scheduler:

@@ -132,7 +132,9 @@ def _row(one: Mapping[str, Any]) -> list[str | Cell]:
 
 def _state(one: Mapping[str, Any]) -> Cell:
     if one["bench_reason"] is not None:
-        why = ", ".join(f"{name} {value}" for name, value in (one["bench_evidence"] or {}).items())
+        from orchestrator.core.node_score import evidence_in_words  # numpy
+
+        why = evidence_in_words(one["bench_evidence"] or {})
         return Cell(text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red")
     if one["is_fit"] is False:
         return Cell(text=f"not fit: {one['failed']}", style="red")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +15,9 @@ from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
     from db.store import Store
-    from orchestrator.core.planner import CellPlan
+    from orchestrator.core.cell import Cell
+    from orchestrator.core.layout import Layout
+    from orchestrator.core.planner import Candidates, CellPlan
     from orchestrator.core.spec import SweepSpec
     from orchestrator.core.trial_cost import PlannedCost, TrialCost
 
@@ -43,14 +47,17 @@ def plan(
     with store_if_any(db) as store:
         known = planning(spec, store)
         held_hours = held_gpu_hours(spec, store)
+        known_before = done_before(spec, store)
     trial = known.learned.trial_cost()
     rows, costs = [], []
     for cell in spec.cells():
         planned = known.plan(cell)
-        to_run = _num_to_run(known, planned)
+        done = known_before.get(cell, Done())
+        to_run = _num_to_run(known, planned, done)
         has_own = any(taught.row.cell == cell for taught in known.learned.rows)
-        costs.append(trial_cost.cost_of(planned.candidates, cell, num_trials=to_run, trial=trial, knows_cell=has_own))
-        rows.append(_cell(known, planned, top=top, to_run=to_run, cost=costs[-1]))
+        left = _left(planned.candidates, done, to_run)
+        costs.append(trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own))
+        rows.append({**_cell(known, planned, top=top, to_run=to_run, cost=costs[-1]), "num_done": len(done.layouts)})
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
@@ -65,9 +72,11 @@ def plan(
         _print(document, known)
 
 
-def _num_to_run(known: Planning, planned: CellPlan) -> int:
+def _num_to_run(known: Planning, planned: CellPlan, done: Done) -> int:
+    """What is left of the layouts, and of max_trials, after earlier calls."""
     budget = known.spec.search.max_trials
-    return min(len(planned.candidates), budget) if budget is not None else len(planned.candidates)
+    left = max(len(planned.candidates) - len(done.layouts), 0)
+    return min(left, max(budget - done.num_launched, 0)) if budget is not None else left
 
 
 def _calibration(known: Planning) -> dict[str, Any]:
@@ -87,6 +96,39 @@ def held_gpu_hours(spec: SweepSpec, store: Store | None) -> float:
     """What earlier calls of the sweep have held, which its budgets count."""
     found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
     return store.held(found.id).total.held / 3600 if store is not None and found is not None else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What earlier calls of the sweep know of a cell: nothing of it is to be run again."""
+
+    layouts: frozenset[Layout] = frozenset()
+    num_launched: int = 0  # of them: what max_trials counts
+
+
+def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
+    """By cell; layouts that wait to be launched again are not among them."""
+    from orchestrator.core.lifecycle import TERMINAL
+
+    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
+    if store is None or found is None:
+        return {}
+    done = {}
+    for row in store.cells(found.id):
+        trials = [trial for trial in store.trials(found.id, cell_id=row.id) if trial.state in TERMINAL]
+        launched = sum(trial.num_attempts > 0 for trial in trials)
+        done[row.cell] = Done(layouts=frozenset(trial.layout for trial in trials), num_launched=launched)
+    return done
+
+
+def _left(candidates: Candidates, done: Done, num_to_run: int) -> Candidates:
+    """The candidates of which the first so many are to be run."""
+    if not done.layouts:
+        return candidates
+    import numpy as np
+
+    untried = (int(row) for row in candidates.order if candidates.table.layout(int(row)) not in done.layouts)
+    return replace(candidates, order=np.fromiter(islice(untried, num_to_run), dtype=candidates.order.dtype))
 
 
 def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num_trials: int, held_hours: float) -> dict[str, Any]:
@@ -220,7 +262,7 @@ def _print_cell(row: dict[str, Any]) -> None:
     )
     write_line("")
     write_line(
-        f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, to run {row['num_to_run']:,}{hours}",
+        f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, {_to_run(row)}{hours}",
         style="bold",
     )
     for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
@@ -239,6 +281,12 @@ def _print_cell(row: dict[str, Any]) -> None:
         *(Column(title=part[:11], right=True, style="dim") for part in MEMORY_PARTS),
     ]
     write_table(columns, [_line(place, best, unit) for place, best in enumerate(row["best"], 1)])
+
+
+def _to_run(row: dict[str, Any]) -> str:
+    if not row["num_done"]:
+        return f"to run {row['num_to_run']:,}"
+    return f"known {row['num_done']:,}, left to run {row['num_to_run']:,}"
 
 
 def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:

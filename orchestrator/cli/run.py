@@ -165,6 +165,7 @@ def run_spec(
     from orchestrator.cli import look
     from orchestrator.cli.progress import Progress
     from orchestrator.finished import finished_before
+    from orchestrator.report.quantities import counted
 
     this_host = socket.gethostname() if ray_address is None else None
     with (
@@ -172,6 +173,8 @@ def run_spec(
         Progress(objective=spec.objective, quiet=quiet) as progress,
         Signals(progress.note) as signals,
     ):
+        num_sweeps = len(store.sweeps())
+        progress.say(f"store at {store.url}: {counted(num_sweeps, 'sweep')}" if num_sweeps else f"new store at {store.url}")
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
@@ -337,16 +340,20 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
+    parts += [f"{result.untried} never tried"] if result.untried else []
     if result.interrupted:
         note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
         note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
     if result.code_has_changed:
-        note("The code has changed since these numbers were taken, and none was taken again: `sweep invalidate` has them measured anew.")
+        note(
+            f"The code has changed since these numbers were taken, and none was taken again; they are measured anew after: sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
+        )
     if result.num_fingerprints > 1:
         note(
-            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart, `sweep invalidate` measures again."
+            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart. The older are measured again after:"
+            f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
     for cell, evidence in result.nothing_fits.items():
         note(

@@ -69,15 +69,22 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
     cells = {row.id: store.status(row.id) for row in chosen}
     running = {row.id: _running(db, row) for row in chosen}
     held = {row.id: store.held(row.id) for row in chosen}
+    unwaited = {row.id: _num_unwaited(db, row) for row in chosen} if as_json or len(chosen) == 1 else {}
     sessions = {row.id: store.newest_session(row.id) for row in chosen}
     if as_json:
-        told = [_status_record(row, cells[row.id], running[row.id], held[row.id], sessions[row.id]) for row in chosen]
+        told = [
+            {
+                **_status_record(row, cells[row.id], running[row.id], held[row.id], sessions[row.id]),
+                "num_attempts_of_longer_steps": unwaited[row.id],
+            }
+            for row in chosen
+        ]
         write_json("status", {"sweeps": told})
     elif not chosen:
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
         only = chosen[0].id
-        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only])
+        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only], unwaited[only])
     else:
         _print_sweeps([(row, cells[row.id], held[row.id], sessions[row.id]) for row in chosen])
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
@@ -100,6 +107,19 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
         phase, step = _progress(sweep.run_folder, row["trial_id"], row["attempt"]) if sweep.holder is not None else (None, None)
         rows.append({**row, "phase": phase, "step": step, "seconds": seconds})
     return rows
+
+
+def _num_unwaited(db: str | None, sweep: SweepRow) -> int:
+    """How many measured attempts have told of longer steps than they held their GPUs for (`core.held.step_seconds_within`)."""
+    from db import readonly  # as above
+
+    found = readonly.query(
+        db,
+        "SELECT count(*) FROM attempt JOIN trial ON trial.id = attempt.trial_id JOIN cell ON cell.id = trial.cell_id"
+        f" WHERE trial.sweep_id = {sweep.id} AND attempt.state = 'measured' AND attempt.gpu_seconds > 0"
+        " AND attempt.timed_seconds * cell.num_gpus >= attempt.gpu_seconds * 0.999999",
+    )
+    return int(found.rows[0][0])
 
 
 def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
@@ -139,13 +159,24 @@ def _status_record(
 
 
 def _print_status(
-    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, session: SessionRow | None
+    row: SweepRow,
+    cells: Sequence[CellStatus],
+    running: Sequence[Mapping[str, Any]],
+    held: SweepHeld,
+    session: SessionRow | None,
+    num_unwaited: int,
 ) -> None:
     write_line(f"Sweep {row.name}: {_state_text(row, session)}", style="bold")
     write_line(
         f"{show.counted(sum(_totals(cells).values()), 'trial')} in {show.counted(len(cells), 'cell')},"
         f" {show.gpu_hours(held.total.held)} GPU-hours held{_what_for(held, _price(session))}"
     )
+    if num_unwaited:
+        write_line(
+            f"  {show.counted(num_unwaited, 'attempt')} told of more seconds in steps than it was held, so all of that counts as useful:"
+            " nobody waited for those steps, or a clock is wrong",
+            style="dim",
+        )
     if not cells:
         return
     write()

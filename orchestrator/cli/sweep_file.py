@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.report.quantities import counted
+
 if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.core.calibration import Calibration
@@ -64,12 +66,23 @@ class Planning:
         )
 
     @property
+    def why_no_times(self) -> str:
+        """Why nothing is known of the device, and what would tell."""
+        named = [] if self.spec.device == "cpu" else ["name it in the sweep file (device: h100-sxm)"]
+        is_ours = self.spec.workload.name != "command"
+        told = " or ".join([*named, "its first trials tell" if is_ours else "have the program tell peak_flops in its result"])
+        if self.learned.num_unplaced:
+            ran = counted(self.learned.num_unplaced, "trial")
+            return f"the device is unknown; {ran} of this workload ran on it, and none says how fast it is: {told}"
+        return f"the device is unknown, and nothing of this workload was measured on it yet: {told}"
+
+    @property
     def based_on(self) -> str:
         """What the predictions rest on, for people."""
         from orchestrator.learned import sweeps_of
 
         if self.learned.hardware is None:
-            return "uncalibrated, no times predicted: the device is unknown, and nothing was measured on it yet"
+            return f"uncalibrated, no times predicted: {self.why_no_times}"
         if not self.learned.rows:
             return "uncalibrated: data sheets and usual constants only, 20-50 % off in time until something is measured"
         found = sweeps_of(self.learned.rows)

@@ -124,6 +124,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
         ("phases", phases),
         ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
+        ("", _more_than_held(attempt, num_gpus)),
         ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
         ("environment", _environment_text(attempt.environment or {})),
         ("fingerprint", _fingerprint_text(attempt)),
@@ -133,6 +134,16 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
+
+
+def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
+    """Say so where the steps that were told of take longer than the attempt was: all of it counts as useful then."""
+    if attempt.measurement is None or attempt.gpu_seconds is None or attempt.timed_seconds is None:
+        return None
+    told, held = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
+    if told <= held or attempt.timed_seconds < held:
+        return None
+    return f"its steps tell of {show_as.duration(told)}, more than the {show_as.duration(held)} that it was held: nobody waited for them"
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:
@@ -170,7 +181,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         (
             "step",
             f"median {show_as.step_time(steps.median)} {sure} (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-            + ("" if measurement.confident else "; less sure than asked for"),
+            + (f"; less sure than asked for: {why}" if (why := _why_unsure(measurement)) is not None else ""),
         ),
         ("MFU, HFU", f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}" if measurement.mfu is not None else None),
         ("", f"formula {measurement.mfu_formula}"),
@@ -206,6 +217,13 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         ("GPU power", f"{gpu.power_watts:.0f} W" if gpu is not None and gpu.power_watts is not None else None),
     ]
     _print_facts(facts)
+
+
+def _why_unsure(measurement: Measurement) -> str | None:
+    from orchestrator.core.measurement import why_unsure  # pydantic, 0.05 s
+
+    steps = measurement.step_time
+    return why_unsure(confident=measurement.confident, num_steps=steps.num_steps, relative_confidence=steps.relative_confidence)
 
 
 def _print_failure(failure: Failure) -> None:
@@ -251,7 +269,7 @@ def _print_events(detail: TrialDetail) -> None:
             show_as.at(event.at),
             event.event,
             str(event.attempt) if event.attempt is not None else "",
-            " > ".join(state for state in (event.from_state, event.to_state) if state),
+            " -> ".join(state for state in (event.from_state, event.to_state) if state),
             json_text(event.detail)[:EVENT_DETAIL_CHARACTERS] if event.detail else "",
         ]
         for event in detail.events

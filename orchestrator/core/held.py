@@ -21,6 +21,7 @@ class Outcome(StrEnum):
     COUNTS = "counts"  # its measurement is its trial's, or one of those whose median is
     OUT_OF_MEMORY = "out_of_memory"
     LOST = "lost"  # with its node or its orchestrator
+    CANCELLED = "cancelled"  # somebody asked for its end: the trial waits, and nothing is wrong with it
     FAILED = "failed"  # any other that brought no number that counts, invalidated ones included
 
 
@@ -46,6 +47,7 @@ class HeldGpuSeconds:
     failed: float = 0.0
     out_of_memory: float = 0.0
     lost: float = 0.0
+    cancelled: float = 0.0
     in_flight: float = 0.0  # of attempts that have not ended
     idle: float = 0.0  # leased, and no attempt on them
 
@@ -68,6 +70,8 @@ def outcome_of(failure_kind: FailureKind | None, *, counts: bool) -> Outcome:
         return Outcome.COUNTS
     if failure_kind in OUT_OF_MEMORY_KINDS:
         return Outcome.OUT_OF_MEMORY
+    if failure_kind is FailureKind.CANCELLED:
+        return Outcome.CANCELLED
     return Outcome.LOST if failure_kind in LOST_KINDS else Outcome.FAILED
 
 
@@ -83,6 +87,8 @@ def of_attempt(
             return HeldGpuSeconds(out_of_memory=gpu_seconds)
         case Outcome.LOST:
             return HeldGpuSeconds(lost=gpu_seconds)
+        case Outcome.CANCELLED:
+            return HeldGpuSeconds(cancelled=gpu_seconds)
         case Outcome.FAILED:
             return HeldGpuSeconds(failed=gpu_seconds)
 

@@ -84,12 +84,15 @@ class LinkFit:
     num_sizes: int
 
 
+FEWEST_SIZES = 3  # of messages, that a line is told from: two fit any
+
+
 def fit_links(samples: Iterable[LinkSample]) -> list[LinkFit]:
     """The line of every collective and span of which several sizes were measured; robust to sizes at which calls were disturbed."""
     groups: dict[tuple[Collective, Span], list[LinkSample]] = {}
     for sample in samples:
         groups.setdefault((sample.collective, sample.span), []).append(sample)
-    return [_fit_line(some) for some in groups.values() if len({sample.message_bytes for sample in some}) > 2]
+    return [_fit_line(some) for some in groups.values() if len({sample.message_bytes for sample in some}) >= FEWEST_SIZES]
 
 
 def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from orchestrator.core.layout import Layout
@@ -20,6 +21,8 @@ CONFIDENCE = 0.95
 # Stopping as soon as the 95 % interval is narrow would choose the samples for which it is too narrow (docs/decisions, by simulation).
 STOPPING_CONFIDENCE = 0.99
 _LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
+
+FEWEST_STEPS = 6  # that have a 95 % interval: of fewer the widest, from the least to the largest, holds the median in fewer cases
 
 LAUNCH_SECONDS = 60.0  # of a trial on GPUs beside its steps, where nobody measured it: start, rendezvous, first step, clean-up
 
@@ -36,6 +39,16 @@ class StepTime:
     iqr: float
     num_steps: int
     relative_confidence: float | None  # half-width of the median's 95 % interval over the median; None below 6 samples
+
+
+class Unsure(StrEnum):
+    """Why a measurement is less sure than was asked for, in words."""
+
+    ONE_NUMBER = "one number is all that is known of the run: how its steps varied is not"
+    FEW_STEPS = (
+        f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
+    )
+    VARIED = "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +72,15 @@ class Measurement:
     thrashing: bool
     loss_first: float | None
     loss_last: float | None
+
+
+def why_unsure(*, confident: bool | None, num_steps: int | None, relative_confidence: float | None) -> Unsure | None:
+    """Say why a measurement is less sure than was asked for; None: it is not, or there is none."""
+    if confident is not False:
+        return None
+    if num_steps == 1:
+        return Unsure.ONE_NUMBER
+    return Unsure.FEW_STEPS if relative_confidence is None else Unsure.VARIED
 
 
 def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:

@@ -6,9 +6,10 @@ for what another one explains.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,3 +264,18 @@ def _medians(values: Floats, groups: NDArray[np.intp]) -> Floats:
     order = np.argsort(groups, kind="stable")
     bounds = np.cumsum(np.bincount(groups))[:-1]
     return np.array([np.median(some) if len(some) else 0.0 for some in np.split(values[order], bounds)])
+
+
+def evidence_in_words(evidence: Mapping[str, Any]) -> str:
+    """Why a node is benched, for people: `trials 25 and 28; last: node_lost: its agent is gone`, `12.0% slower (± 1.1%) by 40 runs`."""
+    told = dict(evidence)
+    said = []
+    if (slower := told.pop("slower", None)) is not None:
+        sd, num_runs = told.pop("standard_error", None), told.pop("num_runs", None)
+        said.append(
+            f"{slower:.1%} slower{f' (± {sd:.1%})' if sd is not None else ''}{f' by {num_runs} runs' if num_runs is not None else ''}"
+        )
+    if trials := told.pop("trials", None):
+        said.append(f"trial {trials[0]}" if len(trials) == 1 else f"trials {', '.join(map(str, trials[:-1]))} and {trials[-1]}")
+    said += [f"{name.replace('_', ' ')}: {value}" for name, value in told.items()]
+    return "; ".join(said)

@@ -19,6 +19,8 @@ from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
 
+SIMULATED_SUFFIX = "-simulated"  # of the name of a sweep that is simulated
+
 _PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, for endlessly large matrices
 _HALF_EFFICIENCY_TOKENS = 1024.0  # tokens a micro-batch at which half of that is reached
 _KERNEL_SECONDS_PER_LAYER = 60e-6  # launch overhead, forward and backward, whatever the size

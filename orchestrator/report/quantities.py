@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
@@ -13,6 +13,18 @@ _MIB = 1 << 20
 def counted(number: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+MOST_NUMBERED = 8  # of which each is named
+
+
+def numbered(noun: str, ids: Sequence[int]) -> str:
+    """`trial 7`, `trials 7, 8 and 9`, `trials 1, 2, 3, 4, 5, 6, 7, 8 and 12 more`."""
+    if len(ids) == 1:
+        return f"{noun} {ids[0]}"
+    if len(ids) > MOST_NUMBERED:
+        return f"{noun}s {', '.join(map(str, ids[:MOST_NUMBERED]))} and {len(ids) - MOST_NUMBERED:,} more"
+    return f"{noun}s {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
 
 
 def tokens_rate(value: float | None) -> str:

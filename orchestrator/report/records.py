@@ -25,6 +25,7 @@ _TRIAL_FIELDS = (
     "tokens_per_second_per_gpu",
     "step_seconds_median",
     "step_seconds_iqr",
+    "num_steps",
     "relative_confidence",
     "confident",
     "mfu",

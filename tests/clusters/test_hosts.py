@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.hosts import PROJECT, Host, Network
+from tests.clusters.hosts import Host, Network
 
 pytestmark = pytest.mark.cluster
 PATIENCE_SECONDS = 20.0
@@ -43,7 +43,7 @@ def test_hosts_reach_each_other_until_one_is_cut_off(namespaces: None) -> None:
 
 
 def test_a_test_that_is_killed_leaves_no_host(namespaces: None) -> None:
-    maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    maker = subprocess.Popen([sys.executable, "-c", _MAKER], stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     pid, base = maker.stdout.readline().split()
     namespace = Path(f"/proc/{pid}/ns/pid").readlink()

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from orchestrator.core.node_score import FEW, NEWEST_RUNS, SURE, NodeRun, how_sure, score_nodes
+from orchestrator.core.node_score import FEW, NEWEST_RUNS, SURE, NodeRun, evidence_in_words, how_sure, score_nodes
 
 NUM_NODES = 8
 MANY_NODES = 2048  # of the virtual clock's benchmark
@@ -155,3 +155,16 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
     runs = [NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=0.01 * (i % 3)) for i in range(40)]
     spoiled = [NodeRun(nodes=("n1",), cell=0, trial=2, log_seconds=2.0), *runs]
     assert slow_nodes(spoiled) == set()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        ({"trials": [25, 28], "last": "node_lost: its agent is gone"}, "trials 25 and 28; last: node_lost: its agent is gone"),
+        ({"trials": [1, 2, 3], "last": "nccl: broken"}, "trials 1, 2 and 3; last: nccl: broken"),
+        ({"slower": 0.1204, "standard_error": 0.0113, "num_runs": 40}, "12.0% slower (± 1.1%) by 40 runs"),
+        ({}, ""),
+    ],
+)
+def test_why_a_node_is_benched_is_told_in_words(evidence: dict[str, object], said: str) -> None:
+    assert evidence_in_words(evidence) == said

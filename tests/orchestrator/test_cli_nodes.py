@@ -40,7 +40,7 @@ def test_nodes_are_shown_with_what_is_known_of_each(store: Store, sweep: Sweep) 
     out, _ = sweep("nodes")
     lines = {line.split()[0]: line for line in out.splitlines()[1:]}
     assert "used" in lines["a"]
-    assert "benched, slow: slower 0.2" in lines["b"]
+    assert "benched, slow: 20.0% slower" in lines["b"]
     assert " 1 " in lines["c"]
     assert "not fit: xid: 1 x Xid 79" in lines["d"]
     found = {one["node"]: one for one in json.loads(sweep("nodes", "--json")[0])["nodes"]}

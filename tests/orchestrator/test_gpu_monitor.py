@@ -84,7 +84,7 @@ def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> No
 def test_samples_are_taken_in_a_thread_while_ranks_run() -> None:
     with GpuMonitor(["0"], nvml=nvml()) as monitor:
         monitor.count(True)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while monitor.usage().num_samples < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
     assert monitor.usage().num_samples >= 2

@@ -20,9 +20,10 @@ import pytest
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, Phase
 from orchestrator.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, gang_environment, hold_port
-from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
+from tests.orchestrator.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
+HUNG_SECONDS = 2.0  # without a step: more than a busy machine takes between two
 
 
 @pytest.fixture
@@ -124,10 +125,10 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
 @pytest.mark.parametrize("fault", ["hang", "hang_in_c", "hang_ignoring_signals", "stop"])
 def test_a_hang_is_ended_and_the_least_advanced_rank_named(launcher: NodeLauncher, fault: str) -> None:
     options = {"faults": [*faulty(fault, at="step_3", rank=1)["faults"], *faulty("hang", at="step_4")["faults"]]}
-    report = launcher.run(order(options=options, limits={"steady": 0.5}))
+    report = launcher.run(order(options=options, limits={"steady": HUNG_SECONDS}))
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank, report.failure.step) == (K.HUNG, 1, 3)
-    assert "steady limit of 0.5 s passed" in report.failure.message
+    assert f"steady limit of {HUNG_SECONDS:.0f} s passed" in report.failure.message
     assert "faults.py" in report.failure.log_tail or fault in ("stop",), report.failure.log_tail  # where it hangs
 
 
@@ -145,7 +146,7 @@ def test_gpu_usage_counts_while_every_rank_times_its_steps(
 ) -> None:
     told: list[bool] = []
     monkeypatch.setattr("orchestrator.launcher.GpuMonitor.count", lambda _, timed: told.append(timed))
-    hanging = order(options=faulty("hang", at=hangs_at), limits={"steady": 0.5})
+    hanging = order(options=faulty("hang", at=hangs_at), limits={"steady": HUNG_SECONDS})
     plan = hanging.request.measurement.model_copy(update={"warmup_steps": 3})
     launcher.run(replace(hanging, request=hanging.request.model_copy(update={"measurement": plan})))
     assert told[-1] is is_timed
@@ -252,7 +253,7 @@ def test_an_attempt_is_cancelled_from_another_thread(launcher: NodeLauncher) -> 
     timer.start()
     report = launcher.run(hanging)
     assert report.failure is not None and report.failure.kind is K.CANCELLED
-    assert report.seconds < 10
+    assert report.seconds < LIMITS["steady"], "its limit did not end it"
     assert launcher.run(order(trial_id=2)).failure is None  # and the next one runs
 
 
@@ -288,7 +289,7 @@ def test_progress_is_told_while_ranks_run(launcher: NodeLauncher) -> None:
     hanging = order(options=faulty("hang", at="step_3"))
     thread = threading.Thread(target=launcher.run, args=[hanging])
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while ((heartbeat := launcher.progress()) is None or heartbeat.phase is not Phase.STEADY) and time.monotonic() < deadline:
         time.sleep(0.02)
     launcher.kill(hanging.request.tag)

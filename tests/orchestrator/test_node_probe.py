@@ -50,7 +50,7 @@ def test_matrix_products_end_with_the_process_that_wanted_them(tmp_path: Path) -
 from orchestrator.node_probe import NodeProbe, ProbePlan
 NodeProbe().gather(ProbePlan(node="here", home={str(tmp_path)!r}, matmul_seconds=600.0))
 """
-    prober = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    prober = subprocess.Popen([sys.executable, "-c", program])
     try:
         (child,) = until(lambda: descendants(prober.pid))
         until(lambda: b"mortal" in Path(f"/proc/{child}/cmdline").read_bytes())

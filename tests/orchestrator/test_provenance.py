@@ -120,7 +120,7 @@ def slow_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "git").write_text(f'#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n')
     (tools / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
-    monkeypatch.setattr(provenance, "GIT_SECONDS", 2.0)
+    monkeypatch.setattr(provenance, "GIT_SECONDS", 5.0)
 
 
 @pytest.mark.parametrize("spoil", [break_the_diff, slow_the_diff])

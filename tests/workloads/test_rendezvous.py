@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.core.exposure import is_loopback
-from orchestrator.core.protocol import LaunchOrder, NodeReport
+from orchestrator.core.failures import FailureKind
+from orchestrator.core.protocol import LaunchOrder, NodeReport, Phase
 from orchestrator.launcher import NodeLauncher
 from tests.listening import Place, listeners
 from tests.orchestrator.launching import order, tree_of
@@ -18,25 +20,36 @@ from workloads.rendezvous import bound
 
 pytestmark = pytest.mark.timeout(120)
 
+ENDLESS = 10_000  # steps of a gang that goes on until it is ended
 NOBODYS = "192.0.2.1"  # of RFC 5737: for documents, held by no interface
 
 
-def run(root: Path, asked: LaunchOrder, launcher: NodeLauncher) -> tuple[NodeReport, set[Place]]:
-    """Run a gang to its end, and say where any of its processes ever listened."""
+def listened_on(root: Path, asked: LaunchOrder, launcher: NodeLauncher) -> tuple[NodeReport, set[Place]]:
+    """Run a gang that does not end by itself until every rank takes steps, and say where its processes listen by then."""
     reports: list[NodeReport] = []
     running = threading.Thread(target=lambda: reports.append(launcher.run(asked)))
     running.start()
     seen: set[Place] = set()
     while running.is_alive():
+        is_stepping = (reached := launcher.progress()) is not None and reached.phase is Phase.STEADY
         seen |= listeners(tree_of(root))
+        if is_stepping:  # the gang had met before that look
+            launcher.kill(asked.request.tag)
         running.join(0.01)
     (report,) = reports
     return report, seen
 
 
+def endless(asked: LaunchOrder) -> LaunchOrder:
+    """The same, of steps without number: a gang whose run is short may be over before anybody has looked."""
+    plan = asked.request.measurement.model_copy(update={"min_steps": ENDLESS, "max_steps": ENDLESS})
+    limits = asked.request.limits.model_copy(update={"steady": 110.0, "total": 110.0})
+    return replace(asked, request=asked.request.model_copy(update={"measurement": plan, "limits": limits}))
+
+
 @pytest.mark.parametrize(
     ("program", "options"),
-    [("workloads.llama", {}), ("workloads.netbench", {"collectives": ["all_reduce"], "sizes": [1024], "seconds": 0.2})],
+    [("workloads.llama", {}), ("workloads.netbench", {"collectives": ["all_reduce"], "sizes": [1024] * ENDLESS, "seconds": 0.2})],
     ids=["llama", "netbench"],
 )
 def test_a_gang_listens_at_its_own_address_alone(tmp_path: Path, program: str, options: dict[str, Any]) -> None:
@@ -44,9 +57,9 @@ def test_a_gang_listens_at_its_own_address_alone(tmp_path: Path, program: str, o
     try:
         for attempt, address in enumerate(("127.0.0.1", "127.0.0.2"), start=1):  # of one node, and one as a gang over several is told
             port = launcher.rendezvous()
-            asked = order(program, options=options, attempt=attempt, master_addr=address, master_port=port)
-            report, seen = run(tmp_path, asked, launcher)
-            assert report.failure is None, report.failure
+            asked = endless(order(program, options=options, attempt=attempt, master_addr=address, master_port=port))
+            report, seen = listened_on(tmp_path, asked, launcher)
+            assert report.failure is not None and report.failure.kind is FailureKind.CANCELLED, report.failure
             assert [place for place in seen if place.port == port] == [Place(address, port)]
             assert {place for place in seen if not is_loopback(place.address)} == set()  # gloo listens too
     finally:

@@ -1,0 +1,30 @@
+"""The settings of whoever runs the tests, which no test may see: variables, home and working folder of a person's session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+# Ours, Ray's, PostgreSQL's, a batch system's, what sets up communication, where configurations lie, how terminals are written to.
+PREFIXES = ("SWEEP_", "RAY_", "PG", "SLURM_", "NCCL_", "GLOO_", "TORCHELASTIC_", "XDG_")
+NAMES = frozenset(
+    {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+)
+
+
+def is_ambient(name: str) -> bool:
+    """Whether an environment variable is such a setting."""
+    return name in NAMES or name.startswith(PREFIXES)
+
+
+def leave_behind(environment: MutableMapping[str, str], *, home: Path) -> None:
+    """Take them out of an environment, and make an empty folder the home."""
+    for name in [name for name in environment if is_ambient(name)]:
+        del environment[name]
+    environment["HOME"] = str(home)
+
+
+def enter(folder: Path) -> None:
+    """Work in a folder of the tests' own: a `.sweep` of the folder that pytest was started in is nobody's."""
+    os.chdir(folder)

@@ -1,0 +1,55 @@
+"""Tests see nothing of whoever runs them: a store, a home and variables that would break every one of them stand where a person's would."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+POISON = {
+    "SWEEP_DB": "postgresql://nobody@127.0.0.1:1/none",
+    "SWEEP_HOME": "/proc/none",
+    "SWEEP_ANYTHING": "1",
+    "RAY_ADDRESS": "127.0.0.1:1",
+    "PGHOST": "127.0.0.1",
+    "PGPORT": "1",
+    "PGOPTIONS": "-c no_such_setting=1",
+    "COLUMNS": "20",
+    "RANK": "7",
+}
+# Each looked at the folder, the variables or the home of whoever ran it, or starts a process that does.
+LOOKING = (
+    "tests/orchestrator/test_cli_run.py",
+    "tests/orchestrator/test_cli_output.py",
+    "tests/db/test_sessions.py",
+    "tests/workloads/test_rank.py",
+    "tests/test_ambient.py::test_a_test_and_its_children_work_in_a_folder_of_their_own",
+)
+
+
+def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    ask = "import os; print(os.getcwd(), os.path.expanduser('~'), *sorted(os.environ), sep='\\n')"
+    folder, home, *names = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert (Path.cwd(), Path(folder)) == (tmp_path, tmp_path)
+    assert home != pwd.getpwuid(os.getuid()).pw_dir
+    assert [name for name in (*os.environ, *names) if name in POISON and os.environ.get(name) == POISON[name]] == []
+    assert not os.environ.keys() & {"SWEEP_DB", "SWEEP_HOME", "RAY_ADDRESS", "PGHOST"}  # Ray sets others when it is imported
+
+
+def test_tests_pass_where_every_setting_of_a_person_would_break_them(tmp_path: Path) -> None:
+    (tmp_path / ".sweep").mkdir()
+    (tmp_path / ".sweep/sweep.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "home/.config").mkdir(parents=True)
+    (tmp_path / "home/.pg_service.conf").write_text("[broken")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", PROJECT, *(PROJECT / name for name in LOOKING)],
+        env=os.environ | POISON | {"HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
