@@ -222,12 +222,13 @@ class Launches:
         """Start what the search of a cell wants next, or say why there is nothing."""
         if not run.launched:
             self._learn(run)
-        if run.reached(self._spec.search.bound) and not run.waiting:
+        is_over = run.reached(self._spec.search.bound)
+        if is_over and not run.waiting:
             return StopReason.BOUND
         passed = self._passed_by(run, None)
         if passed is None:
             # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes, elsewhere=True):
+            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes, elsewhere=not is_over):
                 return None
             doubt = run.take_doubt()
             if doubt is not None:

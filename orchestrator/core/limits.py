@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 
+from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits, TrialRequest
 
 FLOOR_SECONDS: Mapping[LimitName, float] = {
@@ -24,6 +25,7 @@ FLOOR_SECONDS: Mapping[LimitName, float] = {
 RENDEZVOUS_SECONDS_PER_RANK = 0.5
 STEP_MULTIPLE = 5.0  # of a step, without a new one: then it is a hang
 TOTAL_MULTIPLE = 2.0  # of all steps that may be asked for
+NEAR_MULTIPLE = 2.0  # of the longest step that is predicted: a number below is near
 LONGEST_SDS = 1.2816  # of the logarithm: nine of ten steps are predicted to be shorter
 
 
@@ -104,6 +106,20 @@ def told_passed(request: TrialRequest, name: LimitName, seen: SeenSteps, *, step
     """That a limit has passed, where it comes from, and what to change. `step`: the last one that began, where there was one."""
     after = f" without a new step after step {step}" if step is not None else ""
     return f"{name} limit of {limit_seconds(request, name, seen):.4g} s passed{after}{_source(request, name, seen)}"
+
+
+def longest_safe_step(name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float) -> float | None:
+    """The predicted seconds of a step up to which a limit of so many seconds is not near; None: the limit is of something else.
+
+    Near is less than `NEAR_MULTIPLE` of the longest step, or less than all the steps that may be asked for.
+    """
+    match name:
+        case LimitName.FIRST_STEP | LimitName.STEADY:
+            return seconds / NEAR_MULTIPLE / exp(LONGEST_SDS * log_sd)
+        case LimitName.TOTAL:
+            return max(seconds - LAUNCH_SECONDS, 0.0) / _num_steps(plan)
+        case _:
+            return None
 
 
 def _source(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
