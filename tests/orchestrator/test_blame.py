@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.blame import MACHINE_FAULTS_IN_A_ROW, SAME_FAILURES, Blame
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.failures import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault
+from orchestrator.core.failures import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
 
 OPEN = {1}  # ids of cells
 OF_THE_MACHINE = [kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE]
@@ -111,3 +111,88 @@ def test_what_was_cancelled_says_nothing_of_the_machine() -> None:
     told(blame, FailureKind.NODE_LOST, "node-a is gone")
     with pytest.raises(ClusterUnavailable):
         blame.stuck_cells(OPEN)
+
+
+# -- several cells -------------------------------------------------------------------------------------------------------------
+
+
+def failing(
+    blame: Blame, kind: FailureKind, *cells: int, at: float = 0.0, message: str = "it stood still", node: str | None = None
+) -> float:
+    """Tell failures of these cells, one after the other, a second apart; when the last of them was."""
+    for now, cell_id in enumerate(cells, int(at)):
+        blame.note_failure(Failure(kind=kind, message=message, node=node), cell_id=cell_id, began=float(now), now=float(now))
+    return at + len(cells)
+
+
+@pytest.mark.parametrize("kind", sorted(SUSPECT_KINDS))
+def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself(kind: FailureKind) -> None:
+    blame, now = Blame("t"), 0.0
+    for number in range(MACHINE_FAULTS_IN_A_ROW):
+        assert blame.stuck_cells({1, 2}) == set()
+        now = failing(blame, kind, 1, at=now, message=f"it stood still, {number}")
+        blame.note_measured(2, now=now)
+        now += 1
+    assert blame.stuck_cells({1, 2}) == {1}
+    assert blame.told_stuck(1).endswith("while others ran, the last one: it stood still, 4")
+    blame.forget(1)
+    assert blame.stuck_cells({2}) == set()
+
+
+def test_a_cell_is_stopped_as_well_where_the_others_have_not_been_tried_yet() -> None:
+    blame = Blame("t")
+    failing(blame, FailureKind.LAUNCH_FAILED, *[1] * MACHINE_FAULTS_IN_A_ROW)
+    assert blame.stuck_cells({1, 2}) == {1}
+
+
+@pytest.mark.parametrize("kind", sorted(SUSPECT_KINDS))
+def test_where_every_cell_fails_and_nothing_works_it_is_the_machine(kind: FailureKind) -> None:
+    blame = Blame("t")
+    failing(blame, kind, 1, 2, 3, 1, node="node-a")
+    assert blame.stuck_cells({1, 2, 3}) == set()
+    failing(blame, kind, 2, at=9.0, node="node-a")
+    with pytest.raises(ClusterUnavailable, match=r"5 attempts .* failed by the machine's fault, all on node node-a, the last one"):
+        blame.stuck_cells({1, 2, 3})
+
+
+def test_a_cell_that_has_not_been_tried_shows_first_whether_it_is_the_machine() -> None:
+    blame = Blame("t")
+    failing(blame, FailureKind.STORAGE, *[1, 2] * 2)
+    failing(blame, FailureKind.STORAGE, 1, at=9.0)
+    assert blame.stuck_cells({1, 2, 3}) == set(), "neither alone was five times, and the third may work"
+    assert blame.suspected_cells == {1, 2}
+    failing(blame, FailureKind.STORAGE, 3, at=10.0)
+    with pytest.raises(ClusterUnavailable):
+        blame.stuck_cells({1, 2, 3})
+
+
+def test_hangs_in_a_call_in_which_something_worked_are_never_the_machine_s() -> None:
+    """The others have ended by now; what is left of the sweep hangs."""
+    blame = Blame("t")
+    blame.note_measured(2, now=0.0)
+    failing(blame, FailureKind.HUNG, *[1] * MACHINE_FAULTS_IN_A_ROW, at=1.0)
+    assert blame.stuck_cells({1}) == {1}
+
+
+def test_a_machine_that_breaks_after_something_was_measured_is_the_machine_all_the_same() -> None:
+    blame = Blame("t")
+    blame.note_measured(2, now=0.0)
+    failing(blame, FailureKind.STORAGE, *[1] * MACHINE_FAULTS_IN_A_ROW, at=1.0)
+    with pytest.raises(ClusterUnavailable):
+        blame.stuck_cells({1})
+
+
+def test_the_same_words_of_one_cell_end_nothing_while_another_may_work() -> None:
+    blame = Blame("t")
+    failing(blame, FailureKind.USER_ERROR, *[1] * (3 * SAME_FAILURES), message="no such option: --fast")
+    assert blame.stuck_cells({1, 2}) == set()
+    assert blame.suspected_cells == {1}
+    failing(blame, FailureKind.USER_ERROR, 2, message="no such option: --fast")
+    with pytest.raises(UsageInvalid, match="no such option: --fast"):
+        blame.stuck_cells({1, 2})
+
+
+def test_what_has_nothing_left_to_start_is_not_stopped() -> None:
+    blame = Blame("t")
+    failing(blame, FailureKind.NODE_LOST, *[1] * MACHINE_FAULTS_IN_A_ROW)
+    assert blame.stuck_cells(set()) == set()
