@@ -18,7 +18,7 @@ from db.portions import portions
 from db.rows import BenchRow, NodeCheckRow
 from db.schema import BenchReason, now
 from orchestrator.core.check import Check, Status
-from orchestrator.core.failures import POLICIES, FailureKind, Fault
+from orchestrator.core.failures import SUSPECT_KINDS, FailureKind
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.node_health import NodeFacts, unfit
 from orchestrator.core.node_score import NodeRun
@@ -46,7 +46,7 @@ _RUNS = (
     .where(attempt.c.pooled, attempt.c.nodes.is_not(None), sa.not_(measurement.c.thrashing))
     .order_by(attempt.c.id.desc())
 )
-MACHINE_KINDS = [kind.value for kind in FailureKind if POLICIES[kind].fault is Fault.MACHINE and kind is not FailureKind.ORCHESTRATOR_LOST]
+MACHINE_KINDS = sorted(kind.value for kind in SUSPECT_KINDS - {FailureKind.ORCHESTRATOR_LOST})
 
 
 # -- what nodes said of themselves -------------------------------------------------------------------------------------------------

@@ -1,64 +1,140 @@
-"""Noticing what no layout is to blame for: a machine that fails everybody, or a program that fails the same way from the first trial on."""
+"""Judges failures by what they have in common: one cell, or everything that is tried.
+
+A layout's own failures are the search's. A cell that fails again and again is stopped by itself while others run. Only where nothing works
+anywhere is it the machine's fault, or the program's.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from math import inf
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, Fault
+from orchestrator.core.failures import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
 
-MACHINE_FAULTS_IN_A_ROW = (
-    5  # then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries
-)
-SAME_FAILURES = 5  # word for word, before anything was measured: a wrong option or path, told once instead of once per layout
+# Then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries.
+MACHINE_FAULTS_IN_A_ROW = 5
+# Word for word, before anything was measured: a wrong option or path, told once instead of once per layout.
+SAME_FAILURES = 5
+
+
+@dataclass(eq=False, kw_only=True)
+class _Streak:
+    """Faults in a row that the machine may be to blame for. What began before the last one was known is the same event."""
+
+    num: int = 0
+    cells: set[int] = field(default_factory=set)
+    kinds: set[FailureKind] = field(default_factory=set)
+    nodes: set[str | None] = field(default_factory=set)
+    last: str = ""
+    began_at: float = inf  # when the first of them was known
+    known_at: float = -inf  # and the last
+
+    def add(self, cell_id: int, failure: Failure, *, began: float, now: float) -> None:
+        self.cells.add(cell_id)
+        self.kinds.add(failure.kind)
+        self.nodes.add(failure.node)
+        self.began_at = min(self.began_at, now)
+        if began >= self.known_at:
+            self.num += 1
+            self.last, self.known_at = failure.message, now
 
 
 class Blame:
-    """Counts over one call of `run_sweep`."""
+    """Counts over one call of `run_sweep`. `cell_id` is the cell of the attempt that is told."""
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
-        self.suspects_the_machine = False  # whether the last attempt failed by the machine's fault
-        self._machine_faults_in_a_row, self._last_machine_fault, self._known_at = 0, "", -inf
+        self._streak = _Streak()  # since something worked anywhere
+        self._streak_of: dict[int, _Streak] = {}  # of each cell, since something of it worked
+        self._worked_at: dict[int, float] = {}  # by cell: when an attempt last ended by itself
         self._nothing_measured = True
-        self._same_failures, self._first_failure = 0, ""
+        self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
 
-    def note_measured(self) -> None:
-        self._trust_the_machine()
-        self._nothing_measured, self._same_failures = False, 0
+    @property
+    def suspects_the_machine(self) -> bool:
+        """Whether the last attempt failed in a way that the machine may be to blame for."""
+        return bool(self._streak.cells)
 
-    def note_failure(self, failure: Failure, *, began: float, now: float) -> None:
+    @property
+    def suspected_cells(self) -> Collection[int]:
+        """Cells that let others go first: it is these that show whether anything works."""
+        return self._streak.cells | self._same_cells
+
+    def note_measured(self, cell_id: int, *, now: float) -> None:
+        self._note_worked(cell_id, now)
+        self._nothing_measured, self._same_failures, self._same_cells = False, 0, set()
+
+    def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
         """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
-        fault = POLICIES[failure.kind].fault
-        if fault is Fault.NOBODY:  # we ended it: several at once say the same words
+        if POLICIES[failure.kind].fault is Fault.NOBODY:  # we ended it: several at once say the same words
             return
-        is_machines = fault is Fault.MACHINE
-        if self._nothing_measured and not is_machines and failure.kind not in OUT_OF_MEMORY_KINDS:
+        if failure.kind in SUSPECT_KINDS:
+            for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
+                streak.add(cell_id, failure, began=began, now=now)
+            return
+        if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
             said = re.sub(r"^rank \d+ ", "", failure.message)
-            self._same_failures = self._same_failures + 1 if said == self._first_failure else 1
-            self._first_failure = said
-        if not is_machines:
-            self._trust_the_machine()
-            return
-        self.suspects_the_machine = True
-        if began >= self._known_at:
-            self._machine_faults_in_a_row += 1
-            self._last_machine_fault, self._known_at = failure.message, now
+            if said != self._first_failure:
+                self._same_failures, self._same_cells, self._first_failure = 0, set(), said
+            self._same_failures += 1
+            self._same_cells.add(cell_id)
+        self._note_worked(cell_id, now)
 
-    def raise_if_it_is_not_the_layouts(self) -> None:
-        """Raise UsageInvalid for the program's mistake, ClusterUnavailable for the machine's."""
-        if self._same_failures >= SAME_FAILURES:
+    def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
+        """The cells to stop: of the open ones, those that may go on, the ones that fail again and again while others work or may work.
+
+        Raises UsageInvalid for the program's mistake, ClusterUnavailable for the machine's.
+        """
+        if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
                 f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
                 f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
                 " where the file itself changes, give the sweep a new name"
             )
-        if self._machine_faults_in_a_row >= MACHINE_FAULTS_IN_A_ROW:
+        if not open_cells:
+            return set()
+        stuck = {cell_id for cell_id in open_cells if self._is_stuck(cell_id, open_cells)}
+        is_everywhere = self._streak.num >= MACHINE_FAULTS_IN_A_ROW and self._streak.cells.issuperset(open_cells)
+        if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
             raise ClusterUnavailable(
-                f"{self._machine_faults_in_a_row} attempts one after the other failed by the machine's fault, the last one:"
-                f" {self._last_machine_fault}. Mend it (`sweep doctor` helps to find it); the same command goes on"
+                f"{self._streak.num} attempts one after the other failed by the machine's fault{self._on_one_node()}, the last one:"
+                f" {self._streak.last}. Mend it (`sweep doctor` helps to find it); the same command goes on"
             )
+        return stuck
 
-    def _trust_the_machine(self) -> None:
-        self.suspects_the_machine, self._machine_faults_in_a_row = False, 0
+    def told_stuck(self, cell_id: int) -> str:
+        """Why a cell is stopped."""
+        streak = self._streak_of[cell_id]
+        return f"{streak.num} attempts one after the other failed{self._on_one_node(streak)} while others ran, the last one: {streak.last}"
+
+    def forget(self, cell_id: int) -> None:
+        """A cell was stopped: what the others come to is judged without it."""
+        self._streak_of.pop(cell_id, None)
+        self._streak.cells.discard(cell_id)
+        if not self._streak.cells:
+            self._streak = _Streak()
+
+    def _is_stuck(self, cell_id: int, open_cells: Collection[int]) -> bool:
+        own = self._streak_of.get(cell_id)
+        if own is None or own.num < MACHINE_FAULTS_IN_A_ROW:
+            return False
+        others_may_work = bool(set(open_cells) - self._streak.cells - {cell_id})
+        others_worked = any(at >= own.began_at for other, at in self._worked_at.items() if other != cell_id)
+        return others_may_work or others_worked or self._is_a_hang_of_some(own)
+
+    def _is_a_hang_of_some(self, streak: _Streak) -> bool:
+        """Whether these all hung, in a call in which something worked: then it is what their layouts do, and never the machine's fault."""
+        return streak.kinds <= HANG_KINDS and bool(self._worked_at)
+
+    def _on_one_node(self, streak: _Streak | None = None) -> str:
+        nodes = (streak or self._streak).nodes
+        return f", all on node {next(iter(nodes))}" if len(nodes) == 1 and None not in nodes else ""
+
+    def _note_worked(self, cell_id: int, now: float) -> None:
+        """An attempt ended by itself: its machine is well, and so is its cell."""
+        self._worked_at[cell_id] = now
+        self._streak = _Streak()
+        self._streak_of.pop(cell_id, None)

@@ -11,7 +11,16 @@ from db.rows import TrialRow
 from db.store import REFUSED, Store
 from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Failure, FailureKind, Fault, may_retry, proves_out_of_memory
+from orchestrator.core.failures import (
+    HANG_KINDS,
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    Failure,
+    FailureKind,
+    Fault,
+    may_retry,
+    proves_out_of_memory,
+)
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
@@ -33,6 +42,7 @@ class Flight:
     trial_id: int
     layout: Layout
     attempt: int
+    nodes: tuple[str, ...]
     ticket: int  # of what it holds on the cluster (turns.py)
     since: float
     expected_gpu_seconds: float | None  # that it should hold; None: nothing tells
@@ -111,10 +121,11 @@ class Books:
         for ending, came_to in zip(endings, recorded, strict=True):
             ending.flight.run.note_held(ending.event.gpu_seconds, is_measured=isinstance(ending.outcome, Measurement))
             if isinstance(ending.outcome, Measurement):
+                self.blame.note_measured(ending.flight.run.id, now=now)
                 said = self._measured(ending, ending.outcome, counts=came_to.counts)
             else:
                 trial_id = ending.flight.trial_id
-                self.blame.note_failure(ending.outcome, began=ending.flight.since, now=now)
+                self.blame.note_failure(ending.outcome, cell_id=ending.flight.run.id, began=ending.flight.since, now=now)
                 said = self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id))
             words.append((said, dict(self.counts)))
         self._write_condemned()
@@ -224,7 +235,6 @@ class Books:
         flight, fingerprint = ending.flight, ending.fingerprint
         assert fingerprint is not None, "a measurement without a result"
         self.fingerprints.add(fingerprint.digest)
-        self.blame.note_measured()
         run, trial_id, layout = flight.run, flight.trial_id, flight.layout
         taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
         if not flight.is_repeat:
@@ -258,6 +268,8 @@ class Books:
                 run.needs_own_nodes |= failure.kind is FailureKind.OOM_HOST
                 if failure.kind is FailureKind.NODE_LOST:
                     run.suspects.add(flight.trial_id)
+                if failure.kind in HANG_KINDS:
+                    run.hung_on[flight.trial_id] = frozenset(flight.nodes)
                 why = "cancelled" if failure.kind is FailureKind.CANCELLED else f"{failure.kind}: {failure.message}"
                 return f"{why}; waits for another attempt"
             case _:

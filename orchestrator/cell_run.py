@@ -11,6 +11,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.failures import POLICIES, Fault
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
+from orchestrator.core.limits import PredictedStep
 from orchestrator.core.packing import Shape
 from orchestrator.core.spec import Objective, Plateau, Search
 from orchestrator.core.trial_cost import TrialCost
@@ -39,6 +40,7 @@ class CellRun:
     suspects: set[int] = field(
         default_factory=set
     )  # trials whose node was lost: tried again with nothing beside them, to tell whose doing it was
+    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)  # trials that wait, having hung: the nodes that they ran on
     num_new: int = 0  # attempts under way that are no repeats
     num_repeats: int = 0  # and that are
     has_changed: bool = True  # since it was last asked whether it has had enough
@@ -151,6 +153,13 @@ class CellRun:
     def guessed_gpu_seconds(self) -> float:
         """The same where nothing measured need tell it: what the last one held, else as predicted with a usual launch."""
         return self.trial_gpu_seconds if self.trial_gpu_seconds is not None else self.predicted_seconds * self.cell.num_gpus
+
+    def predicted_step(self, layout: Layout, *, at_least: float | None = None) -> PredictedStep | None:
+        """What a step of a layout that was launched before should take; `at_least`: what it has been seen to take."""
+        found = self.searcher.predicted_step(layout)
+        if at_least is None or (found is not None and found.seconds >= at_least):
+            return found
+        return PredictedStep(seconds=at_least, log_sd=found.log_sd if found is not None else 0.0)
 
     def take_back(self) -> None:
         """Give back what was asked for ahead: what became known since may rule it out."""

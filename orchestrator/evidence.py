@@ -27,6 +27,9 @@ def attempt_facts(
     phases = {
         phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
     }
+    teardowns = [report.teardown_seconds for report in event.reports if report.teardown_seconds is not None]
+    if results and teardowns:  # a rank tells of its own until it has handed its result over
+        phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)
     facts = AttemptFacts(
         phases=phases,
         fingerprint=fingerprint,

@@ -98,7 +98,9 @@ class NodeLauncher:
         """How far the least advanced rank of the running attempt is; None between attempts."""
         gang = self._gang
         watch = gang.least_advanced() if gang is not None else None
-        return Heartbeat(phase=watch.phase, step=watch.step) if watch is not None else None
+        if gang is None or watch is None:
+            return None
+        return Heartbeat(phase=watch.phase, step=watch.step, total_limit_seconds=gang.total_limit_seconds)
 
     def rendezvous(self) -> int:
         """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next attempt here has ended."""
@@ -212,6 +214,7 @@ class NodeLauncher:
             failure=failure,
             failed_at_unix_seconds=failed_at,
             seconds=time.monotonic() - started,
+            teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
             environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.environment),
             chosen=tuple(chosen),

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.failures import classify, is_aftermath
-from orchestrator.core.protocol import LaunchOrder, Phase, log_file
+from orchestrator.core.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
+from orchestrator.core.protocol import LaunchOrder, LimitName, Phase, log_file
 from orchestrator.launcher_log import RankLog
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import RankWatch
@@ -61,6 +62,7 @@ class Gang:
         self._stop_at: float | None = None  # monotonic
         self.tag = order.request.tag
         self.processes_killed = 0
+        self.teardown_seconds: float | None = None
         self.cancelled = False
         self.watches: list[RankWatch] = []
 
@@ -81,7 +83,7 @@ class Gang:
         self._clear(server)
 
     def finish(self) -> None:
-        """Take the last output and the last words of ranks that are all gone."""
+        """Take the last output and the last words of ranks that are all gone, and how long that took since the last result."""
         now = time.monotonic()
         for watch in self.watches:
             if watch.pipe is not None:
@@ -89,7 +91,26 @@ class Gang:
                 self._close_pipe(watch)
             watch.log.close()
             watch.read_last_words(now)
+        since = [watch.teardown_since for watch in self.watches if watch.measured]
+        if since and len(since) == len(self.watches) and None not in since:
+            self.teardown_seconds = now - max(at for at in since if at is not None)
         self._selector.close()
+
+    @property
+    def total_limit_seconds(self) -> float:
+        """Of the whole attempt, by the steps that were seen here."""
+        return limit_seconds(self._order.request, LimitName.TOTAL, self._seen)
+
+    @property
+    def _seen(self) -> SeenSteps:
+        """The slowest rank's steps."""
+        seen = [watch.seen for watch in self.watches if watch.seen is not NOTHING_SEEN]
+        return max(seen, key=lambda each: each.step_seconds or 0.0, default=NOTHING_SEEN)
+
+    @property
+    def _holds_the_total(self) -> bool:
+        """Where it follows the steps, rank 0's launcher watches it: of a foreign program no other sees any."""
+        return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
 
     def least_advanced(self) -> RankWatch | None:
         """The rank that all others wait for: the first suspect in a hang."""
@@ -187,9 +208,9 @@ class Gang:
             watch.read_heartbeat(now)
         self._on_timed(all(watch.timed for watch in alive))
         overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
-        total = self._order.request.limits.total
-        if now - self._forked_at > total:
-            overdue = {watch.rank: f"total limit of {total:g} s passed" for watch in alive}
+        if self._holds_the_total and now - self._forked_at > self.total_limit_seconds:
+            told = told_passed(self._order.request, LimitName.TOTAL, self._seen)
+            overdue = {watch.rank: told for watch in alive}
         if not overdue:
             return False
         for watch in alive:

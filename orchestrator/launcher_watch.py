@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.failures import Evidence, Failure, first_bad
+from orchestrator.core.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
+    Heartbeat,
     LaunchOrder,
+    LimitName,
     Phase,
     RankFailure,
     RankOutcome,
@@ -48,6 +51,8 @@ class RankWatch:
     timed: bool = False
     phase_since: float = 0.0  # monotonic
     progress_at: float = 0.0  # monotonic
+    seen: SeenSteps = NOTHING_SEEN
+    teardown_since: float | None = None  # monotonic; None: it has not come so far, or did not say when
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
@@ -80,9 +85,22 @@ class RankWatch:
         except BadResult:
             return
         self._seen = seen
+        self._note_step(heartbeat, now)
         if heartbeat.phase is not self.phase:
             self.phase_since = now
+            if heartbeat.phase is Phase.TEARDOWN and heartbeat.at is not None:
+                self.teardown_since = min(heartbeat.at, now)
         self.phase, self.step, self.timed, self.progress_at = heartbeat.phase, heartbeat.step, heartbeat.timed, now
+
+    def _note_step(self, heartbeat: Heartbeat, now: float) -> None:
+        """How long the step took that has ended; of several between two looks, how long they took together."""
+        if heartbeat.phase is not Phase.STEADY:
+            return
+        if self.phase is Phase.FIRST_STEP:
+            self.seen = SeenSteps(first_seconds=now - self.phase_since)
+        elif self.phase is Phase.STEADY and heartbeat.step > self.step:
+            slowest = max(now - self.progress_at, self.seen.slowest_seconds or 0.0)
+            self.seen = replace(self.seen, slowest_seconds=slowest)
 
     def read_last_words(self, now: float) -> None:
         """What it left in the run directory, once it has ended."""
@@ -104,13 +122,11 @@ class RankWatch:
 
     def overdue(self, order: LaunchOrder, now: float) -> str | None:
         """The limit that it has passed, for a person."""
-        limit: float = getattr(order.request.limits, self.phase)
-        since = self.progress_at if self.phase is Phase.STEADY else self.phase_since
-        if now - since <= limit:
+        is_steady, name = self.phase is Phase.STEADY, LimitName(self.phase)
+        since = self.progress_at if is_steady else self.phase_since
+        if now - since <= limit_seconds(order.request, name, self.seen):
             return None
-        return f"{self.phase} limit of {limit:g} s passed" + (
-            f" without a new step after step {self.step}" if self.phase is Phase.STEADY else ""
-        )
+        return told_passed(order.request, name, self.seen, step=self.step if is_steady else None)
 
     def advance(self) -> tuple[int, int, bool, float]:
         """How far it is, to compare with others: of those equally far, one that was stopped is behind, then one that was silent longest."""

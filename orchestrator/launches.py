@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from db.news import NewAttempt, NewTrial
-from db.rows import TrialRow
 from db.store import Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.core.layout import Layout
+from orchestrator.core.limits import PredictedStep
 from orchestrator.core.packing import Room
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.spec import Exclusive, SweepSpec
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md)
 CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
-NODES_PATIENCE_SECONDS = 300.0  # that a cell waits for nodes that are gone to come back, or for others in their place
 DECIDED = frozenset(
     {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
 )  # a search that has ended by itself: what it found is confirmed
@@ -46,6 +46,7 @@ class _Chosen:
     nodes: tuple[str, ...]
     ticket: int
     begins: NewTrial | NewAttempt
+    predicted: PredictedStep | None  # None: nothing is
     expected_gpu_seconds: float | None
 
     @property
@@ -75,12 +76,15 @@ class Launches:
         self._health = health
         self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
+        self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
+        self._gone: set[str] = set()  # those that went while cells waited for nodes, and the first of them
+        self._lost_at = -inf  # when the last of these went for the first time
         self._chosen: list[_Chosen] = []  # in this turn, not started yet
         self.flights: dict[int, Flight] = {}
 
     def what_fits(self, runs: Sequence[CellRun]) -> None:
         """Start trials until none may start, or no cell wants one."""
-        self._turns.see(self._health.usable(self._scheduler.slots.nodes))
+        self._see_nodes(self._health.usable(self._scheduler.slots.nodes))
         spent = self._spending.spent()
         for run in runs:
             self._may_stop(run, spent)
@@ -89,7 +93,7 @@ class Launches:
         rooms: Mapping[str, Room] | None = None  # as of the last launch
         while wanting and len(self.flights) + len(self._chosen) < most_at_once and self._turns.may_have_room(wanting):
             rooms = self._scheduler.rooms() if rooms is None else rooms
-            turn = self._turns.next(wanting, self._clock(), rooms)
+            turn = self._turns.next(wanting, self._clock(), rooms, suspected=self._books.blame.suspected_cells)
             if turn is None:
                 break
             run, nodes = turn
@@ -114,6 +118,10 @@ class Launches:
         """Whether a cell wants to go on and cannot, for nodes are gone that may come back."""
         return any(self._wants(run) and self._waits(run) for run in runs)
 
+    def is_open(self, run: CellRun) -> bool:
+        """Whether the cell may start another attempt of something that is not measured."""
+        return run.stopped is None or (run.stopped in DECIDED and bool(run.waiting))
+
     def ended(self, flight: Flight) -> None:
         """An attempt is over: its nodes are free."""
         del self.flights[flight.trial_id]
@@ -130,7 +138,7 @@ class Launches:
     def _may_stop(self, run: CellRun, spent: StopReason | None) -> None:
         if run.stopped is not None:
             return
-        run.stopped = spent or self._without_nodes(run)
+        run.stopped = spent or self._gave_up_nodes(run)
         if not run.has_changed:
             return
         run.has_changed = False
@@ -141,21 +149,37 @@ class Launches:
             else:
                 run.stopped = StopReason.EXHAUSTED
 
-    def _without_nodes(self, run: CellRun) -> StopReason | None:
+    def _see_nodes(self, usable: Mapping[str, int]) -> None:
+        """Nodes may have gone or come. While cells wait for nodes, each that goes for the first time is waited for anew."""
+        if usable == self._nodes:
+            return
+        self._turns.see(usable)
+        if not self._without_nodes_since:
+            self._gone.clear()
+        if gone := self._nodes.keys() - usable.keys() - self._gone:
+            self._gone |= gone
+            self._lost_at = self._clock()
+        self._nodes = dict(usable)
+
+    def _gave_up_nodes(self, run: CellRun) -> StopReason | None:
+        """Whether the nodes that are left cannot hold its gangs, and were waited for long enough."""
         if self._turns.is_possible(run.shape):
             self._without_nodes_since.pop(run.id, None)
             return None
+        patience = self._spec.measurement.wait_for_nodes
         if run.id not in self._without_nodes_since:
             self._without_nodes_since[run.id] = self._clock()
             logger.warning(
-                "%s: the nodes that are left cannot hold its gangs; it waits %.0f s for others", run.cell.key, NODES_PATIENCE_SECONDS
+                "%s: the nodes that are left cannot hold its gangs; it waits %.0f s for others (measurement.wait_for_nodes)",
+                run.cell.key,
+                patience,
             )
-        waited = self._clock() - self._without_nodes_since[run.id]
-        return StopReason.NODES if waited > NODES_PATIENCE_SECONDS and not self._health.is_looking else None
+        waited = self._clock() - max(self._without_nodes_since[run.id], self._lost_at)
+        return StopReason.NODES if waited > patience and not self._health.is_looking else None
 
     def _waits(self, run: CellRun) -> bool:
         """Once its search has ended, what is left of it, a repeat or another attempt, is given up when the patience is over; the search said why it ended."""
-        is_left = run.stopped is None or self._without_nodes(run) is None
+        is_left = run.stopped is None or self._gave_up_nodes(run) is None
         return is_left and run.id in self._without_nodes_since
 
     def _wants(self, run: CellRun) -> bool:
@@ -198,12 +222,13 @@ class Launches:
         """Start what the search of a cell wants next, or say why there is nothing."""
         if not run.launched:
             self._learn(run)
-        if run.reached(self._spec.search.bound) and not run.waiting:
+        is_over = run.reached(self._spec.search.bound)
+        if is_over and not run.waiting:
             return StopReason.BOUND
         passed = self._passed_by(run, None)
         if passed is None:
             # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes):
+            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes, elsewhere=not is_over):
                 return None
             doubt = run.take_doubt()
             if doubt is not None:
@@ -233,19 +258,31 @@ class Launches:
         )
         run.launched += 1
         self._books.launched(is_new=proposal.layout not in run.added)
-        self._choose(run, proposal.layout, nodes, begins, proposal=proposal)
+        self._choose(run, proposal.layout, nodes, begins, predicted=proposal.predicted_step, proposal=proposal)
         return None
 
-    def _waiting(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """Start what was launched before, and waits; what should be alone, only where it is."""
+    def _waiting(self, run: CellRun, nodes: tuple[str, ...], *, elsewhere: bool = False) -> bool:
+        """Start what was launched before, and waits; what should be alone, only where it is.
+
+        What hung goes to other nodes where these are such, and else, unless it is asked for `elsewhere` alone, comes last.
+        """
         is_alone = bool(run.waiting) and self._turns.are_unused(nodes)
-        trial: TrialRow | None = next((trial for trial in run.waiting if is_alone or trial.id not in run.suspects), None)
+        trials = [trial for trial in run.waiting if is_alone or trial.id not in run.suspects]
+        fresh = [trial for trial in trials if run.hung_on.get(trial.id, frozenset()).isdisjoint(nodes)]
+        trial = next(iter(fresh if elsewhere or fresh else trials), None)
         if trial is None:
             return False
         run.waiting.remove(trial)
         run.launched += trial.num_attempts == 0
         self._books.launched(is_new=False)
-        self._choose(run, trial.layout, nodes, NewAttempt(trial_id=trial.id, nodes=nodes), alone=trial.id in run.suspects)
+        self._choose(
+            run,
+            trial.layout,
+            nodes,
+            NewAttempt(trial_id=trial.id, nodes=nodes),
+            predicted=run.predicted_step(trial.layout),
+            alone=trial.id in run.suspects,
+        )
         return True
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
@@ -301,7 +338,9 @@ class Launches:
     def _repeat(self, run: CellRun, nodes: tuple[str, ...], trial_id: int, layout: Layout, why: str) -> None:
         """Measure a measured trial once more, beside its other runs."""
         run.contest.begin(trial_id)
-        self._choose(run, layout, nodes, NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why))
+        begins = NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why)
+        measured = run.contest.seconds_of(trial_id)
+        self._choose(run, layout, nodes, begins, predicted=run.predicted_step(layout, at_least=measured))
 
     def _choose(
         self,
@@ -310,13 +349,24 @@ class Launches:
         nodes: tuple[str, ...],
         begins: NewTrial | NewAttempt,
         *,
+        predicted: PredictedStep | None,
         proposal: Proposal | None = None,
         alone: bool = False,
     ) -> None:
         """From now on its nodes are taken, and the cell has it under way; it starts with the others that are chosen in this turn."""
         expected = run.expected_gpu_seconds(proposal, self._trial_cost())
         ticket = self._turns.began(run, nodes, self._clock(), alone=alone)
-        self._chosen.append(_Chosen(run=run, layout=layout, nodes=nodes, ticket=ticket, begins=begins, expected_gpu_seconds=expected))
+        self._chosen.append(
+            _Chosen(
+                run=run,
+                layout=layout,
+                nodes=nodes,
+                ticket=ticket,
+                begins=begins,
+                predicted=predicted,
+                expected_gpu_seconds=expected,
+            )
+        )
         run.took_off(is_repeat=self._chosen[-1].is_repeat)
 
     def _launch(self) -> None:
@@ -337,6 +387,7 @@ class Launches:
             trial_id=trial_id,
             layout=layout,
             attempt=attempt,
+            nodes=one.nodes,
             ticket=one.ticket,
             since=self._clock(),
             expected_gpu_seconds=one.expected_gpu_seconds,
@@ -354,7 +405,7 @@ class Launches:
             layout=layout,
             device=self._scheduler.slots.device,
             measurement=self._spec.measurement.plan,
-            limits=self._spec.measurement.limits.plan,
+            limits=self._spec.measurement.limits_of(num_ranks=layout.world_size, predicted=one.predicted),
             seed=self._spec.search.seed,
             one_rank_per_node=isinstance(workload.options, SyntheticOptions) and workload.options.one_rank_per_node,
             peaks=self._books.peaks.of(layout.precision),

@@ -37,6 +37,7 @@ PRETENDED = frozenset({"synthetic", "replay"})  # workloads whose trials nothing
 SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
 TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
 
+WAITED_SHARE = 0.5  # of its timed steps, that phase steady has to have lasted
 ENOUGH_ROWS, FAR_OFF = 3, 2.0  # rows of a cell, and standard deviations of their median error, that show that a fit has missed it
 
 # Bytes per FLOP of a device that no data sheet is known of, for a first guess that trials correct: a core with its share of a server's
@@ -88,7 +89,7 @@ class Learned:
         found = [
             taught.row.held_seconds - taught.row.steady_seconds
             for taught in self.rows
-            if taught.row.held_seconds is not None and taught.row.steady_seconds is not None
+            if taught.row.held_seconds is not None and taught.row.steady_seconds is not None and _waited_for_its_steps(taught.row)
         ]
         return max(fmean(found), 0.0) if found else None
 
@@ -356,6 +357,13 @@ def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, h
         out_of_memory=has_this_trainer and row.out_of_memory and (limit is not None or device.memory_bytes < UNLIMITED_BYTES),
         memory_limit_bytes=None if limit is None else float(limit),
     )
+
+
+def _waited_for_its_steps(row: ObservationRow) -> bool:
+    """Whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
+    if row.steady_seconds is None or row.num_steps is None or row.step_seconds is None:
+        return True
+    return row.steady_seconds >= WAITED_SHARE * row.num_steps * row.step_seconds
 
 
 def sweeps_of(rows: Iterable[Taught]) -> dict[str, int]:

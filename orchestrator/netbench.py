@@ -26,7 +26,7 @@ LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 <<
 SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}  # of calls, for each collective and size
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0  # for nodes to come back that were lost, or are in doubt
-LIMITS = PhaseLimits(start=120.0, rendezvous=120.0, first_step=120.0, steady=60.0, teardown=20.0, total=900.0)
+LIMITS = PhaseLimits(start=120.0, rendezvous=120.0, first_step=120.0, steady=60.0, teardown=20.0, total=900.0, in_file=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from db.rows import BenchRow
 from db.schema import BenchReason
 from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.failures import HANG_KINDS, SUSPECT_KINDS, Failure, FailureKind
 from orchestrator.core.node_score import NodeScore, evidence_in_words, score_nodes
 from orchestrator.core.packing import Floor, Shape
 from orchestrator.gang import Finished, Prober
@@ -40,7 +41,17 @@ OF_ITS_NODE = frozenset(
         FailureKind.KILLED,
     }
 )
-OF_THE_GANG = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT, FailureKind.NCCL})  # counted where the gang is on one node
+OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS  # counted where the gang is on one node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hang:
+    """Of a gang on one node. It counts against the node once the same trial has not hung on another: else it is what its layout does."""
+
+    node: str
+    failure: Failure
+    began: float
+    at: float
 
 
 class NodeHealth:
@@ -55,6 +66,7 @@ class NodeHealth:
         self._shapes: set[Shape] = set()  # of the gangs that have to find room
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
+        self._hangs: dict[int, _Hang] = {}  # by trial: its last attempt's, if it hung
         self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when it was known, and which trial
         self._num_measured, self._num_scored = 0, 0
         self._left: set[int] = set()  # trials that were under way when others were told to wait again
@@ -105,9 +117,10 @@ class NodeHealth:
         """An attempt is over, that began then. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
         is_due = trial_id in self._left
         self._left.discard(trial_id)
-        if event.failure is not None:
-            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports), began=began)
-        else:
+        self._judge_hang(trial_id, event, began=began)
+        if event.failure is not None and event.failure.kind not in HANG_KINDS:
+            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports), began=began, now=self._clock())
+        if event.failure is None:
             self._num_measured += 1
             is_due |= self._bench_the_slow() or not {report.node for report in event.reports}.isdisjoint(self._bad)
         return self._remeasure(in_flight) if is_due else set()
@@ -123,12 +136,21 @@ class NodeHealth:
 
     # -- sick, by what happens on it -----------------------------------------------------------------------------------------
 
-    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int, began: float) -> None:
+    def _judge_hang(self, trial_id: int, event: Finished, *, began: float) -> None:
+        """Remember a hang, and judge the one before it: a trial that then ended by itself elsewhere has shown that its node was to blame."""
+        before = self._hangs.pop(trial_id, None)
+        failure, nodes = event.failure, {report.node for report in event.reports}
+        if failure is not None and failure.kind in HANG_KINDS:
+            if before is None and failure.node is not None and len(event.reports) == 1:
+                self._hangs[trial_id] = _Hang(node=failure.node, failure=failure, began=began, at=self._clock())
+        elif before is not None and before.node not in nodes and (failure is None or failure.kind not in SUSPECT_KINDS):
+            self._note_fault(trial_id, before.failure, num_nodes=1, began=before.began, now=before.at)
+
+    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int, began: float, now: float) -> None:
         node = failure.node
         blamed = OF_ITS_NODE | OF_THE_GANG if num_nodes == 1 else OF_ITS_NODE
         if node is None or failure.kind not in blamed:
             return
-        now = self._clock()
         recent = [(at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS]
         if recent and began < recent[-1][0]:
             return  # of the same event, as when a node is lost with all that it ran

@@ -28,6 +28,7 @@ class StopReason(StrEnum):
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
     NODES = "the nodes that are left cannot hold its gangs"
+    FAULTS = "its attempts failed again and again while others ran"
     BOUND = "bound reached: no layout is expected to gain that much"
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
@@ -141,4 +142,4 @@ class SweepResult:
     @property
     def finished(self) -> bool:
         """Nothing is left to do without a wider axis or budget."""
-        return not self.interrupted and not {StopReason.WALL_TIME, StopReason.NODES} & set(self.stopped.values())
+        return not self.interrupted and not {StopReason.WALL_TIME, StopReason.NODES, StopReason.FAULTS} & set(self.stopped.values())

@@ -82,6 +82,12 @@ class _Flight:
         return tuple(part.node for part in self.parts)
 
     @property
+    def total_limit_seconds(self) -> float:
+        """As the launchers said last: steps that are seen may have raised it."""
+        told = [heartbeat.total_limit_seconds or 0.0 for heartbeat in self.progress.values()]
+        return max(self.request.limits.total, *told) if told else self.request.limits.total
+
+    @property
     def running(self) -> list[int]:
         """Agents whose report is still to come."""
         return [index for index in range(len(self.parts)) if index not in self.reports and index not in self.lost]
@@ -356,7 +362,7 @@ class RayScheduler:
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
             text = f"node {node} has been silent for {SILENCE_SECONDS:.0f} s"
             self._lose(flight, [index], Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
-        elif flight.stage is _Stage.RUNNING and waited > flight.request.limits.total + OVERTIME_SECONDS:
+        elif flight.stage is _Stage.RUNNING and waited > flight.total_limit_seconds + OVERTIME_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit")
 
     def _give_up(self, flight: _Flight, kind: FailureKind, message: str) -> None:

@@ -22,6 +22,7 @@ from orchestrator.core.dominance import needs_at_least
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import COLUMNS
+from orchestrator.core.limits import PredictedStep
 from orchestrator.core.planner import Candidates
 from orchestrator.core.proposer import Choice, Told
 from orchestrator.core.spec import Objective, Search
@@ -66,6 +67,7 @@ class Proposal:
     why: str  # one line, for people
     predicted_tokens_per_second_per_gpu: float | None
     predicted_memory_bytes: int | None
+    predicted_step: PredictedStep | None = None  # None: of this device nothing is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +113,16 @@ class Searcher:
         )
         self._scale = _scale(candidates)
         self._doubted: set[int] = set()
+        self._step_log_sd = candidates.step_log_sd()
 
     def knows(self, layout: Layout) -> bool:
         """Whether the layout is one of the candidates."""
         return layout in self._of_layout
+
+    def predicted_step(self, layout: Layout) -> PredictedStep | None:
+        """What a step should take, as it was predicted when the search began; None: nothing is."""
+        row = self._of_layout.get(layout)
+        return None if row is None or self._step_log_sd is None else self._predicted_step(row, None)
 
     @property
     def untried(self) -> int:
@@ -268,7 +276,17 @@ class Searcher:
             why=why,
             predicted_tokens_per_second_per_gpu=None if isnan(tokens) else tokens,
             predicted_memory_bytes=None if isnan(memory) else int(memory),
+            predicted_step=self._predicted_step(row, asked.choice),
         )
+
+    def _predicted_step(self, row: int, choice: Choice | None) -> PredictedStep | None:
+        """By physics, or where trials of the cell say that it takes longer, by what the search makes of them."""
+        if self._step_log_sd is None:
+            return None
+        seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd
+        if choice is not None and choice.score is not None and exp(choice.score) > seconds:
+            seconds, log_sd = exp(choice.score), max(choice.score_sd, log_sd)
+        return PredictedStep(seconds=seconds, log_sd=log_sd)
 
     def _expected(self, choice: Choice, row: int) -> str:
         """As `auto` sees it: predicted 9,800 tokens/s/GPU (6 % better than the best so far), 71.0 of 79.0 GiB, 93 % likely to fit."""

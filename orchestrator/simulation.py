@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from math import log
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.failures import Failure, FailureKind
+from orchestrator.core.failures import Evidence, Failure, FailureKind, classify
 from orchestrator.core.fingerprint import Stack
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.held import Leased
+from orchestrator.core.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Room, Shape
-from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.protocol import Device, LimitName, NodeReport, Phase, PhaseLimits, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.synthetic import SIMULATED_SUFFIX, chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
 from orchestrator.core.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
@@ -30,7 +31,8 @@ TICK_SECONDS = 0.5  # what ends so close together is told together, as by a loop
 PHASE_SECONDS: Mapping[Phase, float] = {Phase.START: 10.0, Phase.RENDEZVOUS: 30.0, Phase.FIRST_STEP: 10.0, Phase.TEARDOWN: 5.0}
 CLEAN_UP_SECONDS = 5.0
 LAUNCH_SD = 0.2
-NODE_AWAY_SECONDS = 1800.0  # that a lost node takes to come back
+LAUNCH_SHARE = 0.5  # of a limit, that a launch takes at most
+NODE_AWAY_SECONDS = 600.0  # that a lost node takes to come back: less than a sweep waits for it (measurement.wait_for_nodes)
 FOUND_SECONDS = 15.0  # that the loss of a node takes to be noticed
 
 # What each fault on purpose comes to; those that are not here do no harm.
@@ -52,6 +54,13 @@ _KINDS: Mapping[FaultKind, FailureKind] = {
     FaultKind.RUBBISH_RESULT: FailureKind.BAD_RESULT,
     FaultKind.NO_RESULT: FailureKind.BAD_RESULT,
 }
+# What such a rank says, by which it is judged whether it proves anything.
+_EVIDENCE: Mapping[FailureKind, str] = {
+    FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory",
+    FailureKind.OOM_HOST: "MemoryError",
+}
+# Once the result is handed over, how a process ends does not matter; but what it wrote may still be overwritten.
+_HARM_AFTER_THE_RESULT = frozenset({FaultKind.RUBBISH_RESULT})
 
 
 def simulated(spec: SweepSpec) -> SweepSpec:
@@ -131,7 +140,7 @@ class SimulatedScheduler:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        outcome = _outcome(request, SyntheticOptions.model_validate(request.options), nodes[0])
+        outcome = _outcome(request, SyntheticOptions.model_validate(request.options), nodes[0], shape)
         beside: set[int] = set()
         if shape.slots_per_node < self._per_node:  # nobody is beside a gang of whole nodes, however many they are
             beside = {other for node in nodes for other in self._tenants[node]}
@@ -156,7 +165,9 @@ class SimulatedScheduler:
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         self._forget_what_is_over()
         if not self._flights:
-            self._now += timeout_seconds  # nobody runs: nodes may come back
+            self._now += timeout_seconds  # nobody runs: nodes may go and come back
+            while self._losses and self._losses[0][0] + FOUND_SECONDS <= self._now:
+                self._lose_a_node()
             self._nodes_return()
             return []
         if self._losses and self._losses[0][0] + FOUND_SECONDS < self._ends[0][0]:
@@ -223,6 +234,7 @@ class SimulatedScheduler:
         heapq.heappush(self._losses, (back + self._runs_for(node, times), node, times + 1))
         self._slots = self._seen({name: slots for name, slots in self._slots.nodes.items() if name != node})
         failure = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: simulated", node=node)
+        self._nodes_return()
         lost = [flight for _, flight in sorted(self._flights.items()) if node in flight.nodes]
         return [self._finish(flight, RankOutcome(rank=0), failure, self._now) for flight in lost]
 
@@ -240,38 +252,56 @@ class SimulatedScheduler:
         return -log(chance(self._seed, node, times)) * self._loss_hours * 3600
 
 
-def _outcome(request: TrialRequest, options: SyntheticOptions, node: str) -> _Outcome:
-    """What a rank of workload synthetic would have come to, phase by phase, with the time that each takes."""
-    hardware = DEVICES[options.device_name]
+def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _Outcome:
+    """What a rank of workload synthetic would have come to, phase by phase, with the time that each takes and within its limits."""
+    hardware, limits = DEVICES[options.device_name], request.limits
     capacity = options.device_memory_bytes or hardware.memory_bytes
     needs = memory(request.model, request.layout, request.sequence_length)
-    faults = [fault for fault in options.faults if fault.fault in _KINDS and strikes(fault, request, fault.rank or 0)]
+    faults = [fault for fault in options.faults if fault.fault in _KINDS and _is_of(fault, request, shape)]
     name = (request.seed, request.layout.key, request.attempt)
-    phases = {phase: seconds * log_normal(LAUNCH_SD, *name, phase) for phase, seconds in PHASE_SECONDS.items()}
-    held = phases[Phase.START] + phases[Phase.RENDEZVOUS]
+    phases = _launch_seconds(name, limits)
+    place = _Place(request=request, node=node)
 
-    if failure := _struck(faults, "init", Phase.RENDEZVOUS, 0, request, node) or _too_large(needs.init, capacity, Phase.RENDEZVOUS, node):
-        return _failed(failure, held, request)
-    held += phases[Phase.FIRST_STEP]
-    for at, needed in (("forward", needs.forward), ("step_1", 0)):
-        if failure := _struck(faults, at, Phase.FIRST_STEP, 0, request, node) or _too_large(needed, capacity, Phase.FIRST_STEP, node):
-            return _failed(failure, held, request)
+    def ends(at: str, needed_bytes: int) -> _Outcome | None:
+        """How the attempt ends here, by a fault or for lack of memory."""
+        if (fault := next((fault for fault in faults if fault.at == at), None)) is not None:
+            return place.struck(fault)
+        return place.too_large(needed_bytes, capacity) if needed_bytes > capacity else None
+
+    if late := place.spend(phases[Phase.START]):
+        return late
+    if request.layout.precision not in hardware.peak_flops:
+        return place.refused(f"precision {request.layout.precision} is none that {hardware.name} (device_name) has")
+    place.enter(Phase.RENDEZVOUS)
+    if over := ends("init", needs.init) or place.spend(phases[Phase.RENDEZVOUS]):
+        return over
+    place.enter(Phase.FIRST_STEP)
+    if over := ends("forward", needs.forward) or ends("step_1", 0):
+        return over
     warmup: list[float] = []
     timed: list[float] = []
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
-        if step > 1 and (
-            failure := _struck(faults, f"step_{step}", Phase.STEADY, step, request, node)
-            or _too_large(needs.step_2, capacity, Phase.STEADY, node)
-        ):
-            return _failed(failure, held + sum(warmup) + sum(timed), request)
+        if step > 1:
+            place.step = step
+            if over := ends(f"step_{step}", needs.step_2):
+                return over
+        if over := place.spend(seconds if step > 1 else phases[Phase.FIRST_STEP] + seconds):
+            return over
+        if step == 1:
+            place.enter(Phase.STEADY)
         (warmup if len(warmup) < request.measurement.warmup_steps else timed).append(seconds)
         if enough(timed, request.measurement):
             break
-    held += sum(warmup) + sum(timed) + phases[Phase.TEARDOWN]
-    if failure := _struck(faults, "teardown", Phase.TEARDOWN, step, request, node):
-        return _failed(failure, held, request)
+    place.phase = Phase.TEARDOWN
+    teardown = phases[Phase.TEARDOWN]
+    if (fault := next((fault for fault in faults if fault.at == "teardown"), None)) is not None:
+        if fault.fault in _HARM_AFTER_THE_RESULT:
+            return place.struck(fault)
+        if _KINDS[fault.fault] is FailureKind.HUNG:
+            teardown = limits.teardown
     phases[Phase.FIRST_STEP] += warmup[0]
     phases[Phase.STEADY] = sum(warmup[1:]) + sum(timed)
+    phases[Phase.TEARDOWN] = min(teardown, limits.teardown) + CLEAN_UP_SECONDS
     result = RankResult(
         step_seconds=timed,
         warmup_seconds=warmup,
@@ -285,48 +315,102 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str) -> _Ou
         stack=Stack(device_name=f"synthetic {hardware.name}"),
     )
     return _Outcome(
-        seconds=held + CLEAN_UP_SECONDS, rank=RankOutcome(rank=0, exit_code=0, result=result, phase=Phase.TEARDOWN), failure=None
+        seconds=place.held + phases[Phase.TEARDOWN],
+        rank=RankOutcome(rank=0, exit_code=0, result=result, phase=Phase.TEARDOWN),
+        failure=None,
     )
 
 
-def _struck(faults: Sequence[SyntheticFault], at: str, phase: Phase, step: int, request: TrialRequest, node: str) -> Failure | None:
-    fault = next((fault for fault in faults if fault.at == at), None)
-    if fault is None:
+def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase, float]:
+    """Of a launch beside its steps. These are made up, so they do not pass a limit: only its steps do."""
+    phases = {
+        phase: min(seconds * log_normal(LAUNCH_SD, *name, phase), LAUNCH_SHARE * getattr(limits, phase))
+        for phase, seconds in PHASE_SECONDS.items()
+    }
+    if (together := sum(phases.values())) > LAUNCH_SHARE * limits.total:
+        phases = {phase: seconds * LAUNCH_SHARE * limits.total / together for phase, seconds in phases.items()}
+    return phases
+
+
+def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
+    """Whether a fault strikes a rank of this attempt that exists: where one stands for a node's, the others do not."""
+    rank = fault.rank or 0
+    exists = rank < request.layout.world_size and not (request.one_rank_per_node and rank % shape.slots_per_node)
+    return exists and strikes(fault, request, rank)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Place:
+    """How far an attempt has come, and how it would end there."""
+
+    request: TrialRequest
+    node: str
+    phase: Phase = Phase.START
+    step: int = 0  # the one that has begun; 0 in the first, as a rank says it
+    held: float = 0.0  # seconds since its start
+    since: float = 0.0  # when the phase began
+    seen: SeenSteps = NOTHING_SEEN
+
+    def enter(self, phase: Phase) -> None:
+        if phase is Phase.STEADY:
+            self.seen = SeenSteps(first_seconds=self.held - self.since)
+        self.phase, self.since = phase, self.held
+
+    def spend(self, seconds: float) -> _Outcome | None:
+        """Let time pass: the rest of a phase, or a step. Returns how the attempt ends where a limit comes first."""
+        limits = self.request.limits
+        base: float = getattr(limits, self.phase)
+        if seconds > base or self.held + seconds > limits.total:  # steps that are seen can only raise them
+            within, passed = self._limit()
+            if seconds > within:
+                return self._hangs(0, within, passed)
+        self.held += seconds
+        if self.phase is Phase.STEADY and seconds > (self.seen.slowest_seconds or 0.0):
+            self.seen = SeenSteps(first_seconds=self.seen.first_seconds, slowest_seconds=seconds)
         return None
-    kind = _KINDS[fault.fault]
-    if kind is FailureKind.HUNG and phase is Phase.RENDEZVOUS:
-        kind = FailureKind.START_TIMEOUT
-    evidence = "torch.OutOfMemoryError: CUDA out of memory" if kind is FailureKind.OOM_GPU else ""
-    message = f"rank {fault.rank or 0}: {fault.fault} in {phase}, on purpose"
-    return Failure(kind=kind, message=message, rank=fault.rank or 0, node=node, phase=phase, step=step, evidence=evidence)
 
+    def struck(self, fault: SyntheticFault) -> _Outcome:
+        """A fault on purpose strikes. A hang holds its gang until its limit has passed."""
+        kind, rank = _KINDS[fault.fault], fault.rank or 0
+        if kind is FailureKind.HUNG:
+            within, passed = self._limit()
+            return self._hangs(rank, within, passed)
+        phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase  # where its process says that it ends
+        evidence = _EVIDENCE.get(kind, "")
+        message = f"rank {rank}: {fault.fault} in {phase}, on purpose"
+        failure = Failure(kind=kind, message=message, rank=rank, node=self.node, phase=phase, step=self.step, evidence=evidence)
+        return self._failed(failure)
 
-def _too_large(needed_bytes: int, capacity_bytes: int, phase: Phase, node: str) -> Failure | None:
-    if needed_bytes <= capacity_bytes:
-        return None
-    said = out_of_memory_text(0, wanted_bytes=needed_bytes - capacity_bytes, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
-    text = f"OutOfMemoryError: {said}"
-    return Failure(
-        kind=FailureKind.OOM_GPU,
-        message=f"rank 0 ran out of device memory in {phase}: {text}",
-        rank=0,
-        node=node,
-        phase=phase,
-        evidence=text,
-    )
-
-
-def _failed(failure: Failure, held_seconds: float, request: TrialRequest) -> _Outcome:
-    """A hang holds its gang until its limit has passed."""
-    limit = {FailureKind.HUNG: request.limits.steady, FailureKind.START_TIMEOUT: request.limits.rendezvous}.get(failure.kind, 0.0)
-    note = None
-    if failure.kind is FailureKind.OOM_GPU:
-        note = RankFailure(
-            exception="OutOfMemoryError",
-            message=failure.message,
-            phase=Phase(failure.phase or Phase.START),
-            at_unix_seconds=0.0,
-            out_of_memory=True,
+    def too_large(self, needed_bytes: int, capacity_bytes: int) -> _Outcome:
+        wanted = needed_bytes - capacity_bytes
+        said = out_of_memory_text(0, wanted_bytes=wanted, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
+        text = f"OutOfMemoryError: {said}"
+        message = f"rank 0 ran out of device memory in {self.phase}: {text}"
+        return self._failed(
+            Failure(kind=FailureKind.OOM_GPU, message=message, rank=0, node=self.node, phase=self.phase, step=self.step, evidence=text)
         )
-    rank = RankOutcome(rank=failure.rank or 0, exit_code=1, failure=note, phase=Phase(failure.phase or Phase.START))
-    return _Outcome(seconds=held_seconds + limit + CLEAN_UP_SECONDS, rank=rank, failure=failure)
+
+    def refused(self, why: str) -> _Outcome:
+        message = f"rank 0 refused the layout in {self.phase}: {why}"
+        return self._failed(Failure(kind=FailureKind.CONFIG_REJECTED, message=message, rank=0, node=self.node, phase=self.phase, step=0))
+
+    def _limit(self) -> tuple[float, str]:
+        """Seconds from now until a limit passes, and what is said of it then."""
+        request, name = self.request, LimitName(self.phase)
+        of_phase = limit_seconds(request, name, self.seen) - (0.0 if self.phase is Phase.STEADY else self.held - self.since)
+        of_total = limit_seconds(request, LimitName.TOTAL, self.seen) - self.held
+        if of_total < of_phase:
+            return of_total, told_passed(request, LimitName.TOTAL, self.seen)
+        return of_phase, told_passed(request, name, self.seen, step=self.step if self.phase is Phase.STEADY else None)
+
+    def _hangs(self, rank: int, seconds: float, passed: str) -> _Outcome:
+        self.held += max(seconds, 0.0)
+        return self._failed(classify(Evidence(rank=rank, node=self.node, timed_out=passed, phase=self.phase, step=self.step)))
+
+    def _failed(self, failure: Failure) -> _Outcome:
+        phase = Phase(failure.phase or Phase.START)
+        note = None
+        if failure.kind is FailureKind.OOM_GPU:
+            note = RankFailure(exception="OutOfMemoryError", message=failure.message, phase=phase, at_unix_seconds=0.0, out_of_memory=True)
+        rank = RankOutcome(rank=failure.rank or 0, exit_code=1, failure=note, phase=phase)
+        return _Outcome(seconds=self.held + CLEAN_UP_SECONDS, rank=rank, failure=failure)

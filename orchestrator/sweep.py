@@ -343,10 +343,22 @@ class _Loop:
             self._poll(POLL_SECONDS)
             self._hear()
             self._show()
-            self._books.blame.raise_if_it_is_not_the_layouts()
+            self._stop_stuck_cells()
             self._keep_lease()
             self._measure_again(self._health.refresh(self._flights))
         self._show(at_once=True)
+
+    def _stop_stuck_cells(self) -> None:
+        """Stop the cells that fail again and again while others run. Raises UsageInvalid or ClusterUnavailable where it is not their fault."""
+        blame = self._books.blame
+        open_runs = {run.id: run for run in self._runs if self._launches.is_open(run)}
+        for cell_id in blame.stuck_cells(open_runs):
+            run = open_runs[cell_id]
+            run.stopped = StopReason.FAULTS
+            run.take_back()
+            why = f"{run.cell.key}: stopped: {blame.told_stuck(cell_id)}. The same command tries it again"
+            logger.warning("%s", why, extra={"action": "stuck", "cell_id": cell_id})
+            blame.forget(cell_id)
 
     def _poll(self, seconds: float) -> None:
         self._inbox.extend((event, self._flights[event.trial_id]) for event in self._scheduler.poll(seconds))
@@ -438,7 +450,7 @@ class _Loop:
 
     def _result(self) -> SweepResult:
         interrupted = self._asked() is not Stop.GO_ON
-        nothing = [run.cell for run in self._runs if run.best is None and (run.ended or not run.num_candidates) and not interrupted]
+        nothing = [run.cell for run in self._runs if run.best is None and _has_failed(run) and not interrupted]
         return SweepResult(
             sweep_id=self._sweep_id,
             counts=dict(self._books.counts),
@@ -527,3 +539,8 @@ class _Loop:
                 searched=searched,
             )
         )
+
+
+def _has_failed(run: CellRun) -> bool:
+    """Whether a cell without a number has been tried, or has nothing to try."""
+    return bool(run.ended) or not run.num_candidates or run.stopped is StopReason.FAULTS

@@ -5,7 +5,7 @@ It knows who holds what and until when, as predicted; it starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from orchestrator.cell_run import CellRun
 from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
@@ -35,8 +35,13 @@ class Turns:
         free = self._floor.free_slots
         return any(run.shape.num_slots <= free for run in runs)
 
-    def next(self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room]) -> tuple[CellRun, tuple[str, ...]] | None:
-        """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first."""
+    def next(
+        self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room], *, suspected: Collection[int] = ()
+    ) -> tuple[CellRun, tuple[str, ...]] | None:
+        """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first.
+
+        Cells that are `suspected`, by id, let others go first.
+        """
         waiting = [
             WaitingGang(
                 shape=run.shape,
@@ -44,6 +49,7 @@ class Turns:
                 is_first=run.launched < FIRST_TRIALS,
                 passed_over=self._num_starts - self._since.setdefault(run.id, self._num_starts),
                 exclusive=self._is_exclusive(run) or run.has_only_suspects,
+                is_suspected=run.id in suspected,
             )
             for run in runs
         ]

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from orchestrator.core.protocol import (
     result_file,
 )
 
-_HEARTBEAT_BYTES = 64  # every heartbeat is padded to this, so that one write replaces the one before
+_HEARTBEAT_BYTES = 96  # every heartbeat is padded to this, so that one write replaces the one before
 
 
 class ConfigRejected(Exception):
@@ -56,20 +56,42 @@ class Rank:
     step: int = field(default=0, init=False)  # optimizer steps begun in this process, warm-up included
     finished: bool = field(default=False, init=False)
     _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
+    _began: dict[Phase, float] = field(default_factory=dict, init=False, repr=False)  # monotonic, by phase
 
     def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
         """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step.
 
         What the node's GPUs do counts as usage only while every rank's last heartbeat said `timed`.
         """
+        now = time.monotonic()
         self.phase, self.step = phase, step
-        text = f'{{"phase":"{phase}","step":{step},"timed":{"true" if timed else "false"}}}'.ljust(_HEARTBEAT_BYTES).encode()
+        self._began.setdefault(phase, now)
+        text = f'{{"phase":"{phase}","step":{step},"timed":{"true" if timed else "false"},"at":{now:.6f}}}'
+        beat = text.ljust(_HEARTBEAT_BYTES).encode()
         if self._heartbeat_fd is None:
             path = self.run_dir / heartbeat_file(self.rank)
-            _write_renamed(path, text)
+            _write_renamed(path, beat)
             self._heartbeat_fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         else:
-            os.pwrite(self._heartbeat_fd, text, 0)
+            os.pwrite(self._heartbeat_fd, beat, 0)
+
+    def phase_seconds(self) -> dict[Phase, float]:
+        """Seconds in each phase so far, by this process's clock: the first since the process was started.
+
+        A phase that was never said is part of the one before it, and missing here.
+        """
+        now = time.monotonic()
+        lived = seconds_since_process_start()
+        began = ({Phase.START: now - lived} if lived is not None else {}) | self._began
+        ends = [*list(began.values())[1:], now]
+        return {phase: max(end - start, 0.0) for (phase, start), end in zip(began.items(), ends, strict=True)}
+
+    def with_teardown(self, phases: Mapping[Phase, float]) -> dict[Phase, float]:
+        """Phases that follow each other from the start of the process on, and as teardown what has passed since the last of them."""
+        lived = seconds_since_process_start()
+        if lived is None or Phase.START not in phases:
+            return dict(phases)
+        return {**phases, Phase.TEARDOWN: max(lived - sum(phases.values()), 0.0)}
 
     def finish(self, result: RankResult) -> None:
         """Hand the result over, then enter teardown: from here on, how this process ends no longer matters to the measurement."""
@@ -113,6 +135,16 @@ def run(main: Callable[[Rank], RankResult]) -> int:
         _write_renamed(rank.run_dir / failure_file(rank.rank), encode(failure_note(exc, rank)))
         return 1
     return 0
+
+
+def seconds_since_process_start() -> float | None:
+    """How long this process has lived, by the kernel's account; None where there is no /proc."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): clock ticks after boot
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def failure_note(exc: BaseException, rank: Rank) -> RankFailure:

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.output import Cell as Shown
 from orchestrator.cli.output import Column, DbOption, JsonOption, examples, write_json, write_line, write_table
-from orchestrator.cli.sweep_file import File, Overrides, Planning, load, planning, store_if_any
+from orchestrator.cli.sweep_file import File, Overrides, Planning, limit_warnings_of, load, planning, store_if_any
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def _cell(known: Planning, planned: CellPlan, *, top: int, to_run: int, cost: Pl
         "gpu_hours": cost.gpu_hours if cost is not None else None,
         "gpu_hours_p90": cost.gpu_hours_p90 if cost is not None else None,
         "rejected": dict(space.rejected),
+        "limit_warnings": limit_warnings_of(known, planned),
         "best": _best(known, planned, top),
     }
 
@@ -268,6 +269,8 @@ def _print_cell(row: dict[str, Any]) -> None:
     for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
         if count:
             write_line(f"  rejected {count:>10,}  {reason}", style="dim")
+    for warning in row["limit_warnings"]:
+        write_line(f"  {warning}", style="yellow")
     if not row["best"]:
         return
     unit, name = (GIB, "GiB") if max(best["predicted_memory_bytes"] for best in row["best"]) >= GIB else (1 << 20, "MiB")

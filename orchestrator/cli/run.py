@@ -30,7 +30,7 @@ from orchestrator.cli.run_checks import (
     rank_environment,
 )
 from orchestrator.cli.signals import Signals
-from orchestrator.cli.sweep_file import File, Overrides, load, planned_hardware, replayed_table
+from orchestrator.cli.sweep_file import File, Overrides, limit_warnings, load, planned_hardware, planning, replayed_table
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -65,10 +65,15 @@ def validate(file: File, overrides: Overrides = None, as_json: JsonOption = Fals
     """Say every mistake of a sweep file, with its line."""
     spec = load(file, overrides)
     cells = spec.cells()
+    has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
+    warnings = limit_warnings(planning(spec, None)) if has_numbers else []
     if as_json:
-        write_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
+        record = {"name": spec.name, "valid": True, "num_cells": len(cells), "warnings": warnings, "spec": spec.model_dump(mode="json")}
+        write_json("validate", record)
     else:
         _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
+        for warning in warnings:
+            note(f"warning: {warning}")
 
 
 def schema() -> None:
@@ -337,6 +342,7 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     from orchestrator.core.lifecycle import TrialState
+    from orchestrator.progress import StopReason
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
@@ -359,7 +365,13 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
         note(
             f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage, or full recomputation may; `sweep plan` shows what would."
         )
-    for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits):
+    stuck = [cell for cell, reason in result.stopped.items() if reason is StopReason.FAULTS]
+    for cell in stuck:
+        note(
+            f"{cell.key} was stopped: its attempts failed again and again while others ran. `sweep trials {spec.name}` says how; the same"
+            " command tries it again."
+        )
+    for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits and cell not in stuck):
         note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
 
 

@@ -112,6 +112,45 @@ def replayed_table(spec: SweepSpec) -> ReplayTable | None:
     return table_of(spec)
 
 
+def limit_warnings(known: Planning) -> list[str]:
+    """Where a predicted step comes near a time limit that is a number: a line for each cell and limit."""
+    from orchestrator.core.protocol import LimitName
+
+    of_steps = {LimitName.FIRST_STEP, LimitName.STEADY, LimitName.TOTAL}
+    if known.table is not None or of_steps.isdisjoint(known.spec.measurement.limits.numbers):
+        return []
+    return [line for cell in known.spec.cells() for line in limit_warnings_of(known, known.plan(cell))]
+
+
+def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
+    """The same of one cell: the best of the layouts that should fit and pass near a limit, how many they are, and what to set."""
+    from orchestrator.core.limits import PredictedStep, longest_safe_step, resolve_limits
+    from orchestrator.core.protocol import LimitName
+    from orchestrator.report import quantities as show
+
+    candidates, cell, measuring = planned.candidates, planned.space.cell, known.spec.measurement
+    log_sd = candidates.step_log_sd() if known.table is None and measuring.limits.numbers else None
+    if log_sd is None:
+        return []
+    fitting = candidates.order[candidates.fits[candidates.order]]
+    lines = []
+    for name, seconds in measuring.limits.numbers.items():
+        safe = longest_safe_step(name, seconds, plan=measuring.plan, log_sd=log_sd)
+        near = fitting[candidates.step_seconds[fitting] > safe] if safe is not None else fitting[:0]
+        if not len(near):
+            continue
+        first = PredictedStep(seconds=float(candidates.step_seconds[near[0]]), log_sd=log_sd)
+        slowest = PredictedStep(seconds=float(candidates.step_seconds[near].max()), log_sd=log_sd)
+        auto = resolve_limits(dict.fromkeys(LimitName), plan=measuring.plan, num_ranks=cell.num_gpus, predicted=slowest)
+        others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)" if len(near) > 1 else ""
+        lines.append(
+            f"{cell.key}: measurement.limits.{name} is {show.duration(seconds)}, and a step of {candidates.table.layout(int(near[0])).short}"
+            f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at most{others}: they may end as hung. Write auto,"
+            f" or at least {getattr(auto, name):.0f}"
+        )
+    return lines
+
+
 @contextmanager
 def store_if_any(db: str | None) -> Iterator[Store | None]:
     """The store to learn from; None where there is none yet: looking makes no file."""

@@ -55,8 +55,9 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.SEGFAULT: Policy(Fault.CODE, 1),
         _K.KILLED: Policy(Fault.MACHINE, 2),
         _K.BAD_RESULT: Policy(Fault.CODE, 0),
-        _K.HUNG: Policy(Fault.MACHINE, 1),
-        _K.START_TIMEOUT: Policy(Fault.MACHINE, 1),
+        # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
+        _K.HUNG: Policy(Fault.LAYOUT, 1),
+        _K.START_TIMEOUT: Policy(Fault.LAYOUT, 1),
         _K.NCCL: Policy(Fault.MACHINE, 2),
         _K.DEVICE_ERROR: Policy(Fault.MACHINE, 1),
         _K.STORAGE: Policy(Fault.MACHINE, 2),
@@ -69,6 +70,9 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
 )
 
 OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
+HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
+# What a machine may be to blame for: by its kind, or because a hang alone does not tell whose it is.
+SUSPECT_KINDS = frozenset({kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)

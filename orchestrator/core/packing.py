@@ -54,6 +54,7 @@ class WaitingGang:
     passed_over: int = 0  # gangs that were started since it began to wait
     is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
+    is_suspected: bool = False  # its last ones failed, and nothing has worked since: others show first whether anything does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,15 +297,15 @@ class Floor:
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
-    """Who was passed over for too long; then first trials, the cheapest first, for they teach the dearer ones; then the largest.
+    """Who is suspected comes last. Who was passed over for too long; then first trials, the cheapest first, for they teach the dearer ones; then the largest.
 
     Of equals the one that takes longest, so that it is not the last.
     """
     if _is_overdue(gang, num_waiting):
-        return 0, -gang.passed_over
+        return gang.is_suspected, 0, -gang.passed_over
     if gang.is_first:
-        return 1, gang.shape.num_slots, -gang.seconds
-    return 2, -gang.shape.num_slots, -gang.seconds
+        return gang.is_suspected, 1, gang.shape.num_slots, -gang.seconds
+    return gang.is_suspected, 2, -gang.shape.num_slots, -gang.seconds
 
 
 def _is_overdue(gang: WaitingGang, num_waiting: int) -> bool:

@@ -24,6 +24,8 @@ from orchestrator.core.workload_options import AttentionKind, GradientDtype, Lla
 
 Floats = NDArray[np.float64]
 
+STEPS_LOOKED_AT = 64  # first layouts of a cell, whose uncertainty stands for all of its steps
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
@@ -41,6 +43,16 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def step_log_sd(self) -> float | None:
+        """How far predicted steps are off: the standard deviation of the logarithm, of the most uncertain of the first layouts.
+
+        None where no time is predicted.
+        """
+        if self.predict is None or not len(self):
+            return None
+        predicted = self.predict(self.table.take(self.order[:STEPS_LOOKED_AT]))
+        return float(np.sqrt(predicted.log_step_sd**2 + predicted.step_residual_sd**2).max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -77,8 +77,19 @@ class MeasurementPlan(_Message):
     relative_confidence: Annotated[float, Field(gt=0)]  # half-width of the median's 95 % interval over the median
 
 
+class LimitName(StrEnum):
+    """What has a time limit: each phase, and the whole attempt."""
+
+    START = "start"
+    RENDEZVOUS = "rendezvous"
+    FIRST_STEP = "first_step"
+    STEADY = "steady"
+    TEARDOWN = "teardown"
+    TOTAL = "total"
+
+
 class PhaseLimits(_Message):
-    """Seconds a rank may stay in each phase; in `steady`, from one heartbeat to the next."""
+    """Seconds a rank may stay in each phase; in `steady`, from one heartbeat to the next. Of `auto` ones: before any step is seen."""
 
     start: PositiveSeconds
     rendezvous: PositiveSeconds
@@ -86,6 +97,9 @@ class PhaseLimits(_Message):
     steady: PositiveSeconds
     teardown: PositiveSeconds
     total: PositiveSeconds
+    auto: tuple[LimitName, ...] = ()  # those that follow the steps (core/limits.py); the others are fixed
+    predicted_step_seconds: PositiveSeconds | None = None  # the longest that a step should take; None: nothing is predicted
+    in_file: bool = True  # a sweep file sets them
 
 
 PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device in a second
@@ -130,6 +144,8 @@ class Heartbeat(_Message):
     phase: Phase
     step: Step = 0
     timed: bool = False  # a timed step runs: no warm-up, and nothing that is looked at apart
+    at: Annotated[float, Field(ge=0, le=1e12)] | None = None  # by the node's monotonic clock, which its processes share
+    total_limit_seconds: PositiveSeconds | None = None  # in force now: a launcher's word, for whoever waits for it
 
 
 class CollectiveTime(_Message):
@@ -256,6 +272,7 @@ class NodeReport:
     failure: Failure | None = None  # classified from the first bad rank of this node; None: every rank measured
     failed_at_unix_seconds: float | None = None
     seconds: float = 0.0  # wall time from the order to the last process gone
+    teardown_seconds: float | None = None  # from the last result to the last process gone; None: not every rank measured
     processes_killed: int = 0  # leftovers beyond the ranks themselves
     environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
     chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values

@@ -32,9 +32,10 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.constraint import Constraint, Unread
 from orchestrator.core.hardware import DEVICES, from_driver_name
 from orchestrator.core.layout import Precision
+from orchestrator.core.limits import PredictedStep, resolve_limits
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.option_mistakes import option_mistakes
-from orchestrator.core.protocol import MeasurementPlan, PhaseLimits
+from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits
 from orchestrator.core.spec_values import (
     Count,
     Duration,
@@ -56,6 +57,8 @@ from orchestrator.core.trainer_section import TrainerChoice
 from orchestrator.core.workload_options import LlamaWorkload, WorkloadChoice, workload_mistake
 
 MAX_GPUS = 16_384
+# A node that boots again, or another in its place, is there within ten minutes. 64 nodes that wait so long hold 128 GPU-hours.
+WAIT_FOR_NODES_SECONDS = 900.0
 MAX_CELLS = 1024
 
 
@@ -141,18 +144,20 @@ class Axes(Section):
 
 
 class Limits(Section):
-    """Seconds a rank may stay in each phase before it counts as hung."""
+    """Seconds a rank may stay in each phase before it counts as hung. `auto` follows the time of a step: core/limits.py."""
 
-    start: Duration = 120.0
-    rendezvous: Duration = 120.0
-    first_step: Duration = 300.0  # a first step may compile for minutes
-    steady: Duration = 60.0  # from one step to the next
-    teardown: Duration = 20.0
-    total: Duration = 1800.0
+    start: OrAuto[Duration] = "auto"
+    rendezvous: OrAuto[Duration] = "auto"
+    first_step: OrAuto[Duration] = "auto"
+    steady: OrAuto[Duration] = "auto"  # from one step to the next
+    teardown: OrAuto[Duration] = "auto"
+    total: OrAuto[Duration] = "auto"
 
     @property
-    def plan(self) -> PhaseLimits:
-        return PhaseLimits(**self.model_dump())
+    def numbers(self) -> dict[LimitName, float]:
+        """Those that the file sets."""
+        said = {name: getattr(self, name) for name in LimitName}
+        return {name: value for name, value in said.items() if value != "auto"}
 
 
 class Exclusive(StrEnum):
@@ -172,11 +177,12 @@ class Measuring(Section):
     limits: Limits = Limits()
     exclusive: Exclusive = Exclusive.NONE
     preflight: Annotated[bool, Field(strict=True)] = True  # look at a node before its first trial
+    wait_for_nodes: Duration = WAIT_FOR_NODES_SECONDS  # that are gone, so that too few are left
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
-        unasked = {"exclusive": Exclusive.NONE, "preflight": True}
+        unasked = {"exclusive": Exclusive.NONE, "preflight": True, "wait_for_nodes": WAIT_FOR_NODES_SECONDS}
         return {name: value for name, value in write(self).items() if name not in unasked or value != unasked[name]}
 
     @model_validator(mode="after")
@@ -190,6 +196,12 @@ class Measuring(Section):
         return MeasurementPlan(
             warmup_steps=self.warmup_steps, min_steps=self.min_steps, max_steps=self.max_steps, relative_confidence=self.precision
         )
+
+    def limits_of(self, *, num_ranks: int, predicted: PredictedStep | None) -> PhaseLimits:
+        """The time limits of one attempt, of whose steps so much is predicted; None: nothing."""
+        numbers = self.limits.numbers
+        asked = {name: numbers.get(name) for name in LimitName}
+        return resolve_limits(asked, plan=self.plan, num_ranks=num_ranks, predicted=predicted)
 
 
 class Strategy(StrEnum):

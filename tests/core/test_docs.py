@@ -112,7 +112,7 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
             layout=layout,
             device=Device.CPU,
             measurement=spec.measurement.plan,
-            limits=spec.measurement.limits.plan,
+            limits=spec.measurement.limits_of(num_ranks=1, predicted=None),
             seed=0,
         ),
         program="workloads.command",

@@ -119,6 +119,6 @@ def test_the_conditions_are_those_that_make_numbers_incomparable() -> None:
 def test_defaults_are_what_the_measurement_and_the_limits_need() -> None:
     spec = sweep()
     assert spec.measurement.plan.warmup_steps >= 2
-    assert spec.measurement.limits.plan.first_step == 300.0
+    assert spec.measurement.limits_of(num_ranks=1, predicted=None).first_step == 300.0
     assert spec.axes.data_parallel_size == "auto"
     assert spec.axes.tensor_parallel_size == (1,)

@@ -253,7 +253,7 @@ BAD = [
     (
         10,
         "measurement: []\nx_y:",
-        "10:14: measurement: expected a mapping of warmup_steps, min_steps, max_steps, precision, limits, exclusive, preflight, got []",
+        "10:14: measurement: expected a mapping of warmup_steps, min_steps, max_steps, precision, limits, exclusive, preflight, wait_for_nodes, got []",
     ),
     (4, "sequence_length: 64KB", "4:18: sequence_length: '64KB' is no number of tokens; write a whole number, or 4M = 4 * 2**20"),
     (6, "search:\n  seed: 1", "13:1: search: key 'search' stands twice; first at 6:1"),

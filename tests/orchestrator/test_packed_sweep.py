@@ -12,8 +12,8 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.core.spec import WAIT_FOR_NODES_SECONDS
 from orchestrator.gang import SchedulerEvent, Slots
-from orchestrator.launches import NODES_PATIENCE_SECONDS
 from orchestrator.progress import Stop, StopReason
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 from tests.orchestrator.test_sweep import fast, run, spec, states
@@ -139,13 +139,13 @@ def test_without_enough_nodes_a_cell_waits_for_others_and_is_then_given_up(store
     now = [0.0]
 
     def wait() -> None:
-        now[0] += NODES_PATIENCE_SECONDS / 3
+        now[0] += WAIT_FOR_NODES_SECONDS / 3
 
     scheduler = Nodes(fast, {1: {"a": 2}}, at_idle=wait)
     result, _ = run(store, fast, spec=spec(**SIZES), scheduler=scheduler, clock=lambda: now[0])
     reasons = {cell.num_gpus: reason for cell, reason in result.stopped.items()}
     assert reasons == {1: StopReason.EXHAUSTED, 2: StopReason.EXHAUSTED, 4: StopReason.NODES}
-    assert now[0] > NODES_PATIENCE_SECONDS
+    assert now[0] > WAIT_FOR_NODES_SECONDS
     assert not result.finished
 
 
@@ -154,13 +154,13 @@ def test_nodes_that_come_back_are_used_again(store: Store) -> None:
     scheduler = Nodes(fast, {1: {"a": 2}})
 
     def wait() -> None:
-        now[0] += NODES_PATIENCE_SECONDS / 3
+        now[0] += WAIT_FOR_NODES_SECONDS / 3
         scheduler._changes[scheduler._ended] = TWO_NODES
 
     scheduler._at_idle = wait
     result, _ = run(store, fast, spec=spec(**SIZES), scheduler=scheduler, clock=lambda: now[0])
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
-    assert 0 < now[0] < NODES_PATIENCE_SECONDS
+    assert 0 < now[0] < WAIT_FOR_NODES_SECONDS
 
 
 def test_a_search_that_waits_for_its_last_trial_holds_up_nobody(store: Store) -> None:
@@ -185,7 +185,7 @@ def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(s
     scheduler = Nodes(fast, {4: {"a": 2}})
 
     def wait() -> None:
-        now[0] += NODES_PATIENCE_SECONDS / 3
+        now[0] += WAIT_FOR_NODES_SECONDS / 3
         if comes_back:
             scheduler._changes[scheduler._ended] = TWO_NODES
 
@@ -193,4 +193,4 @@ def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(s
     result, _ = run(store, fast, spec=spec(**SIZES | {"gpus": [4]}, repeats=1), scheduler=scheduler, clock=lambda: now[0])
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
     assert len(scheduler.started) == num_runs
-    assert (0 < now[0] < NODES_PATIENCE_SECONDS) if comes_back else (now[0] > NODES_PATIENCE_SECONDS)
+    assert (0 < now[0] < WAIT_FOR_NODES_SECONDS) if comes_back else (now[0] > WAIT_FOR_NODES_SECONDS)

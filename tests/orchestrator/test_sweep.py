@@ -16,6 +16,7 @@ from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint, Stack
+from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import RecomputeMode
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
@@ -23,7 +24,7 @@ from orchestrator.core.protocol import Device, Phase, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Progressed, SchedulerEvent
 from orchestrator.progress import Snapshot, Stop, StopReason, SweepResult
-from orchestrator.searcher import Again, Measured, Proposal, Searcher
+from orchestrator.searcher import Again, Failed, Measured, Proposal, Searcher
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
 
@@ -747,3 +748,94 @@ def test_a_cell_begins_from_what_the_cells_before_it_taught(store: Store, monkey
     result, scheduler = run(store, fast, spec=spec(search={"max_trials": 8}))
     assert seen == [0, 6]  # at the start, and when the second cell came to its turn
     assert (len(scheduler.started), result.counts[TrialState.MEASURED]) == (12, 12)
+
+
+# -- one cell's trouble ------------------------------------------------------------------------------------------------------------
+
+
+def hanging(*gpus: int) -> Script:
+    return lambda request: FailureKind.HUNG if request.layout.world_size in gpus else fast(request)
+
+
+def test_a_cell_of_which_every_layout_hangs_is_stopped_and_the_others_are_measured(store: Store) -> None:
+    one_at_a_time = spec(gpus=[1, 2, 4], search={"max_parallel_trials": 1})
+    result, _ = run(store, hanging(2), spec=one_at_a_time, scheduler=FakeScheduler(hanging(2), slots=4, device=Device.CUDA))
+    reasons = {cell.num_gpus: reason for cell, reason in result.stopped.items()}
+    assert reasons == {1: StopReason.EXHAUSTED, 2: StopReason.FAULTS, 4: StopReason.EXHAUSTED}
+    assert [cell.num_gpus for cell in result.nothing_feasible] == [2]
+    assert result.counts[TrialState.MEASURED] == 12 - 2  # on 4 GPUs a micro-batch of 4 is more than the batch
+    assert not result.finished
+    session = store.newest_session(result.sweep_id)
+    assert session is not None
+    assert StopReason.FAULTS in session.stop_reasons
+
+
+def test_gangs_of_one_cell_that_hang_beside_each_other_end_no_other(store: Store) -> None:
+    """All six at once, and once more: by then each has failed."""
+    result, _ = run(store, hanging(2), scheduler=FakeScheduler(hanging(2), slots=18, device=Device.CUDA))
+    assert states(store) == {TrialState.MEASURED: 6, TrialState.FAILED: 6}
+    assert [cell.num_gpus for cell in result.nothing_feasible] == [2]
+
+
+def test_the_next_call_tries_a_stopped_cell_again(store: Store) -> None:
+    run(store, hanging(2))
+    result, _ = run(store, fast)
+    assert states(store) == {TrialState.MEASURED: 12}
+    assert result.finished
+
+
+def test_where_every_cell_hangs_and_nothing_works_it_is_the_machine(store: Store) -> None:
+    with pytest.raises(ClusterUnavailable, match="5 attempts one after the other"):
+        run(store, hanging(1, 2))
+    assert TrialState.FAILED not in states(store)
+
+
+def test_cells_that_fail_let_others_show_first_whether_anything_works(store: Store) -> None:
+    one_at_a_time = spec(gpus=[1, 2], search={"max_parallel_trials": 1})
+    _, scheduler = run(store, hanging(1), spec=one_at_a_time, scheduler=FakeScheduler(hanging(1), device=Device.CUDA))
+    sizes = [layout.world_size for layout, _ in scheduler.started]
+    assert sizes[:2] == [1, 2]
+
+
+def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    tell = Searcher.tell
+    monkeypatch.setattr(Searcher, "tell", lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k))
+    result, scheduler = run(store, lambda r: FailureKind.HUNG if r.layout.micro_batch_size == 4 else fast(r), spec=spec(gpus=1))
+    assert states(store) == {TrialState.MEASURED: 4, TrialState.FAILED: 2}
+    assert result.finished
+    assert sum(isinstance(outcome, Failed) for outcome in told) == 2
+    hung = [layout for layout, attempt in scheduler.started if layout.micro_batch_size == 4 and attempt == 1]
+    assert [layout for layout, _ in scheduler.started][-2:] == hung, "where there is no other node, again comes last"
+
+
+def test_what_hung_is_tried_again_on_another_node(store: Store) -> None:
+    where: dict[int, list[str]] = {}
+
+    def script(request: TrialRequest) -> float | FailureKind:
+        where.setdefault(request.trial_id, []).append(scheduler.nodes_of[request.trial_id][0])
+        return FailureKind.HUNG if request.trial_id == 1 and request.attempt == 1 else fast(request)
+
+    scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 1, "b": 1})
+    run(store, script, spec=spec(gpus=1), scheduler=scheduler)
+    assert len(set(where[1])) == 2
+    assert states(store) == {TrialState.MEASURED: 6}
+
+
+def test_a_trial_is_given_time_by_what_its_step_is_predicted_to_take(store: Store) -> None:
+    """70B on 16 GPUs: 73 to 81 s a step, and 60 s was what every step had."""
+    requests: list[TrialRequest] = []
+
+    def script(request: TrialRequest) -> float:
+        requests.append(request)
+        return 80.0
+
+    large = spec(model="llama-3.1-70b", gpus=16, gpus_per_node=8, sequence_length=4096, global_batch_size=256, precision="bf16",
+                 axes={"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "micro_batch_size": 1, "zero_stage": 0, "recompute": "full"},
+                 workload="synthetic", repeats=1)  # fmt: skip
+    scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 8, "b": 8})
+    run_sweep(large, store=store, open_scheduler=lambda: scheduler, code=CODE, hardware=lambda _: DEVICES["h100-sxm"], clock=time.monotonic)
+    first, repeat = (request.limits for request in requests[:2])
+    assert 300.0 < first.steady < 1200.0
+    assert first.first_step == pytest.approx(300.0 + first.steady)
+    assert repeat.steady >= 5 * 80.0, "of what was measured, the measurement tells"

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -124,6 +125,7 @@ class _Metrics:
         self._offset = 0
         self._rest = b""
         self.step_seconds: list[float] = []
+        self._last_at: float | None = None  # monotonic, of the last step that was reported
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
 
     def read(self) -> None:
@@ -146,6 +148,17 @@ class _Metrics:
         self._take([self._rest])  # a last line without its end
         self._rest = b""
 
+    def phase_seconds(self) -> dict[Phase, float]:
+        """Seconds in each phase, once the program has ended, as far as its lines tell: `first_step` from its start to its first line.
+
+        What it does before that first line is all in there; what it does after its last one is teardown.
+        """
+        phases = self._rank.phase_seconds()
+        if self._last_at is None:
+            return {phase: seconds for phase, seconds in phases.items() if phase is Phase.START}
+        after = time.monotonic() - self._last_at
+        return {**phases, Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0), Phase.TEARDOWN: after}
+
     def _take(self, lines: Sequence[bytes]) -> None:
         before = len(self.step_seconds)
         for line in lines:
@@ -156,6 +169,7 @@ class _Metrics:
                     self.num_unread += 1
                     self.first_unread = self.first_unread or line[:200].decode(errors="replace")
         if len(self.step_seconds) > before:
+            self._last_at = time.monotonic()
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
 
@@ -163,17 +177,20 @@ class _Metrics:
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
     """Make rank 0's result out of what the program left, its file first. If that is none, say why."""
     metrics.read_to_the_end()
+    phases = metrics.phase_seconds()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
         with result_path.open("rb") as file:
             result = decode_result(file.read(MAX_RESULT_BYTES + 1))
+        if not result.phase_seconds:
+            result = result.model_copy(update={"phase_seconds": phases})
     except FileNotFoundError:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
             unread = f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}" if metrics.num_unread else ""
             _refuse(rank, f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}")
             return
-        result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:])
+        result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:], phase_seconds=phases)
     except (BadResult, OSError) as exc:
         _refuse(rank, f"{result_path.name}: {exc}")
         return

@@ -29,7 +29,7 @@ from workloads.llama.peak_flops import trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, Rank
+from workloads.rank import ConfigRejected, Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -37,7 +37,7 @@ _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 def train(rank: Rank) -> RankResult:
     """Measure the layout of a rank's request. Raises ConfigRejected for a layout or options that this workload cannot run."""
-    start_seconds = _seconds_since_process_start()
+    start_seconds = seconds_since_process_start()
     begin = time.perf_counter()
     rank.heartbeat(Phase.RENDEZVOUS)
     request = rank.request
@@ -56,16 +56,17 @@ def train(rank: Rank) -> RankResult:
         device_name=stack.device_name,
         achieved_flops=_achieved_flops(request, tokens_per_second=tokens / timed.slowest_median_seconds),
     )
+    phases = {
+        **({Phase.START: start_seconds} if start_seconds is not None else {}),
+        Phase.RENDEZVOUS: rendezvous_seconds,
+        Phase.FIRST_STEP: timed.first_step_seconds,
+        Phase.STEADY: timed.steady_seconds,
+    }
     result = RankResult(
         step_seconds=timed.step_seconds,
         warmup_seconds=timed.warmup_seconds,
         tokens_per_step=tokens,
-        phase_seconds={
-            **({Phase.START: start_seconds} if start_seconds is not None else {}),
-            Phase.RENDEZVOUS: rendezvous_seconds,
-            Phase.FIRST_STEP: timed.first_step_seconds,
-            Phase.STEADY: timed.steady_seconds,
-        },
+        phase_seconds=rank.with_teardown(phases),
         peak_memory_allocated_bytes=report.peak_allocated_bytes,
         peak_memory_reserved_bytes=report.peak_reserved_bytes,
         memory_bytes_by_part=report.bytes_by_part,
@@ -195,13 +196,3 @@ def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
     torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")  # TF32, as core/hardware's fp32 peaks assume
     return device
-
-
-def _seconds_since_process_start() -> float | None:
-    """How long this process has lived, by the kernel's account; None where there is no /proc."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): clock ticks after boot
-    except (OSError, ValueError, IndexError):
-        return None
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)

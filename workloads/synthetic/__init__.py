@@ -48,6 +48,7 @@ def pretend_to_train(rank: Rank) -> RankResult:
     result = RankResult(
         step_seconds=timed,
         warmup_seconds=warmup,
+        phase_seconds=rank.phase_seconds(),
         peak_memory_allocated_bytes=needs.step_2,
         peak_memory_reserved_bytes=min(capacity, int(1.05 * needs.step_2)),
         device_memory_bytes=capacity,

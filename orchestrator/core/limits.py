@@ -1,0 +1,163 @@
+"""How long a rank may stay in each phase: what the sweep file says, or `auto`.
+
+An `auto` limit is a floor, and a multiple of the step that is predicted and of the steps that are seen. Launchers, simulations and plans
+use the same functions. Nothing here knows a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp
+
+from orchestrator.core.measurement import LAUNCH_SECONDS
+from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits, TrialRequest
+
+FLOOR_SECONDS: Mapping[LimitName, float] = {
+    LimitName.START: 120.0,
+    LimitName.RENDEZVOUS: 120.0,
+    LimitName.FIRST_STEP: 300.0,  # a first step may compile for minutes
+    LimitName.STEADY: 60.0,
+    LimitName.TEARDOWN: 20.0,
+    LimitName.TOTAL: 1800.0,
+}
+# Process groups of 2,048 ranks took 1,047 s to build over torch's store (MegaScale, Jiang et al., NSDI 2024, section 3.5).
+RENDEZVOUS_SECONDS_PER_RANK = 0.5
+STEP_MULTIPLE = 5.0  # of a step, without a new one: then it is a hang
+TOTAL_MULTIPLE = 2.0  # of all steps that may be asked for
+NEAR_MULTIPLE = 2.0  # of the longest step that is predicted: a number below is near
+LONGEST_SDS = 1.2816  # of the logarithm: nine of ten steps are predicted to be shorter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedStep:
+    """The time of one optimizer step before it has run."""
+
+    seconds: float
+    log_sd: float  # standard deviation of its logarithm
+
+    @property
+    def longest_seconds(self) -> float:
+        """What it stays under in nine cases of ten."""
+        return self.seconds * exp(LONGEST_SDS * self.log_sd)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenSteps:
+    """How long the steps of an attempt took so far; None: none has ended."""
+
+    first_seconds: float | None = None  # compilation included
+    slowest_seconds: float | None = None  # of those after it
+
+    @property
+    def step_seconds(self) -> float | None:
+        """What the next step is compared with. The first counts until a later one has ended, since it may have compiled."""
+        return self.slowest_seconds if self.slowest_seconds is not None else self.first_seconds
+
+
+NOTHING_SEEN = SeenSteps()
+
+
+def resolve_limits(
+    asked: Mapping[LimitName, float | None], *, plan: MeasurementPlan, num_ranks: int, predicted: PredictedStep | None
+) -> PhaseLimits:
+    """The limits of an attempt before it starts. `asked` has seconds as the file says them; None: auto."""
+    auto = tuple(name for name in LimitName if asked[name] is None)
+    longest = predicted.longest_seconds if predicted is not None else None
+    seconds = {name: FLOOR_SECONDS[name] if (said := asked[name]) is None else said for name in LimitName}
+    if LimitName.RENDEZVOUS in auto:
+        seconds[LimitName.RENDEZVOUS] += RENDEZVOUS_SECONDS_PER_RANK * num_ranks
+    if longest is not None:
+        if LimitName.FIRST_STEP in auto:
+            seconds[LimitName.FIRST_STEP] += STEP_MULTIPLE * longest
+        if LimitName.STEADY in auto:
+            seconds[LimitName.STEADY] = max(seconds[LimitName.STEADY], STEP_MULTIPLE * longest)
+        if LimitName.TOTAL in auto:
+            seconds[LimitName.TOTAL] = max(seconds[LimitName.TOTAL], _total(seconds, plan, longest))
+    return PhaseLimits(
+        start=seconds[LimitName.START],
+        rendezvous=seconds[LimitName.RENDEZVOUS],
+        first_step=seconds[LimitName.FIRST_STEP],
+        steady=seconds[LimitName.STEADY],
+        teardown=seconds[LimitName.TEARDOWN],
+        total=seconds[LimitName.TOTAL],
+        auto=auto,
+        predicted_step_seconds=longest,
+    )
+
+
+def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> float:
+    """The limit in force. Steps that are seen can only raise it, and only where it is `auto`."""
+    limits = request.limits
+    said: float = getattr(limits, name)
+    step = seen.step_seconds
+    if step is None or name not in limits.auto:
+        return said
+    match name:
+        case LimitName.STEADY:
+            return max(said, STEP_MULTIPLE * step)
+        case LimitName.TOTAL:
+            return max(said, _total(_seconds_of(limits), request.measurement, step))
+        case _:
+            return said
+
+
+def told_passed(request: TrialRequest, name: LimitName, seen: SeenSteps, *, step: int | None = None) -> str:
+    """That a limit has passed, where it comes from, and what to change. `step`: the last one that began, where there was one."""
+    after = f" without a new step after step {step}" if step is not None else ""
+    return f"{name} limit of {limit_seconds(request, name, seen):.4g} s passed{after}{_source(request, name, seen)}"
+
+
+def longest_safe_step(name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float) -> float | None:
+    """The predicted seconds of a step up to which a limit of so many seconds is not near; None: the limit is of something else.
+
+    Near is less than `NEAR_MULTIPLE` of the longest step, or less than all the steps that may be asked for.
+    """
+    match name:
+        case LimitName.FIRST_STEP | LimitName.STEADY:
+            return seconds / NEAR_MULTIPLE / exp(LONGEST_SDS * log_sd)
+        case LimitName.TOTAL:
+            return max(seconds - LAUNCH_SECONDS, 0.0) / _num_steps(plan)
+        case _:
+            return None
+
+
+def _source(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
+    limits, key = request.limits, f"measurement.limits.{name}"
+    if not limits.in_file:
+        return ""
+    if name not in limits.auto:
+        return f" ({key} of the sweep file; if this is no hang, raise it or write auto)"
+    return f" (auto: {_reason(request, name, seen)}; if this is no hang, set {key})"
+
+
+def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
+    """What an `auto` limit follows."""
+    limits, floor = request.limits, FLOOR_SECONDS[name]
+    in_force, said = limit_seconds(request, name, seen), getattr(limits, name)
+    if name is LimitName.RENDEZVOUS:
+        return f"{floor:g} s and {RENDEZVOUS_SECONDS_PER_RANK:g} s a rank"
+    step, whose = limits.predicted_step_seconds, "predicted to take at most"
+    if in_force > said:
+        step, whose = seen.step_seconds, "the first took" if seen.slowest_seconds is None else "the slowest so far took"
+    if step is None or in_force == floor:
+        return "its least"
+    what = {
+        LimitName.FIRST_STEP: f"{floor:g} s and {STEP_MULTIPLE:g} x a step",
+        LimitName.STEADY: f"{STEP_MULTIPLE:g} x a step",
+        LimitName.TOTAL: f"{TOTAL_MULTIPLE:g} x {_num_steps(request.measurement)} steps and what is around them",
+    }[name]
+    return f"{what}, {whose} {step:.3g} s"
+
+
+def _total(seconds: Mapping[LimitName, float], plan: MeasurementPlan, step_seconds: float) -> float:
+    around = sum(seconds[name] for name in (LimitName.START, LimitName.RENDEZVOUS, LimitName.FIRST_STEP, LimitName.TEARDOWN))
+    return around + TOTAL_MULTIPLE * _num_steps(plan) * step_seconds
+
+
+def _num_steps(plan: MeasurementPlan) -> int:
+    return plan.warmup_steps + plan.max_steps
+
+
+def _seconds_of(limits: PhaseLimits) -> dict[LimitName, float]:
+    return {name: getattr(limits, name) for name in LimitName}
