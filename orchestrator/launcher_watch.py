@@ -12,6 +12,7 @@ from orchestrator.core.protocol import (
     MAX_RESULT_BYTES,
     BadResult,
     LaunchOrder,
+    NotFiniteResult,
     Phase,
     RankFailure,
     RankOutcome,
@@ -51,6 +52,7 @@ class RankWatch:
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
+    not_finite: str | None = None  # what of its result shows that the training diverged
     note: RankFailure | None = None
     _seen: tuple[int, bytes] = (0, b"")  # the last heartbeat read, and when it was written
 
@@ -95,10 +97,11 @@ class RankWatch:
                 if isinstance(exc, FileNotFoundError):
                     raise
                 self.bad_result = str(exc)
+                self.not_finite = str(exc) if isinstance(exc, NotFiniteResult) else None
         with suppress(OSError, BadResult):
             self.note = decode_failure(_read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1))
-        if self.code == 0 and self.result is None and self.note is not None:  # it ended well, and says why it has no result
-            self.bad_result, self.note = self.note.message, None
+        if self.code == 0 and self.result is None and self.note is not None and self.note.exception.endswith("BadResult"):
+            self.bad_result, self.note = self.note.message, None  # it ended well, and says why it has no result
         if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
@@ -137,6 +140,7 @@ class RankWatch:
             traceback=note.traceback if note else "",
             noted_out_of_memory=note.out_of_memory if note else False,
             bad_result=self.bad_result,
+            not_finite=self.not_finite,
             timed_out=self.limit_passed,
             phase=note.phase if note else self.phase,
             step=note.step if note else self.step,

@@ -157,8 +157,13 @@ class RankResult(_Message):
     peak_flops_source: PeakSource | None = None
     loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
+    gradient_norm: Annotated[float, Field(ge=0, le=1e30)] | None = None  # of the last step; only whether it is finite matters
     collectives: Annotated[list[CollectiveTime], Field(max_length=1000)] = []
     stack: Stack = Stack()
+
+
+# A number of a result that shows that its training diverged, where it is not finite.
+TRAINED_NUMBERS = ("loss_first", "loss_last", "gradient_norm")
 
 
 class RankFailure(_Message):
@@ -179,6 +184,14 @@ class BadResult(ValueError):
     """A rank wrote something that is not a result. The message says what."""
 
 
+class NotFiniteResult(BadResult):
+    """A result of a training that diverged: its loss or its gradient norm is NaN or infinite."""
+
+    def __init__(self, name: str, value: object) -> None:
+        super().__init__(f"{name} is {value}: the training diverged")
+        self.name, self.value = name, value
+
+
 _M = TypeVar("_M")
 
 _REQUEST = TypeAdapter(TrialRequest)
@@ -196,8 +209,20 @@ def decode_request(text: bytes) -> TrialRequest:
 
 
 def decode_result(text: bytes) -> RankResult:
-    """Parse a rank's result. Raises BadResult for rubbish of any kind: too large, no JSON, NaN, negative, missing, unknown."""
-    return _decode(_RESULT, text, "result")
+    """Parse a rank's result. Raises BadResult for rubbish of any kind: too large, no JSON, negative, missing, unknown; its kind NotFiniteResult
+    where the loss or gradient norm is NaN or infinite, also as a text or, after a loss that was a number, as null: so some write NaN.
+    """
+    try:
+        result = _decode(_RESULT, text, "result")
+    except BadResult as exc:
+        errors = exc.__cause__.errors(include_url=False) if isinstance(exc.__cause__, ValidationError) else []
+        for error in errors:
+            if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
+                raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
+        raise
+    if result.loss_first is not None and result.loss_last is None and "loss_last" in result.model_fields_set:
+        raise NotFiniteResult("loss_last", "null")
+    return result
 
 
 def decode_failure(text: bytes) -> RankFailure:
