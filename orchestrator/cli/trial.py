@@ -32,6 +32,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.lifecycle import IN_FLIGHT
+from orchestrator.core.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
 from orchestrator.report import records
 
@@ -122,6 +123,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         ("started", f"{show_as.at(attempt.started_at)} UTC" + (f", took {show_as.duration(seconds)}" if seconds is not None else "")),
         ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
+        ("machine load", _load_text(attempt.load)),
         ("phases", phases),
         ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
         ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
@@ -133,6 +135,26 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         _print_measurement(attempt.measurement, attempt)
     if attempt.failure is not None:
         _print_failure(attempt.failure)
+
+
+def _load_text(load: MachineLoad) -> str | None:
+    """Who used the cores, and how the GPUs were clocked; first what spoils the result."""
+    if not load.is_known:
+        return None
+    texts = [said] if (said := said_of(load)) is not None else []
+    if load.cpu_cores is not None and load.others_cpu_cores is not None:
+        shares = {"its own": load.own_cpu_cores, "its sweep's": load.sweep_cpu_cores, "others'": load.others_cpu_cores}
+        told = ", ".join(f"{name} {used:.1f}" for name, used in shares.items() if used is not None)
+        texts.append(f"of {load.cpu_cores:g} cores: {told}")
+    if load.gpu_clock_ratio is not None:
+        heat = f", {load.gpu_temperature_celsius:.0f} °C" if load.gpu_temperature_celsius is not None else ""
+        why = (
+            f", limited by {', '.join(reason.replace('_', ' ') for reason in load.gpu_throttle_reasons)}"
+            if load.gpu_throttle_reasons
+            else ""
+        )
+        texts.append(f"GPUs at {load.gpu_clock_ratio:.0%} of their clock{heat}{why}")
+    return "; ".join(texts) or None
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:

@@ -148,8 +148,8 @@ _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )  # any other signal came from outside
 # How batch systems, spot nodes, people and closed terminals end a program. We never do: our own end is SIGKILL.
-_ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_FATAL = _ASKED_TO_END | {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}  # not SIGABRT: so end watchdogs
+ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_FATAL = ASKED_TO_END | {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}  # not SIGABRT: so end watchdogs
 _MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH, FailureKind.STORAGE})
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
@@ -435,7 +435,7 @@ def _chain(text: str) -> str:
 def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
     number = _signal(evidence)
     if number is not None:
-        kind = FailureKind.SEGFAULT if number in _CRASHES else FailureKind.PREEMPTED if number in _ASKED_TO_END else FailureKind.KILLED
+        kind = FailureKind.SEGFAULT if number in _CRASHES else FailureKind.PREEMPTED if number in ASKED_TO_END else FailureKind.KILLED
         return kind, _exit_text(evidence)
     if evidence.exit_code == 0 and evidence.bad_result is not None:
         return FailureKind.BAD_RESULT, evidence.bad_result

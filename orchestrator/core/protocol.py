@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.core.failures import Failure
 from orchestrator.core.fingerprint import WITHOUT_NUL, Stack
 from orchestrator.core.layout import Layout
+from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.model_shape import ModelShape
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
@@ -285,6 +286,7 @@ class NodeReport:
     environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
     chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values
     gpu: GpuUsage = field(default_factory=GpuUsage)
+    load: MachineLoad = field(default_factory=MachineLoad)  # while steps were timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,5 +303,6 @@ class LaunchOrder:
     address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
+    orchestrator: str = ""  # the process that asks for it (processes.process_identity): its CPU time is the sweep's
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets: they reach ranks, no file and no message
