@@ -203,6 +203,8 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
         "fingerprint_digest": fingerprint_digest,
         **records.phase_columns(facts.get("phases") or {}),
     }
+    if (load := facts.get("load")) is not None:
+        values |= records.load_columns(load)
     if (nodes := facts.get("nodes")) is not None:
         values["nodes"] = list(nodes)
     if (shared := facts.get("shared_nodes")) is not None:

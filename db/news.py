@@ -10,6 +10,7 @@ from orchestrator.core.failures import Failure
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
+from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
 
@@ -62,6 +63,7 @@ class AttemptFacts(TypedDict, total=False):
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
+    load: MachineLoad  # of its nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.held import HeldGpuSeconds
 from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.machine_load import relative_sd
 from orchestrator.core.protocol import MEASURED_PEAK, GpuUsage
 from orchestrator.core.winner import Run
 
@@ -143,7 +144,12 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
     )
     statement = (
         sa.select(
-            trial.c.id, attempt.c.pooled, attempt.c.failure_kind, measurement.c.step_seconds_median, measurement.c.relative_confidence
+            trial.c.id,
+            attempt.c.pooled,
+            attempt.c.failure_kind,
+            measurement.c.step_seconds_median,
+            measurement.c.relative_confidence,
+            *(attempt.c[name] for name in records.LOAD_COLUMNS),
         )
         .join(first, first.c.trial_id == trial.c.id)
         .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number >= first.c.number))
@@ -157,7 +163,13 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
     return {
         trial_id: Repeats(
             runs=tuple(
-                Run(step_seconds=row.step_seconds_median, relative_confidence=row.relative_confidence) for row in rows if row.pooled
+                Run(
+                    step_seconds=row.step_seconds_median,
+                    relative_confidence=row.relative_confidence,
+                    load_sd=relative_sd(records.load_of(row._mapping)),
+                )
+                for row in rows
+                if row.pooled
             ),
             failures=Counter(FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None),
             num_apart=sum(row.step_seconds_median is not None and not row.pooled for row in rows),
@@ -263,6 +275,7 @@ _TRIALS = (
         _last.c.failure_kind,
         _last.c.failure_message,
         _last.c.gpu_seconds,
+        *(_counting.c[name] for name in records.LOAD_COLUMNS),
     )
     .join(cell, cell.c.id == trial.c.cell_id)
     .outerjoin(_last, sa.and_(_last.c.trial_id == trial.c.id, _last.c.number == trial.c.num_attempts, _FAILED))
@@ -331,6 +344,7 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         state=TrialState(row["state"]),
         is_current_fingerprint=None if row["counting_id"] is None else bool(row["is_current_fingerprint"]),
         failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
+        load=records.load_of(row),
     )
 
 
@@ -360,6 +374,7 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         measurement=records.measurement_of(numbers) if is_measured else None,
         gpu=usage if is_measured else None,
         memory_by_part=numbers["memory_by_part"],
+        load=records.load_of(row),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import RowMapping
@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.measurement import Measurement, StepTime
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import GpuUsage, Phase
@@ -54,6 +55,7 @@ _MEASURED = (
     "loss_first",
     "loss_last",
 )
+LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
 LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision", "options")
 
 
@@ -109,6 +111,21 @@ def phase_columns(phases: Mapping[Phase, float]) -> Columns:
 
 def phases_of(row: Row) -> dict[Phase, float]:
     return {phase: row[f"{phase.value}_seconds"] for phase in Phase if row[f"{phase.value}_seconds"] is not None}
+
+
+def load_columns(load: MachineLoad) -> Columns:
+    """None where nothing is known of it: such an attempt's columns stay NULL."""
+    if not load.is_known:
+        return {}
+    return {**asdict(load), "gpu_throttle_reasons": ", ".join(load.gpu_throttle_reasons) or None}
+
+
+def load_of(row: Row) -> MachineLoad:
+    if row["cpu_cores"] is None and row["gpu_clock_ratio"] is None and row["foreign_gpu_processes"] is None:
+        return NO_LOAD
+    reasons = row["gpu_throttle_reasons"]
+    values = {name: row[name] for name in LOAD_COLUMNS}
+    return MachineLoad(**{**values, "gpu_throttle_reasons": tuple(reasons.split(", ")) if reasons else ()})
 
 
 def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None) -> Columns:

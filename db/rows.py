@@ -16,6 +16,7 @@ from orchestrator.core.held import HeldGpuSeconds, of_attempt, outcome_of
 from orchestrator.core.layout import Layout, Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.links import LinkSample
+from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
 from orchestrator.core.synthetic import SIMULATED_SUFFIX
@@ -103,6 +104,7 @@ class TrialRow:
     gpu_seconds: float | None  # of the last attempt
     created_at: dt.datetime
     updated_at: dt.datetime
+    load: MachineLoad = NO_LOAD  # of the attempt that counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +129,7 @@ class AttemptRow:
     measurement: Measurement | None
     gpu: GpuUsage | None
     memory_by_part: Mapping[str, int] | None
+    load: MachineLoad = NO_LOAD
 
     def held(self, num_gpus: int) -> HeldGpuSeconds | None:
         """What its GPU-seconds went into; None: it has not ended, or nobody knows what it held."""

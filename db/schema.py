@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0011"  # the newest migration in migrations/versions
+SCHEMA_VERSION = "0007"  # the newest migration in migrations/versions
 
 
 class SweepState(StrEnum):
@@ -260,6 +260,16 @@ attempt = Table(
     Column("fingerprint_digest", Text, ForeignKey("fingerprint.digest")),
     Column("processes_killed", Integer),
     Column("environment", Json),  # by which ranks were told how to communicate: name -> value, or -> value by node; NULL: by nothing
+    # What its node was busy with while steps were timed; of several nodes the one where others disturbed most. CPU in cores. NULL: not known.
+    Column("cpu_cores", Double),  # that it could use
+    Column("own_cpu_cores", Double),
+    Column("sweep_cpu_cores", Double),  # other attempts of the sweep, its orchestrator and Ray
+    Column("others_cpu_cores", Double),
+    Column("foreign_gpu_processes", Integer),
+    Column("gpu_clock_ratio", Double),
+    Column("gpu_throttled_fraction", Double),
+    Column("gpu_throttle_reasons", Text),  # names with commas between them
+    Column("gpu_temperature_celsius", Double),
     Column("failure_kind", Text),
     Column("failure_rank", Integer),
     Column("failure_node", Text),

@@ -198,6 +198,7 @@ COLUMNS: Mapping[str, str] = {
     "conditions": "what makes numbers incomparable when it changes",
     "confident": "whether the precision asked for was reached",
     "context_parallel_size": "ranks that share a sequence",
+    "cpu_cores": "cores that the attempt could use: its affinity, or the limit of its container",
     "created_at": "when the row was made",
     "cuda": "version of CUDA",
     "data_parallel_size": "replicas",
@@ -233,10 +234,15 @@ COLUMNS: Mapping[str, str] = {
     "fingerprint_digest": "what it was measured with; of a cell: its newest measurement's",
     "first_seen_at": "when this fingerprint first measured something",
     "first_step_seconds": "time in phase first_step, slowest rank",
+    "foreign_gpu_processes": "processes that were not the attempt's, on its GPUs while steps were timed (NVML); NULL: not told",
     "free_disk_bytes": "where run folders go",
     "from_state": "the trial's state before",
     "git_sha": "commit of the measured code; NULL: not a git checkout",
     "global_batch_size": "sequences of an optimizer step",
+    "gpu_clock_ratio": "mean SM clock of its GPUs over the most that they can, while steps were timed (NVML)",
+    "gpu_temperature_celsius": "of its hottest GPU while steps were timed (NVML)",
+    "gpu_throttle_reasons": "why its GPUs ran below their highest clock, in NVML's words, with commas; `sw_power_cap` alone spoils nothing",
+    "gpu_throttled_fraction": "of the samples, in which a GPU was slowed down by heat, power supply or hardware",
     "gpu_power_watts": "mean power of a GPU while steps were timed (NVML)",
     "gpu_seconds": "GPUs held x seconds, placement to clean-up; in `v_trial` of the last attempt",
     "useful_gpu_seconds": "in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)",
@@ -244,7 +250,7 @@ COLUMNS: Mapping[str, str] = {
     "startup_gpu_seconds": "in the rest of these attempts, around and between their steps",
     "failed_gpu_seconds": "in attempts without a measurement that counts, but for the two kinds that follow",
     "out_of_memory_gpu_seconds": "in attempts that ran out of memory",
-    "lost_gpu_seconds": "in attempts that were lost with their node or orchestrator",
+    "lost_gpu_seconds": "in attempts that were lost with their node or orchestrator, or preempted",
     "cancelled_gpu_seconds": "in attempts that somebody ended: a second Ctrl-C, SIGTERM, `sweep cancel`",
     "in_flight_gpu_seconds": "in attempts that have not ended, when the orchestrator was last seen; NULL: not known by cell",
     "idle_gpu_seconds": "leased, and no attempt on them; NULL: not known by cell",
@@ -303,6 +309,8 @@ COLUMNS: Mapping[str, str] = {
     "number": "of the attempt, from 1",
     "options": "of a trial: the workload's options that vary, as JSON; NULL: none",
     "orchestrator_version": "of this program",
+    "others_cpu_cores": "cores' worth of CPU time that went to somebody else while steps were timed: [the load by others](measuring.md#the-load-by-others)",
+    "own_cpu_cores": "the same to the attempt's processes",
     "owner_epoch": "the fencing token: grows with each owner",
     "owner_host": "host of the orchestrator; NULL: nobody holds the sweep",
     "owner_namespace": "in which `owner_pid` means anything: machine boot and pid namespace",
@@ -345,6 +353,7 @@ COLUMNS: Mapping[str, str] = {
     "superseded": "kept, but its numbers are not the trial's: invalidated, another came first, or another of the pool is the median",
     "pooled": "one of the measurements that the trial's numbers are the median of",
     "sweep": "the sweep's name",
+    "sweep_cpu_cores": "the same to other attempts of the sweep, its orchestrator and Ray, where they are on the node",
     "sweep_id": "number of the sweep",
     "teardown_seconds": "time in phase teardown, slowest rank",
     "tensor_parallel_size": "ranks that share each layer",
@@ -383,14 +392,22 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "give the node or container more memory; fewer `num_threads` or loader workers",
     ),
     _K.CONFIG_REJECTED: _failure("the workload says that it cannot run this layout", "add a constraint, so that it is not tried at all"),
+    _K.NOT_FINITE: _failure(
+        "the training diverged: a loss or gradient norm is NaN or infinite, as the program reports or raises it",
+        "lower the learning rate or widen the precision; the message names the step",
+    ),
     _K.USER_ERROR: _failure(
         "an exception or exit code of the program", "`sweep logs TRIAL`: its traceback; mend it, then `sweep invalidate`"
     ),
     _K.SEGFAULT: _failure(
-        "SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS",
+        "SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU what the driver says that the program did (Xid 13, 31, 32, 43)",
         "its log has Python's stack (faulthandler); often a library's bug with this layout",
     ),
-    _K.KILLED: _failure("a signal from outside, and no sign of memory", "somebody or something killed the rank: look at the node's log"),
+    _K.KILLED: _failure("SIGKILL from outside, and no sign of memory", "somebody or something killed the rank: look at the node's log"),
+    _K.PREEMPTED: _failure(
+        "SIGTERM, SIGINT or SIGHUP that this program did not send, or a batch system's word: preemption, time limit, a spot node that goes",
+        "nothing: the trial waits; where it repeats, a longer time limit or nodes that stay. A program that ends itself by SIGTERM counts so too",
+    ),
     _K.BAD_RESULT: _failure(
         "it ended well, but what it wrote is no result, or breaks physics (MFU above 1)", "the message says what is wrong with it"
     ),
@@ -406,8 +423,12 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "communication failed, and no rank did worse before", "`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`"
     ),
     _K.DEVICE_ERROR: _failure(
-        "illegal access far from the memory limit, ECC, off the bus, no usable device",
+        "illegal access far from the memory limit of which the driver says no more, no usable device",
         "`nvidia-smi`, `dmesg`; take the node out if it repeats",
+    ),
+    _K.XID: _failure(
+        "the GPU's hardware failed, as NVIDIA's driver says: ECC, NVLink, off the bus, firmware; the message has the number",
+        "`dmesg` on that node; reset the GPU or take the node out. Two such trials bench the node by themselves",
     ),
     _K.STORAGE: _failure(
         "disk full, over quota, read-only, stale or broken file system, or too many open files",
@@ -462,6 +483,9 @@ FAULTS: Mapping[str, str] = {
     "exit": "exit code 1, no word said",
     "segfault": "SIGSEGV",
     "abort": "SIGABRT",
+    "nan_loss": "the loss is NaN",
+    "preempted": "SIGTERM",
+    "xid": "the driver's Xid 79 in the log, and a CUDA error",
     "lost_rank": "SIGKILL",
     "hang": "sleeps for ever",
     "hang_in_c": "hangs without giving the interpreter back",
@@ -510,7 +534,8 @@ RESULT: Mapping[str, str] = {
     "peak_flops": "peak FLOP/s of one device at this precision; without it there is no MFU",
     "peak_flops_source": "where that comes from",
     "loss_first": "loss of the first step",
-    "loss_last": "loss of the last step",
+    "loss_last": "loss of the last step; NaN, infinite, or null after a `loss_first` that is a number: the training diverged (`not_finite`)",
+    "gradient_norm": "of the last step; not finite: the training diverged",
     "collectives": "of workload netbench: each collective and message size with its seconds",
     "stack": "`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the fingerprint",
 }

@@ -24,6 +24,7 @@ from orchestrator.core.failures import (
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
+from orchestrator.core.machine_load import of_gang, relative_sd, said_of
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.protocol import Device, Phase, RankResult
 from orchestrator.core.spec import SweepSpec
@@ -236,7 +237,12 @@ class Books:
         assert fingerprint is not None, "a measurement without a result"
         self.fingerprints.add(fingerprint.digest)
         run, trial_id, layout = flight.run, flight.trial_id, flight.layout
-        taken = Run(step_seconds=measurement.step_time.median, relative_confidence=measurement.step_time.relative_confidence)
+        load = of_gang(report.load for report in ending.event.reports)
+        taken = Run(
+            step_seconds=measurement.step_time.median,
+            relative_confidence=measurement.step_time.relative_confidence,
+            load_sd=relative_sd(load),
+        )
         if not flight.is_repeat:
             self._move(flight.state, TrialState.MEASURED)
             run.note_measured(trial_id, layout, taken)
@@ -248,7 +254,8 @@ class Books:
             peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
             run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
-        return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}"
+        spoiled = said_of(load)
+        return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{f'; {spoiled}' if spoiled is not None else ''}"
 
     def _failed(self, ending: _Ending, failure: Failure, event: TrialEvent, row: TrialRow | None) -> str:
         """`row` is the trial's, where it waits again."""

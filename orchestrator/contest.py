@@ -13,6 +13,7 @@ from db.rows import Repeats, TrialRow
 from orchestrator.core.failures import FailureKind, may_retry
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.machine_load import relative_sd
 from orchestrator.core.spec import Confirm
 from orchestrator.core.winner import Run, Verdict, judge, median_run
 
@@ -126,7 +127,13 @@ def contest_of(trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, un
     for trial in trials:
         if trial.state is not TrialState.MEASURED or not trial.is_current_fingerprint or trial.step_seconds_median is None:
             continue
-        alone = (Run(step_seconds=trial.step_seconds_median, relative_confidence=trial.relative_confidence),)
+        alone = (
+            Run(
+                step_seconds=trial.step_seconds_median,
+                relative_confidence=trial.relative_confidence,
+                load_sd=relative_sd(trial.load),
+            ),
+        )
         found = repeats.get(trial.id, Repeats(runs=alone, failures={}, num_apart=0))
         for run in found.runs:
             contest.note(trial.id, trial.layout, run)

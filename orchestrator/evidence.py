@@ -9,6 +9,7 @@ from orchestrator.core.communication import counted, over_nodes
 from orchestrator.core.failures import refused_allocation
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import step_seconds_within
+from orchestrator.core.machine_load import of_gang
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, NodeReport, Phase, RankResult
 from orchestrator.gang import Finished
@@ -37,6 +38,7 @@ def attempt_facts(
         gpu_seconds=event.gpu_seconds,
         environment=over_nodes({report.node: report.environment for report in event.reports}),
         processes_killed=sum(report.processes_killed for report in event.reports),
+        load=of_gang(report.load for report in event.reports),
     )
     if measurement is not None:
         timed, warmup = step_seconds_within(event.gpu_seconds / num_gpus, timed=measurement.step_seconds, results=results, phases=phases)

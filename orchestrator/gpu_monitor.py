@@ -1,4 +1,4 @@
-"""What NVML says of this node's GPUs while ranks run: utilisation, power, memory, and who still holds them.
+"""What NVML says of this node's GPUs while ranks run: utilisation, power, memory, clocks, errors, and who holds them.
 
 The only importer of nvidia-ml-py. Without it, without a driver, or where a value is not supported, the answer is None.
 """
@@ -9,16 +9,27 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.core.machine_load import HARMFUL_REASONS, MachineLoad
 from orchestrator.core.node_health import GpuFacts, baseline_bytes
 from orchestrator.core.protocol import GpuUsage
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 0.2
+MOST_EVENTS = 100  # read at once
+
+# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idle and clocks that somebody has set are none.
+_REASONS = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +44,7 @@ class GpuMonitor:
     """Samples devices (physical indices or UUIDs) in a thread, between `__enter__` and `__exit__`. Without devices it does nothing."""
 
     def __init__(self, devices: Sequence[str], *, nvml: Any = None) -> None:
-        self._nvml = (nvml or _load_nvml()) if devices else None
+        self._nvml: Any = (nvml or _load_nvml()) if devices else None
         self._handles = _handles(self._nvml, devices)
         self._counting = False
         self._stop = threading.Event()
@@ -42,8 +53,16 @@ class GpuMonitor:
         self._power_watts: list[float] = []
         self._num_samples = 0
         self._fullest: DeviceMemory | None = None
+        self._clock_ratios: list[float] = []
+        self._temperatures: list[float] = []
+        self._reasons: set[str] = set()
+        self._num_throttled, self._num_reasons_told = 0, 0
+        self._holders: dict[int, set[int]] = {}  # process ids seen on each device, by its place among ours, while steps were timed
+        self._xids: list[int] = []
+        self._events: Any = None
 
     def __enter__(self) -> GpuMonitor:
+        self._listen()
         if self._handles:
             self._thread = threading.Thread(target=self._sample_until_stopped, name="gpu-monitor", daemon=True)
             self._thread.start()
@@ -53,6 +72,10 @@ class GpuMonitor:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._take_events()
+        if self._events is not None:
+            _ask(self._nvml, self._nvml.nvmlEventSetFree, self._events)
+            self._events = None
 
     def count(self, timed_steps_run: bool) -> None:
         """Say whether samples from now on are of timed steps: only those count as usage."""
@@ -65,6 +88,55 @@ class GpuMonitor:
         """The device that was nearest to its limit, whether timed steps ran or not."""
         return self._fullest
 
+    def load(self, load: MachineLoad, *, own: Collection[int]) -> MachineLoad:
+        """A node's load with what is known of its devices; `own` are the attempt's processes."""
+        if not self._handles:
+            return load
+        return replace(
+            load,
+            foreign_gpu_processes=self._foreign(own),
+            gpu_clock_ratio=_mean(self._clock_ratios),
+            gpu_throttled_fraction=self._num_throttled / self._num_reasons_told if self._num_reasons_told else None,
+            gpu_throttle_reasons=tuple(sorted(self._reasons)),
+            gpu_temperature_celsius=max(self._temperatures, default=None),
+        )
+
+    def _foreign(self, own: Collection[int]) -> int | None:
+        """Processes on our devices that are not ours. None: it was not told, or ids are told as another container has them."""
+        if not self._holders or not any(pids & set(own) for pids in self._holders.values()):
+            return None
+        return len(set().union(*self._holders.values()) - set(own))
+
+    @property
+    def xids(self) -> Sequence[int]:
+        """NVIDIA's errors of these devices since `__enter__`, in their order."""
+        return tuple(self._xids)
+
+    @property
+    def addresses(self) -> set[str]:
+        """Where the devices are on the bus, as the kernel's log has it: `0000:3b:00`."""
+        nvml: Any = self._nvml
+        places = (_ask(nvml, nvml.nvmlDeviceGetPciInfo, handle) for handle in self._handles)
+        return {f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}" for place in places if place is not None}
+
+    def _listen(self) -> None:
+        """Have the driver tell of errors from now on; where it cannot, the kernel's log has to."""
+        nvml: Any = self._nvml
+        if not self._handles or not hasattr(nvml, "nvmlEventSetCreate"):
+            return
+        events = _ask(nvml, nvml.nvmlEventSetCreate)
+        if events is not None:
+            for handle in self._handles:
+                _ask(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+
+    def _take_events(self) -> None:
+        for _ in range(MOST_EVENTS if self._events is not None else 0):
+            event = _ask(self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
+            if event is None:  # none left: that is a time-out
+                return
+            self._xids.append(int(event.eventData))
+
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(SAMPLE_SECONDS):
             self.sample()
@@ -73,7 +145,7 @@ class GpuMonitor:
         """Take one sample of each device."""
         counting = self._counting
         nvml: Any = self._nvml
-        for handle in self._handles:
+        for index, handle in enumerate(self._handles):
             memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
             if memory is not None:
                 seen = DeviceMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
@@ -86,8 +158,31 @@ class GpuMonitor:
                 milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
                 if milliwatts is not None:
                     self._power_watts.append(milliwatts / 1000)
+                self._look_at_load(index, handle)
         if counting:
             self._num_samples += 1
+        self._take_events()
+
+    def _look_at_load(self, index: int, handle: Any) -> None:
+        nvml: Any = self._nvml
+        clock = _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        most = _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        if clock is not None and most:
+            self._clock_ratios.append(clock / most)
+        temperature = _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        if temperature is not None:
+            self._temperatures.append(float(temperature))
+        # Under its former name in older bindings.
+        ask_why = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        bits = _ask(nvml, ask_why, handle)
+        if bits is not None:
+            reasons = {name for bit, name in _REASONS.items() if bits & bit}
+            self._reasons |= reasons
+            self._num_throttled += not reasons.isdisjoint(HARMFUL_REASONS)
+            self._num_reasons_told += 1
+        processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if processes is not None:
+            self._holders.setdefault(index, set()).update(process.pid for process in processes)
 
 
 def device_name(*, nvml: Any = None) -> str | None:

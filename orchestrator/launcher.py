@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.communication import recorded
-from orchestrator.core.failures import Failure, FailureKind, is_aftermath
+from orchestrator.core.failures import ASKED_TO_END, Failure, FailureKind, is_aftermath
+from orchestrator.core.machine_load import NO_LOAD, MachineLoad
+from orchestrator.core.node_health import xids_since
 from orchestrator.core.protocol import (
     ATTEMPT_VARIABLE,
     REQUEST_FILE,
@@ -30,8 +34,10 @@ from orchestrator.core.protocol import (
     TrialRequest,
     encode,
 )
+from orchestrator.cpu_watch import CpuWatch
 from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
 from orchestrator.interfaces import rank_interfaces
+from orchestrator.kernel_log import kernel_records
 from orchestrator.launcher_gang import Gang
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import judge
@@ -135,25 +141,33 @@ class NodeLauncher:
             unusable = f"cannot write the run directory {run_dir}: {exc.strerror}"
         if unusable is not None:
             return self._report(order, started, failure=self._launch_failed(unusable), failed_at=time.time())
-        oom_kills_before = num_oom_kills()
+        oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
+        watch = CpuWatch(root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus)
         with GpuMonitor(order.devices) as monitor:
+
+            def look(timed_steps_run: bool) -> None:
+                monitor.count(timed_steps_run)
+                watch.tick(timed_steps_run)
+
             gang = Gang(
                 order,
                 node=self._node,
                 run_dir=run_dir,
                 wake=self._wake_read,
                 is_cancelled=lambda: request.tag in self._cancelled,
-                on_timed=monitor.count,
+                on_timed=look,
             )
             self._gang = gang
             server_lost = self._run_gang(gang, order, run_dir)
+        load = monitor.load(watch.load(), own=watch.pids)
         failure, failed_at = None, None
         if not gang.watches or not all(watch.measured for watch in gang.watches):
             memory = monitor.fullest()
-            failure, failed_at = self._judge(gang, server_lost, oom_kills=num_oom_kills() - oom_kills_before, memory=memory)
-        return self._report(order, started, gang=gang, gpu=monitor.usage(), failure=failure, failed_at=failed_at)
+            xids = monitor.xids or (_logged_xids(began, monitor.addresses) if order.devices else ())
+            failure, failed_at = self._judge(gang, server_lost, oom_kills=num_oom_kills() - oom_kills_before, memory=memory, xids=xids)
+        return self._report(order, started, gang=gang, gpu=monitor.usage(), load=load, failure=failure, failed_at=failed_at)
 
-    def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> str | None:
+    def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> Failure | None:
         """Run the ranks. Returns how the rank server was lost, if it was."""
         port = order.master_port if order.master_port is not None else self.rendezvous()
         lost = None
@@ -162,18 +176,24 @@ class NodeLauncher:
             assert self._server is not None
             gang.run(self._server, environment=gang_environment(order, port, run_dir), ranks=_places(order))
         except ServerLost as exc:
-            lost = str(exc)
+            server = self._server
             gang.processes_killed += self._stop_server()
+            lost = self._server_lost(str(exc), server.ended_by if server is not None else None)
         finally:
             gang.finish()
         return lost
 
-    def _judge(self, gang: Gang, server_lost: str | None, *, oom_kills: int, memory: DeviceMemory | None) -> tuple[Failure, float]:
+    def _warden(self) -> int | None:
+        return self._server.warden if self._server is not None else None
+
+    def _judge(
+        self, gang: Gang, server_lost: Failure | None, *, oom_kills: int, memory: DeviceMemory | None, xids: Sequence[int]
+    ) -> tuple[Failure, float]:
         """What this node's ranks died of, and when."""
         peak, capacity = (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)
         verdict = judge(
             [
-                watch.evidence(self._node, num_oom_kills=oom_kills, peak_memory_bytes=peak, device_memory_bytes=capacity)
+                watch.evidence(self._node, num_oom_kills=oom_kills, xids=xids, peak_memory_bytes=peak, device_memory_bytes=capacity)
                 for watch in gang.watches
                 if not watch.measured
             ]
@@ -185,7 +205,13 @@ class NodeLauncher:
         if oom_kills:
             text = f"the kernel's OOM killer ended the rank server (oom_kill +{oom_kills})"
             return Failure(kind=FailureKind.OOM_HOST, message=text, node=self._node, evidence=text), time.time()
-        return self._launch_failed(server_lost or "the ranks ended for no reason that is known"), time.time()
+        return server_lost or self._launch_failed("the ranks ended for no reason that is known"), time.time()
+
+    def _server_lost(self, reason: str, signal_number: int | None) -> Failure:
+        if signal_number not in ASKED_TO_END:
+            return self._launch_failed(reason)
+        text = f"{self._node}: {signal.Signals(signal_number).name} from outside ended the rank server"
+        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal_number, evidence=text)
 
     def _launch_failed(self, reason: str) -> Failure:
         return Failure(kind=FailureKind.LAUNCH_FAILED, message=f"{self._node}: {reason}", node=self._node, evidence=reason)
@@ -197,6 +223,7 @@ class NodeLauncher:
         *,
         gang: Gang | None = None,
         gpu: GpuUsage | None = None,
+        load: MachineLoad = NO_LOAD,
         failure: Failure | None,
         failed_at: float | None,
     ) -> NodeReport:
@@ -219,6 +246,7 @@ class NodeLauncher:
             environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.environment),
             chosen=tuple(chosen),
             gpu=gpu or GpuUsage(),
+            load=load,
         )
 
     def _stop_server(self) -> int:
@@ -245,6 +273,14 @@ class NodeLauncher:
             logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})
         if stuck:
             raise ProcessesStuck(stuck)
+
+
+def _logged_xids(since_seconds: float, addresses: Collection[str]) -> tuple[int, ...]:
+    """NVIDIA's errors of these devices in the kernel's log from then on; none where it cannot be read."""
+    try:
+        return tuple(xids_since(kernel_records(), since_seconds * 1e6, addresses=addresses))
+    except OSError:
+        return ()
 
 
 def run_directory(root: Path, request: TrialRequest, node_rank: int) -> Path:

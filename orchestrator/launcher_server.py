@@ -67,6 +67,19 @@ class RankServer:
                 env=_environment(identity),
             )
 
+    @property
+    def warden(self) -> int:
+        """The process that adopts whatever loses its parent below it: all that it starts is below it."""
+        return self._process.pid
+
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that ended the server or its warden; None: none did, or they live."""
+        code = self._process.poll()
+        if code is None or 0 <= code <= 128:
+            return None
+        return -code if code < 0 else code - 128
+
     def fileno(self) -> int:
         return self._control.fileno()
 

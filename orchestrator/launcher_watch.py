@@ -15,6 +15,7 @@ from orchestrator.core.protocol import (
     Heartbeat,
     LaunchOrder,
     LimitName,
+    NotFiniteResult,
     Phase,
     RankFailure,
     RankOutcome,
@@ -56,6 +57,7 @@ class RankWatch:
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
+    not_finite: str | None = None  # what of its result shows that the training diverged
     note: RankFailure | None = None
     _seen: tuple[int, bytes] = (0, b"")  # the last heartbeat read, and when it was written
 
@@ -113,10 +115,11 @@ class RankWatch:
                 if isinstance(exc, FileNotFoundError):
                     raise
                 self.bad_result = str(exc)
+                self.not_finite = str(exc) if isinstance(exc, NotFiniteResult) else None
         with suppress(OSError, BadResult):
             self.note = decode_failure(_read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1))
-        if self.code == 0 and self.result is None and self.note is not None:  # it ended well, and says why it has no result
-            self.bad_result, self.note = self.note.message, None
+        if self.code == 0 and self.result is None and self.note is not None and self.note.exception.endswith("BadResult"):
+            self.bad_result, self.note = self.note.message, None  # it ended well, and says why it has no result
         if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
@@ -137,6 +140,7 @@ class RankWatch:
         node: str,
         *,
         num_oom_kills: int = 0,
+        xids: Sequence[int] = (),
         peak_memory_bytes: int | None = None,
         device_memory_bytes: int | None = None,
         tail_bytes: int = TAIL_BYTES,
@@ -153,10 +157,12 @@ class RankWatch:
             traceback=note.traceback if note else "",
             noted_out_of_memory=note.out_of_memory if note else False,
             bad_result=self.bad_result,
+            not_finite=self.not_finite,
             timed_out=self.limit_passed,
             phase=note.phase if note else self.phase,
             step=note.step if note else self.step,
             num_oom_kills=num_oom_kills,
+            xids=xids,
             peak_memory_bytes=note.peak_memory_allocated_bytes if note and note.peak_memory_allocated_bytes else peak_memory_bytes,
             device_memory_bytes=note.device_memory_bytes if note and note.device_memory_bytes else device_memory_bytes,
             at_unix_seconds=note.at_unix_seconds if note else self.ended_at_unix_seconds or 0.0,

@@ -35,6 +35,7 @@ REFRESH_SECONDS = (
 OF_ITS_NODE = frozenset(
     {
         FailureKind.DEVICE_ERROR,
+        FailureKind.XID,
         FailureKind.NODE_LOST,
         FailureKind.LAUNCH_FAILED,
         FailureKind.STORAGE,

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,12 +23,11 @@ from typing import Any
 
 from orchestrator.core.node_health import COMPARED_PACKAGES, GpuFacts, NodeFacts, baseline_bytes, xids_since
 from orchestrator.gpu_monitor import driver_version, gpu_facts
+from orchestrator.kernel_log import kernel_records
 from orchestrator.processes import LAUNCHER_VARIABLE, launcher_identity
 
 MATMUL_PATIENCE_SECONDS = 120.0  # beyond its own time: torch from a cold network file system takes minutes to import
 XID_MICROSECONDS = 86_400e6  # how far back the kernel log is read: a GPU that was mended since has no new errors
-KERNEL_LOG = Path("/dev/kmsg")
-MOST_RECORD_BYTES, MOST_RECORDS = 8192, 100_000  # of the kernel log: one read gives one record
 CLOCK_QUESTIONS = 5  # the quickest answer says most
 PACKAGES = ("orchestrator", "db", "workloads")
 
@@ -159,25 +158,10 @@ def _is_held(gpu: GpuFacts) -> bool:
 def _xids(unread: list[str]) -> dict[int, int] | None:
     since = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6 - XID_MICROSECONDS
     try:
-        return xids_since(_kernel_records(), since)
+        return xids_since(kernel_records(), since)
     except OSError as exc:
         unread.append(f"kernel log: {exc.strerror}")
         return None
-
-
-def _kernel_records() -> Iterator[str]:
-    """What the kernel still remembers, oldest first."""
-    log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        for _ in range(MOST_RECORDS):
-            try:
-                yield os.read(log, MOST_RECORD_BYTES).decode(errors="replace")
-            except BlockingIOError:
-                return
-            except BrokenPipeError:  # a record was overwritten before it was read: the next read goes on behind it
-                continue
-    finally:
-        os.close(log)
 
 
 def _disk(home: Path) -> tuple[int | None, str | None]:

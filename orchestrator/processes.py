@@ -101,6 +101,19 @@ def launcher_identity(root: Path) -> str:
     return f"{os.getpid()}:{start_time(os.getpid())}:{_pid_namespace()}:{next(_numbers)}:{root}"
 
 
+def process_identity() -> str:
+    """A name for this process that no other has, on whatever machine: its id, its start, and the machine's boot and id namespace."""
+    return f"{os.getpid()}:{start_time(os.getpid())}:{_machine()}"
+
+
+def is_process(identity: str) -> int | None:
+    """The id of the process of this name, where it lives in this machine and id namespace."""
+    pid, _, rest = identity.partition(":")
+    start, _, machine = rest.partition(":")
+    is_here = pid.isdigit() and machine == _machine() and str(start_time(int(pid))) == start
+    return int(pid) if is_here else None
+
+
 def tagged(identity: str) -> list[int]:
     """Living processes that the launcher of this identity started, by their first environment. Others' unreadable ones are skipped."""
     entry = f"{LAUNCHER_VARIABLE}={identity}".encode()
@@ -207,6 +220,13 @@ def _launcher_tags() -> list[tuple[int, bytes]]:
                 environment = (process / "environ").read_bytes().split(b"\0")
                 tags += [(int(process.name), entry) for entry in environment if entry.startswith(prefix)]
     return tags
+
+
+def _machine() -> str:
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{_pid_namespace()}"
+    except OSError:
+        return "unknown"
 
 
 def _pid_namespace() -> str:

@@ -51,18 +51,21 @@ def main() -> int:
 
 
 def _keep_watch(life_line: socket.socket, server: int, launcher: int) -> int:
-    """Wait for the end of the launcher or of the server; then leave nothing alive."""
+    """Wait for the end of the launcher or of the server; then leave nothing alive. Returns 128 + n where signal n ended the server, as a shell does."""
+    ended_by = 0
     with _ChildSignals() as child_ended, selectors.DefaultSelector() as selector:
         selector.register(life_line, selectors.EVENT_READ)
         selector.register(child_ended, selectors.EVENT_READ)
         while True:
-            if any(pid == server for pid, _ in child_ended.reaped()):
+            of_server = [status for pid, status in child_ended.reaped() if pid == server]
+            if of_server:
+                ended_by = max(0, -os.waitstatus_to_exitcode(of_server[0]))
                 break
             # The second test covers a life-line that somebody else holds open, such as another fork of the launcher.
             if any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS)) or os.getppid() != launcher:
                 break
     _, stuck = kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
-    return 1 if stuck else 0
+    return 1 if stuck else 128 + ended_by if ended_by else 0
 
 
 class _ChildSignals:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.exceptions import OutOfMemoryError as RayOutOfMemory
 
 from orchestrator.core.errors import ClusterUnavailable
@@ -33,6 +33,7 @@ from orchestrator.leases import Leases, Part
 from orchestrator.node_agent import CLOSE_SECONDS
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.probes import Probes
+from orchestrator.processes import process_identity
 from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect, first_line, within
 from orchestrator.ray_guard import RayGuard, ray_processes
 from orchestrator.ray_job import threads_asked_for
@@ -118,6 +119,7 @@ class RayScheduler:
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
+        self._identity = process_identity()
         self._meter = LeaseMeter(time.monotonic())
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
@@ -270,6 +272,9 @@ class RayScheduler:
             if part.lease.is_shared:  # of one attempt's ranks: each is tried again alone, and shows whose
                 return Failure(kind=FailureKind.NODE_LOST, message=f"{text}, which served several attempts", node=node, log_tail=str(exc))
             return Failure(kind=FailureKind.OOM_HOST, message=text, node=node, log_tail=str(exc))
+        if isinstance(exc, RayActorError) and exc.preempted:
+            text = f"node {node} was taken away: Ray drained it for preemption"
+            return Failure(kind=FailureKind.PREEMPTED, message=text, node=node)
         if isinstance(exc, ActorUnavailableError):
             self._nodes.doubt(node)
         return Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: {first_line(exc)}", node=node)
@@ -309,6 +314,7 @@ class RayScheduler:
                     master_port=master_port,
                     address=part.lease.address,
                     environment=self._rank_environment,
+                    orchestrator=self._identity,
                 ),
             ): index
             for index, part in enumerate(flight.parts)

@@ -42,6 +42,18 @@ class ConfigRejected(Exception):
     """The workload cannot run this layout, and never will. Say which field, and what would be possible."""
 
 
+class NotFinite(Exception):
+    """The training has diverged: what it computes is NaN or infinite, and how fast it does so is not worth knowing. Say what, and in which step."""
+
+    @classmethod
+    def of(cls, what: str, value: object, *, step: int | None = None) -> NotFinite:
+        """`what` is the loss or the gradient norm; a step counts from 1, warm-up included."""
+        where = f" of step {step}" if step is not None else ""
+        return cls(
+            f"the {what}{where} is {value}; a training that diverges is not measured: lower the learning rate, or widen the precision"
+        )
+
+
 @dataclass(kw_only=True)
 class Rank:
     """This process's place in its gang, and how it speaks to its launcher."""

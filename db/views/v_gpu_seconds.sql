@@ -27,7 +27,7 @@ LEFT JOIN (
         CASE
             WHEN attempt.state = 'measured' AND (attempt.pooled OR NOT attempt.superseded) THEN 'counts'
             WHEN attempt.failure_kind IN ('oom_gpu', 'oom_host') THEN 'out_of_memory'
-            WHEN attempt.failure_kind IN ('node_lost', 'orchestrator_lost') THEN 'lost'
+            WHEN attempt.failure_kind IN ('node_lost', 'orchestrator_lost', 'preempted') THEN 'lost'
             WHEN attempt.failure_kind = 'cancelled' THEN 'cancelled'
             ELSE 'failed'
         END AS outcome

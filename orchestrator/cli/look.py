@@ -31,6 +31,7 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import parse_key
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.machine_load import said_of, spoils
 from orchestrator.report import quantities as show
 from orchestrator.report import records
 
@@ -199,6 +200,9 @@ def _print_best(
         if found:
             write_table(_SPEED_COLUMNS, [[str(trial.id), *_speed_cells(trial), layout_text(trial)] for trial in found])
             write_line(f"  {standings[cell.cell.id].text}", style="dim")
+            for trial in found:
+                if (said := said_of(trial.load)) is not None:
+                    write_line(f"  trial {trial.id}: {said} while it was measured", style="yellow")
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]
@@ -249,7 +253,9 @@ def _speed_cells(trial: TrialRow) -> list[str | Cell]:
 
 def layout_text(trial: TrialRow) -> str:
     """The layout in the form for tables, marked where its number is not to be trusted."""
-    return f"{trial.layout.short}{'  (at the memory edge: thrashing)' if trial.thrashing else ''}"
+    marks = ["at the memory edge: thrashing"] if trial.thrashing else []
+    marks += ["disturbed"] if spoils(trial.load) else []
+    return f"{trial.layout.short}{''.join(f'  ({mark})' for mark in marks)}"
 
 
 def _other_cells(other: Mapping[str, Any]) -> list[str]:

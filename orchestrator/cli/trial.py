@@ -32,6 +32,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.lifecycle import IN_FLIGHT
+from orchestrator.core.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
 from orchestrator.report import records
 
@@ -122,6 +123,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
         ("started", f"{show_as.at(attempt.started_at)} UTC" + (f", took {show_as.duration(seconds)}" if seconds is not None else "")),
         ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
+        ("machine load", _load_text(attempt.load)),
         ("phases", phases),
         ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
         ("", _more_than_held(attempt, num_gpus)),
@@ -144,6 +146,26 @@ def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
     if told <= held or attempt.timed_seconds < held:
         return None
     return f"its steps tell of {show_as.duration(told)}, more than the {show_as.duration(held)} that it was held: nobody waited for them"
+
+
+def _load_text(load: MachineLoad) -> str | None:
+    """Who used the cores, and how the GPUs were clocked; first what spoils the result."""
+    if not load.is_known:
+        return None
+    texts = [said] if (said := said_of(load)) is not None else []
+    if load.cpu_cores is not None and load.others_cpu_cores is not None:
+        shares = {"its own": load.own_cpu_cores, "its sweep's": load.sweep_cpu_cores, "others'": load.others_cpu_cores}
+        told = ", ".join(f"{name} {used:.1f}" for name, used in shares.items() if used is not None)
+        texts.append(f"of {load.cpu_cores:g} cores: {told}")
+    if load.gpu_clock_ratio is not None:
+        heat = f", {load.gpu_temperature_celsius:.0f} °C" if load.gpu_temperature_celsius is not None else ""
+        why = (
+            f", limited by {', '.join(reason.replace('_', ' ') for reason in load.gpu_throttle_reasons)}"
+            if load.gpu_throttle_reasons
+            else ""
+        )
+        texts.append(f"GPUs at {load.gpu_clock_ratio:.0%} of their clock{heat}{why}")
+    return "; ".join(texts) or None
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:

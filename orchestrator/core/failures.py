@@ -9,19 +9,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from orchestrator.core.xid import XidCause, first_of, named, xids_in
+
 
 class FailureKind(StrEnum):
     OOM_GPU = "oom_gpu"  # the device's allocator, or a library's allocation on the device, gave up
     OOM_HOST = "oom_host"  # the kernel's OOM killer, or malloc
     CONFIG_REJECTED = "config_rejected"  # the workload says that it cannot run this layout
+    NOT_FINITE = "not_finite"  # the training diverged: its loss or gradient norm is NaN or infinite
     USER_ERROR = "user_error"  # an exception or exit code of the program
     SEGFAULT = "segfault"  # SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT
-    KILLED = "killed"  # SIGKILL or SIGTERM from outside, no sign of memory
+    KILLED = "killed"  # SIGKILL from outside, no sign of memory
+    PREEMPTED = "preempted"  # SIGTERM, SIGINT or SIGHUP from outside: the machine is taken away, or a batch system ends the job
     BAD_RESULT = "bad_result"  # ended well, but what it wrote is no result
     HUNG = "hung"  # no progress within the phase's limit
     START_TIMEOUT = "start_timeout"  # never got as far as its first step: start or rendezvous limit
     NCCL = "nccl"  # communication failed with nobody else to blame
-    DEVICE_ERROR = "device_error"  # the GPU or its driver failed: illegal access far from the memory limit, ECC, off the bus
+    DEVICE_ERROR = "device_error"  # the GPU or its driver failed: illegal access far from the memory limit, no usable device
+    XID = "xid"  # the GPU's hardware failed, and the driver says how: ECC, NVLink, off the bus
     STORAGE = "storage"  # disk full, over quota, read-only, stale or broken, or no file handle left
     PORT_CLASH = "port_clash"
     LAUNCH_FAILED = "launch_failed"  # the launcher could not start the ranks
@@ -51,15 +56,18 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.OOM_GPU: Policy(Fault.LAYOUT, 0),
         _K.OOM_HOST: Policy(Fault.LAYOUT, 1),  # once more alone; then infeasible
         _K.CONFIG_REJECTED: Policy(Fault.LAYOUT, 0),
+        _K.NOT_FINITE: Policy(Fault.LAYOUT, 0),  # the same layout trains the same numbers again
         _K.USER_ERROR: Policy(Fault.CODE, 0),
         _K.SEGFAULT: Policy(Fault.CODE, 1),
         _K.KILLED: Policy(Fault.MACHINE, 2),
+        _K.PREEMPTED: Policy(Fault.MACHINE, 5),  # spot nodes may go several times; a trial that is ended each time may end itself
         _K.BAD_RESULT: Policy(Fault.CODE, 0),
         # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
         _K.HUNG: Policy(Fault.LAYOUT, 1),
         _K.START_TIMEOUT: Policy(Fault.LAYOUT, 1),
         _K.NCCL: Policy(Fault.MACHINE, 2),
         _K.DEVICE_ERROR: Policy(Fault.MACHINE, 1),
+        _K.XID: Policy(Fault.MACHINE, 2),
         _K.STORAGE: Policy(Fault.MACHINE, 2),
         _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
         _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
@@ -110,10 +118,12 @@ class Evidence:
     traceback: str = ""
     noted_out_of_memory: bool = False
     bad_result: str | None = None  # why what it wrote is no result
+    not_finite: str | None = None  # what of its result is NaN or infinite
     timed_out: str | None = None  # which limit passed, for a person: "first_step limit of 300 s"
     phase: str = "start"
     step: int = 0
     num_oom_kills: int = 0  # by the kernel in our cgroup, while the attempt ran
+    xids: Sequence[int] = ()  # NVIDIA's errors on its node's devices while the attempt ran, by the driver or the kernel's log
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     at_unix_seconds: float = 0.0  # of the failure note, else of the death
@@ -141,9 +151,9 @@ _JUDGED_CHARACTERS = 10_000  # of an exception's text
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )  # any other signal came from outside
-_FATAL = frozenset(
-    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM}
-)  # not SIGABRT: so end watchdogs
+# How batch systems, spot nodes, people and closed terminals end a program. We never do: our own end is SIGKILL.
+ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_FATAL = ASKED_TO_END | {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}  # not SIGABRT: so end watchdogs
 _MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH, FailureKind.STORAGE})
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
@@ -170,9 +180,23 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.OOM_HOST, r"oom-kill|oom_reaper|(?:Memory cgroup )?out of memory: Killed process"),
         # torch's DataLoader, when /dev/shm is full.
         (_K.OOM_HOST, r"insufficient shared memory \(shm\)|workers are out of shared memory|unable to write to file </torch_"),
+        (_K.PREEMPTED, r"slurmstepd: error: \*\*\* (?:JOB|STEP) [^ ]+ ON [^ ]+ CANCELLED AT"),
+        (
+            _K.PREEMPTED,
+            r"SignalException: Process \d+ got signal: (?:1|2|15)\b|\bSignal (?:1|2|15) \(SIG(?:HUP|INT|TERM)\) received by PID",
+        ),
+        (_K.PREEMPTED, r"spot instance interruption|instance (?:is being|was|has been) preempted|node (?:is being|was|has been) preempted"),
+        # Of programs that look themselves: Megatron-LM, torch's clip_grad_norm_ and anomaly mode, Lightning, detectron2, fairseq, DeepSpeed.
+        (
+            _K.NOT_FINITE,
+            r"found (?:NaN|Inf) in local (?:grad norm|forward loss)|(?:unexpected|found) result nan|gradients? .{0,60}is non-finite",
+        ),
+        (_K.NOT_FINITE, r"returned nan values in its \d+(?:st|nd|rd|th) output|loss returned in `\w+` is (?:nan|inf)"),
+        (_K.NOT_FINITE, r"\bloss (?:is|was|became|has become) (?:now )?(?:nan|inf|infinite|not finite|non-finite)\b"),
+        (_K.NOT_FINITE, r"minimum loss scale reached|loss scale already at minimum"),
         (_K.PORT_CLASH, r"EADDRINUSE|address already in use"),
         (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)"),
-        (_K.DEVICE_ERROR, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)|NVRM: Xid"),
+        (_K.XID, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)"),
         (_K.DEVICE_ERROR, r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available"),
         (_K.DEVICE_ERROR, r"Found no NVIDIA driver|invalid device ordinal"),
         (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure"),
@@ -191,11 +215,17 @@ _SMALL_LETTERS = {capital: capital + 32 for capital in range(ord("A"), ord("Z") 
 
 # `Error: text` at the start of a line, after a traceback: what a program says that leaves no failure note.
 _LAST_EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Rejected|Interrupt|Exit|Warning))(?:: ?(.*)|(?<=MemoryError))$",
+    r"^(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Rejected|Finite|Interrupt|Exit|Warning))(?:: ?(.*)|(?<=MemoryError))$",
     re.MULTILINE,
 )
 # Exceptions that only pass on how another process ended, or that it fell silent: what that one printed stands before them.
+_TOLD_BY_OTHERS = frozenset({FailureKind.NOT_FINITE, FailureKind.PREEMPTED, FailureKind.XID})  # also where a messenger speaks last
 _MESSENGERS = re.compile(r"CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception|SystemExit|DataLoader worker")
+
+# Exceptions of workloads.rank, which say themselves what they are.
+_OWN_EXCEPTIONS: Mapping[str, FailureKind] = MappingProxyType(
+    {"ConfigRejected": FailureKind.CONFIG_REJECTED, "NotFinite": FailureKind.NOT_FINITE}
+)
 
 # A line of a traceback that is no source line: the exception itself, or one in its chain of causes (groups draw a bar before theirs).
 _EXCEPTION_LINE = re.compile(r"^(?: *\| )?(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::.*)?$", re.MULTILINE)
@@ -207,14 +237,17 @@ _SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
         _K.OOM_GPU: "ran out of device memory",
         _K.OOM_HOST: "ran out of host memory",
         _K.CONFIG_REJECTED: "refused the layout",
+        _K.NOT_FINITE: "diverged",
         _K.USER_ERROR: "failed",
         _K.SEGFAULT: "crashed",
         _K.KILLED: "was killed from outside",
+        _K.PREEMPTED: "was asked from outside to end",
         _K.BAD_RESULT: "ended without a usable result",
         _K.HUNG: "made no progress",
         _K.START_TIMEOUT: "did not get to its first step",
         _K.NCCL: "lost communication",
         _K.DEVICE_ERROR: "had its device fail",
+        _K.XID: "lost its GPU",
         _K.STORAGE: "could not read or write its files",
         _K.PORT_CLASH: "found its port taken",
     }
@@ -225,9 +258,9 @@ def classify(evidence: Evidence) -> Failure:
     """Say what went wrong with one bad rank, and what shows it."""
     kind, matched = _kind(evidence)
     said = f"{evidence.exception}: {evidence.message}".strip(": ").splitlines()
-    detail = next(
-        (text for text in (evidence.timed_out, said[0] if said else "", matched, evidence.bad_result, _exit_text(evidence)) if text), ""
-    )
+    told = matched if "Xid" in matched else ""  # the driver's word for what the program only felt
+    texts = (told, evidence.timed_out, said[0] if said else "", matched, evidence.bad_result, _exit_text(evidence))
+    detail = next((text for text in texts if text), "")
     return Failure(
         kind=kind,
         message=f"rank {evidence.rank} {_SENTENCES[kind]} in {evidence.phase}" + (f": {detail[:300]}" if detail else ""),
@@ -315,22 +348,53 @@ def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
         found = _LAST_EXCEPTION.findall(evidence.log_tail)
         exception, message = found[-1] if found else ("", "")
     said = f"{exception}: {message}" if exception else evidence.log_tail
-    if exception.rpartition(".")[2] == "ConfigRejected":
-        return FailureKind.CONFIG_REJECTED, said
+    if evidence.not_finite is not None:
+        return FailureKind.NOT_FINITE, evidence.not_finite
+    named_kind = _OWN_EXCEPTIONS.get(exception.rpartition(".")[2])
+    if named_kind is not None:
+        return named_kind, said
     memory = _memory_kind(evidence, exception, said)
     if memory is not None:
         return memory
+    hardware = first_of(_xids(evidence), XidCause.DEVICE)
+    if hardware is not None:
+        return FailureKind.XID, _with_xid(hardware, evidence.timed_out or _gist(exception, said) or _exit_text(evidence))
     if evidence.timed_out is not None:
         early = evidence.phase in _PHASES_BEFORE_THE_FIRST_STEP
         return (FailureKind.START_TIMEOUT if early else FailureKind.HUNG), evidence.timed_out
     match = _match(said) if _ended_badly(evidence) else None
     if match is not None and _DISGUISES.search(match[1]) and _near_the_memory_limit(evidence):
         return FailureKind.OOM_GPU, f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use"
+    software = first_of(_xids(evidence), XidCause.PROGRAM)
+    is_felt = match[0] is FailureKind.DEVICE_ERROR if match is not None else not exception or "CUDA error" in said
+    if software is not None and is_felt:
+        # The device is well, what the program asked of it was not: as a segmentation fault is on the host.
+        return FailureKind.SEGFAULT, _with_xid(software, _gist(exception, said) or _exit_text(evidence))
+    if match is None and _ended_badly(evidence) and _MESSENGERS.search(said):
+        passed_on = _match(evidence.log_tail)
+        match = passed_on if passed_on is not None and passed_on[0] in _TOLD_BY_OTHERS else None
     if match is not None and match[0] not in OUT_OF_MEMORY_KINDS and not (_only_mutters(evidence, exception) and match[0] in _MUTTERED):
         return match
     if exception:
         return FailureKind.USER_ERROR, said[:1000]
     return _kind_of_exit(evidence)
+
+
+def _xids(evidence: Evidence) -> tuple[int, ...]:
+    """NVIDIA's errors that may have ended a rank: those of its node meanwhile, and those that stand in its own words."""
+    if not _ended_badly(evidence) and evidence.timed_out is None:
+        return ()
+    return (*evidence.xids, *xids_in(f"{evidence.exception}: {evidence.message}\n{evidence.log_tail}"))
+
+
+def _with_xid(number: int, said: str) -> str:
+    return f"{named(number)}: {said}" if said else named(number)
+
+
+def _gist(exception: str, said: str) -> str:
+    """One line of what a rank said: the first of its exception, the last of its log."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[0 if exception else -1][:300] if lines else ""
 
 
 def _only_mutters(evidence: Evidence, exception: str) -> bool:
@@ -375,7 +439,8 @@ def _chain(text: str) -> str:
 def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
     number = _signal(evidence)
     if number is not None:
-        return (FailureKind.SEGFAULT if number in _CRASHES else FailureKind.KILLED), _exit_text(evidence)
+        kind = FailureKind.SEGFAULT if number in _CRASHES else FailureKind.PREEMPTED if number in ASKED_TO_END else FailureKind.KILLED
+        return kind, _exit_text(evidence)
     if evidence.exit_code == 0 and evidence.bad_result is not None:
         return FailureKind.BAD_RESULT, evidence.bad_result
     return FailureKind.USER_ERROR, _exit_text(evidence)

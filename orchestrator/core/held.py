@@ -20,12 +20,12 @@ class Outcome(StrEnum):
 
     COUNTS = "counts"  # its measurement is its trial's, or one of those whose median is
     OUT_OF_MEMORY = "out_of_memory"
-    LOST = "lost"  # with its node or its orchestrator
+    LOST = "lost"  # with its node or its orchestrator, or preempted
     CANCELLED = "cancelled"  # somebody asked for its end: the trial waits, and nothing is wrong with it
     FAILED = "failed"  # any other that brought no number that counts, invalidated ones included
 
 
-LOST_KINDS = frozenset({FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST})
+LOST_KINDS = frozenset({FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST, FailureKind.PREEMPTED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from orchestrator.core.check import Check, Status
 from orchestrator.core.hardware import GIB, from_driver_name
 from orchestrator.core.layout import Precision
+from orchestrator.core.xid import XIDS, named
 
 MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs are capped at 10 MB per rank
 BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01  # of a GPU's memory, held by its driver while no process runs: 0.6 of 80 GiB, more of more
@@ -66,26 +67,6 @@ class NodeFacts:
     clock_offset_seconds: float | None = None  # ahead of the head's clock
     clock_uncertainty_seconds: float | None = None  # half the round trip that showed it
     unread: tuple[str, ...] = ()
-
-
-# NVIDIA's numbers of errors in the kernel log ("Xid"), as its catalogue has them. Others (13, 31, 43, 45) are what a program did.
-XIDS: Mapping[int, tuple[Status, str]] = MappingProxyType(
-    {
-        48: (Status.FAIL, "double-bit ECC error"),
-        61: (Status.WARN, "internal microcontroller breakpoint"),
-        62: (Status.FAIL, "internal microcontroller halt"),
-        63: (Status.WARN, "memory row remapped"),
-        64: (Status.FAIL, "memory row could not be remapped"),
-        74: (Status.FAIL, "NVLink error"),
-        79: (Status.FAIL, "GPU has fallen off the bus"),
-        92: (Status.WARN, "high rate of corrected ECC errors"),
-        94: (Status.WARN, "contained ECC error"),
-        95: (Status.FAIL, "uncontained ECC error"),
-        119: (Status.FAIL, "GSP firmware does not answer"),
-        120: (Status.FAIL, "GSP firmware error"),
-        140: (Status.FAIL, "unrecovered ECC error"),
-    }
-)
 
 
 def baseline_bytes(total_bytes: int) -> int:
@@ -157,11 +138,11 @@ def _ecc(node: NodeFacts) -> Check:
 def _xids(node: NodeFacts) -> Check:
     if node.xids is None:
         return Check(name="xid", status=Status.OK, found="unknown: the kernel log cannot be read" if node.gpus else "no GPU")
-    known = [(XIDS[number], number, count) for number, count in sorted(node.xids.items()) if number in XIDS]
+    known = {number: count for number, count in sorted(node.xids.items()) if number in XIDS and XIDS[number].status is not Status.OK}
     if not known:
         return Check(name="xid", status=Status.OK, found="none in the last day")
-    status = Status.FAIL if any(status is Status.FAIL for (status, _), _, _ in known) else Status.WARN
-    found = ", ".join(f"{count} x Xid {number} ({meaning})" for (_, meaning), number, count in known)
+    status = Status.FAIL if any(XIDS[number].status is Status.FAIL for number in known) else Status.WARN
+    found = ", ".join(f"{count} x {named(number)}" for number, count in known.items())
     return Check(name="xid", status=status, found=found, advice="`dmesg` on that node has the GPU's bus address; reset it, or take it out")
 
 
@@ -292,10 +273,20 @@ def _versions(node: NodeFacts, agreed: Mapping[str, str | None]) -> Check:
 
 # -- the kernel's log --------------------------------------------------------------------------------------------------------------
 
-_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \([^)]*\): (\d+)")  # of /dev/kmsg: level, number, microseconds since boot; text
+# Of /dev/kmsg: level, number, microseconds since boot; text. The address is `PCI:0000:3b:00`.
+_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \(([^)]*)\): (\d+)")
 
 
-def xids_since(records: Iterable[str], microseconds: float) -> dict[int, int]:
-    """How often each of NVIDIA's errors stands in a kernel's log, from so many microseconds after the boot on."""
+def xids_since(records: Iterable[str], microseconds: float, *, addresses: Collection[str] | None = None) -> dict[int, int]:
+    """How often each of NVIDIA's errors stands in a kernel's log, from so many microseconds after the boot on.
+
+    `addresses`: only of these devices, by their places on the bus, such as `0000:3b:00`; None: of all.
+    """
     found = (match for record in records if (match := _RECORD.match(record)) is not None)
-    return dict(Counter(int(match[2]) for match in found if int(match[1]) >= microseconds))
+    return dict(
+        Counter(
+            int(match[3])
+            for match in found
+            if int(match[1]) >= microseconds and (addresses is None or match[2].removeprefix("PCI:").lower() in addresses)
+        )
+    )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.core.failures import Failure
 from orchestrator.core.fingerprint import WITHOUT_NUL, Stack
 from orchestrator.core.layout import Layout
+from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.model_shape import ModelShape
 
 RUN_DIR_VARIABLE = "SWEEP_RUN_DIR"
@@ -173,8 +174,13 @@ class RankResult(_Message):
     peak_flops_source: PeakSource | None = None
     loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
+    gradient_norm: Annotated[float, Field(ge=0, le=1e30)] | None = None  # of the last step; only whether it is finite matters
     collectives: Annotated[list[CollectiveTime], Field(max_length=1000)] = []
     stack: Stack = Stack()
+
+
+# A number of a result that shows that its training diverged, where it is not finite.
+TRAINED_NUMBERS = ("loss_first", "loss_last", "gradient_norm")
 
 
 class RankFailure(_Message):
@@ -195,6 +201,14 @@ class BadResult(ValueError):
     """A rank wrote something that is not a result. The message says what."""
 
 
+class NotFiniteResult(BadResult):
+    """A result of a training that diverged: its loss or its gradient norm is NaN or infinite."""
+
+    def __init__(self, name: str, value: object) -> None:
+        super().__init__(f"{name} is {value}: the training diverged")
+        self.name, self.value = name, value
+
+
 _M = TypeVar("_M")
 
 _REQUEST = TypeAdapter(TrialRequest)
@@ -212,8 +226,20 @@ def decode_request(text: bytes) -> TrialRequest:
 
 
 def decode_result(text: bytes) -> RankResult:
-    """Parse a rank's result. Raises BadResult for rubbish of any kind: too large, no JSON, NaN, negative, missing, unknown."""
-    return _decode(_RESULT, text, "result")
+    """Parse a rank's result. Raises BadResult for rubbish of any kind: too large, no JSON, negative, missing, unknown; its kind NotFiniteResult
+    where the loss or gradient norm is NaN or infinite, also as a text or, after a loss that was a number, as null: so some write NaN.
+    """
+    try:
+        result = _decode(_RESULT, text, "result")
+    except BadResult as exc:
+        errors = exc.__cause__.errors(include_url=False) if isinstance(exc.__cause__, ValidationError) else []
+        for error in errors:
+            if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
+                raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
+        raise
+    if result.loss_first is not None and result.loss_last is None and "loss_last" in result.model_fields_set:
+        raise NotFiniteResult("loss_last", "null")
+    return result
 
 
 def decode_failure(text: bytes) -> RankFailure:
@@ -277,6 +303,7 @@ class NodeReport:
     environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
     chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values
     gpu: GpuUsage = field(default_factory=GpuUsage)
+    load: MachineLoad = field(default_factory=MachineLoad)  # while steps were timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,5 +320,6 @@ class LaunchOrder:
     address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
+    orchestrator: str = ""  # the process that asks for it (processes.process_identity): its CPU time is the sweep's
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets: they reach ranks, no file and no message

@@ -21,6 +21,7 @@ class Run:
 
     step_seconds: float  # median
     relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
+    load_sd: float = 0.0  # relative standard deviation that the machine's load by others adds (core/machine_load.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,6 @@ def _run_variance(runs: Mapping[int, Sequence[Run]]) -> float:
 
 
 def _step_variance(some: Sequence[Run]) -> float:
-    """Of one run's median, by what its steps say; the mean over the runs."""
+    """Of one run's median, by what its steps and the load of its machine say; the mean over the runs."""
     known = [STEP_SD if run.relative_confidence is None else run.relative_confidence / WIDTH for run in some]
-    return sum(sd**2 for sd in known) / len(known)
+    return sum(sd**2 + run.load_sd**2 for sd, run in zip(known, some, strict=True)) / len(known)

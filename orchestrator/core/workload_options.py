@@ -121,6 +121,9 @@ class FaultKind(StrEnum):
     EXIT = "exit"  # exit code 1, no word said
     SEGFAULT = "segfault"
     ABORT = "abort"
+    NAN_LOSS = "nan_loss"  # the training diverges
+    PREEMPTED = "preempted"  # SIGTERM
+    XID = "xid"  # the device falls off the bus
     LOST_RANK = "lost_rank"  # SIGKILL
     HANG = "hang"
     HANG_IN_C = "hang_in_c"  # without ever giving the interpreter back

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.machine_load import MachineLoad
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
     from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
@@ -52,7 +53,8 @@ _LAYOUT_SIZES = (
 )
 _CELL_FIELDS = ("cell_id", "cell", "model", "model_digest", "num_gpus", "sequence_length", "global_batch_size")
 _LAYOUT_FIELDS = ("layout", *_LAYOUT_SIZES, "recompute", "recompute_policy", "recompute_layers", "zero_stage", "precision", "options")
-TRIAL_COLUMNS = ("trial_id", "sweep", *_CELL_FIELDS, "state", *_LAYOUT_FIELDS, *_TRIAL_FIELDS)
+_LOAD_FIELDS = tuple(field.name for field in fields(MachineLoad))
+TRIAL_COLUMNS = ("trial_id", "sweep", *_CELL_FIELDS, "state", *_LAYOUT_FIELDS, *_TRIAL_FIELDS, *_LOAD_FIELDS)
 
 
 def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
@@ -71,6 +73,7 @@ def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
         "precision": layout.precision,
         "options": dict(layout.options) or None,
         **{name: getattr(trial, name) for name in _TRIAL_FIELDS},
+        **{name: getattr(trial.load, name) for name in _LOAD_FIELDS},
     }
 
 
@@ -150,6 +153,7 @@ def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
         "gpu_seconds_by_part": held.parts if held is not None else None,
         "processes_killed": row.processes_killed,
         "environment": row.environment,
+        "load": asdict(row.load) if row.load.is_known else None,
         "fingerprint": _fingerprint_record(row.fingerprint) if row.fingerprint is not None else None,
         "failure": asdict(row.failure) if row.failure is not None else None,
         "measurement": asdict(row.measurement) if row.measurement is not None else None,

@@ -94,11 +94,47 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.NCCL, "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: Tried to allocate 1 EiB"),
     (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
     (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-    (K.DEVICE_ERROR, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    (K.XID, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     (K.DEVICE_ERROR, "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) is/are busy or unavailable"),
     (K.DEVICE_ERROR, "RuntimeError: No CUDA GPUs are available"),
     (K.DEVICE_ERROR, "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment"),
-    (K.DEVICE_ERROR, "NVRM: Xid (PCI:0000:1b:00): 79, pid=4121, GPU has fallen off the bus."),
+    (K.XID, "NVRM: Xid (PCI:0000:1b:00): 79, pid=4121, GPU has fallen off the bus."),
+    # github.com/leptonai/gpud/pull/1174 and .../NVSentinel/issues/155
+    (K.XID, "NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error"),
+    (K.XID, "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"),
+    # github.com/leptonai/gpud/pull/46: what a program did, by NVIDIA's catalogue
+    (
+        K.SEGFAULT,
+        "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7)",
+    ),
+    # github.com/NVIDIA/open-gpu-kernel-modules/issues/1150: the clean-up after another error tells nothing by itself
+    (K.USER_ERROR, "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149"),
+    # github.com/SystemsGenetics/GEMmaker/pull/242, and Slurm's words for other reasons
+    (K.PREEMPTED, "slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***"),
+    (K.PREEMPTED, "slurmstepd: error: *** STEP 5213.0 ON n1 CANCELLED AT 2026-03-02T10:00:01 DUE TO TIME LIMIT ***"),
+    # github.com/Facico/Chinese-Vicuna/issues/73: torchrun in a terminal that was closed
+    (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17871 got signal: 1"),
+    (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got signal: 15"),
+    # github.com/alibaba/Pai-Megatron-Patch/issues/366 and /60, github.com/facebookresearch/detectron2/issues/214,
+    # github.com/facebookresearch/fairseq/issues/1529, github.com/KaiyangZhou/CoOp/issues/73; torch.nn.utils.clip_grad_norm_, torch's anomaly
+    # mode, Lightning's detect_nan_parameters, DeepSpeed's loss scaler
+    (
+        K.NOT_FINITE,
+        "AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3",
+    ),
+    (K.NOT_FINITE, "AssertionError: Rank 3: found NaN in local grad norm in backwards pass. Device: 3, node: set-zw04-kubernetes-pc133.mt"),
+    (K.NOT_FINITE, "FloatingPointError: Loss became infinite or NaN at iteration=0!"),
+    (K.NOT_FINITE, "FloatingPointError: Loss is infinite or NaN!"),
+    (K.NOT_FINITE, "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding."),
+    (
+        K.NOT_FINITE,
+        "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped.",
+    ),
+    (K.NOT_FINITE, "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output."),
+    (K.NOT_FINITE, "ValueError: The loss returned in `training_step` is nan."),
+    (K.NOT_FINITE, "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
+    (K.NOT_FINITE, "AssertionError: loss is nan"),
+    (K.NOT_FINITE, "workloads.rank.NotFinite: the loss of step 3 is nan"),
     (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`"),
     (K.DEVICE_ERROR, "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
     (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: invalid device ordinal"),
@@ -115,7 +151,6 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.STORAGE, "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too many open files (24)"),
     (K.CONFIG_REJECTED, "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8"),
     (K.USER_ERROR, "ValueError: expected 4 arguments"),
-    (K.USER_ERROR, "AssertionError: loss is nan"),
     (K.USER_ERROR, "ModuleNotFoundError: No module named 'apex'"),
     (K.USER_ERROR, "RuntimeError: CUDA error: device-side assert triggered"),
     (K.USER_ERROR, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (128x4096 and 2048x4096)"),
@@ -145,7 +180,23 @@ def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text:
         (K.SEGFAULT, {"exit_code": 139}),  # a shell's way to say SIGSEGV
         (K.KILLED, {"signal": signal.SIGKILL, "exit_code": None}),
         (K.KILLED, {"exit_code": 137}),
-        (K.KILLED, {"signal": signal.SIGTERM, "exit_code": None}),
+        (K.PREEMPTED, {"signal": signal.SIGTERM, "exit_code": None}),
+        (K.PREEMPTED, {"signal": signal.SIGINT, "exit_code": None}),
+        (K.PREEMPTED, {"signal": signal.SIGHUP, "exit_code": None}),
+        (K.PREEMPTED, {"exit_code": 143}),
+        (K.PREEMPTED, {"exit_code": 143, "log_tail": "NCCL WARN NET/Socket : Connection reset by peer (ignored)"}),
+        (K.OOM_GPU, {"exit_code": 1, "log_tail": "torch.OutOfMemoryError: CUDA out of memory", "xids": [79]}),
+        (K.XID, {"signal": signal.SIGKILL, "exit_code": None, "xids": [45, 79]}),
+        (K.XID, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "xids": [119]}),
+        (K.XID, {"exception": "torch.AcceleratorError", "message": "CUDA error: an illegal memory access was encountered", "xids": [94]}),
+        (
+            K.SEGFAULT,
+            {"exception": "torch.AcceleratorError", "message": "CUDA error: an illegal memory access was encountered", "xids": [31]},
+        ),
+        (K.DEVICE_ERROR, {"exception": "RuntimeError", "message": "CUDA error: unspecified launch failure", "xids": [45, 63]}),
+        (K.USER_ERROR, {"exception": "ValueError", "message": "bad shape", "xids": [31]}),
+        (K.BAD_RESULT, {"exit_code": 0, "bad_result": "none", "xids": [63]}),
+        (K.NOT_FINITE, {"exit_code": 0, "exception": "workloads.rank.NotFinite", "message": "loss_last is nan"}),
         (K.OOM_HOST, {"signal": signal.SIGKILL, "exit_code": None, "num_oom_kills": 1}),
         (K.OOM_HOST, {"exit_code": 137, "num_oom_kills": 2}),
         (K.SEGFAULT, {"signal": signal.SIGSEGV, "exit_code": None, "num_oom_kills": 1}),
@@ -171,8 +222,36 @@ def test_an_illegal_access_is_an_out_of_memory_only_near_the_limit() -> None:
     assert classify(evidence(log_tail=text, peak_memory_bytes=60 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
     assert classify(evidence(log_tail=text, peak_memory_bytes=70 * gib, device_memory_bytes=80 * gib)).kind is K.OOM_GPU
     broken = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"  # whatever the memory held
-    assert classify(evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
-    assert POLICIES[K.DEVICE_ERROR].fault is POLICIES[K.STORAGE].fault is Fault.MACHINE
+    assert classify(evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)).kind is K.XID
+    full = {"peak_memory_bytes": 79 * gib, "device_memory_bytes": 80 * gib}
+    assert classify(evidence(log_tail=text, xids=[31], **full)).kind is K.OOM_GPU
+    assert POLICIES[K.DEVICE_ERROR].fault is POLICIES[K.XID].fault is POLICIES[K.STORAGE].fault is Fault.MACHINE
+
+
+def test_a_failure_by_an_xid_names_its_number_and_what_the_program_felt() -> None:
+    felt = {"exception": "torch.AcceleratorError", "message": "CUDA error: unspecified launch failure\nCUDA kernel errors might be"}
+    failure = classify(evidence(2, phase="steady", xids=[45, 79], **felt))
+    assert failure.message == (
+        "rank 2 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): torch.AcceleratorError: CUDA error: unspecified launch failure"
+    )
+    crashed = classify(evidence(2, phase="steady", xids=[31], **felt))
+    assert crashed.message.startswith("rank 2 crashed in steady: Xid 31 (GPU memory page fault): torch.AcceleratorError")
+
+
+def test_what_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
+    passed_on = (
+        "AssertionError: Rank 0: found NaN in local grad norm in backward pass\nTraceback (most recent call last):\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert classify(evidence(log_tail=passed_on)).kind is K.NOT_FINITE
+    ended = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  traceback : Signal 15 (SIGTERM) received by PID 59462\n"
+    assert classify(evidence(log_tail=ended)).kind is K.PREEMPTED
+
+
+def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
+    assert POLICIES[K.NOT_FINITE].fault is Fault.LAYOUT and not may_retry(K.NOT_FINITE, {K.NOT_FINITE: 1})
+    assert POLICIES[K.PREEMPTED].fault is Fault.MACHINE
+    assert may_retry(K.PREEMPTED, {K.PREEMPTED: 5}) and not may_retry(K.PREEMPTED, {K.PREEMPTED: 6})
 
 
 def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:

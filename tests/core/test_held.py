@@ -60,7 +60,11 @@ def test_a_measurement_that_counts_is_a_success_whatever_else_was_noted(kind: Fa
 def test_out_of_memories_and_losses_are_told_from_other_failures() -> None:
     outcomes = {kind: outcome_of(kind, counts=False) for kind in FailureKind}
     assert {kind for kind, found in outcomes.items() if found is Outcome.OUT_OF_MEMORY} == {FailureKind.OOM_GPU, FailureKind.OOM_HOST}
-    assert {kind for kind, found in outcomes.items() if found is Outcome.LOST} == {FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST}
+    assert {kind for kind, found in outcomes.items() if found is Outcome.LOST} == {
+        FailureKind.NODE_LOST,
+        FailureKind.ORCHESTRATOR_LOST,
+        FailureKind.PREEMPTED,
+    }
     assert outcome_of(None, counts=False) is Outcome.FAILED  # measured, and invalidated since
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.check import Check, Status
-from orchestrator.core.node_health import XIDS, GpuFacts, NodeFacts, baseline_bytes, judge_nodes, unfit, xids_since
+from orchestrator.core.node_health import GpuFacts, NodeFacts, baseline_bytes, judge_nodes, unfit, xids_since
+from orchestrator.core.xid import XIDS, XidCause
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -150,7 +151,9 @@ def test_an_idle_driver_may_hold_more_of_a_larger_gpu() -> None:
 
 
 def test_every_known_error_number_means_something() -> None:
-    assert all(status is not Status.OK and meaning for status, meaning in XIDS.values())
+    assert all(xid.meaning for xid in XIDS.values())
+    of_the_device = {XidCause.DEVICE, XidCause.NOTICE}
+    assert all((xid.status is not Status.OK) == (xid.cause in of_the_device) for xid in XIDS.values())
 
 
 def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
@@ -163,3 +166,4 @@ def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
     ]
     assert xids_since(records, 0) == {79: 1, 13: 2}
     assert xids_since(records, 80e6) == {13: 2}
+    assert xids_since(records, 0, addresses={"0000:3b:00"}) == {79: 1, 13: 1}

@@ -18,6 +18,7 @@ from orchestrator.core.protocol import (
     Device,
     Heartbeat,
     MeasurementPlan,
+    NotFiniteResult,
     Phase,
     PhaseLimits,
     RankFailure,
@@ -88,6 +89,28 @@ def test_a_request_arrives_as_it_was_sent() -> None:
 def test_rubbish_is_refused_as_a_result(text: bytes) -> None:
     with pytest.raises(BadResult):
         decode_result(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (b'{"step_seconds": [1], "loss_last": NaN}', "loss_last"),
+        (b'{"step_seconds": [1], "loss_first": -Infinity, "surprise": 1}', "loss_first"),
+        (b'{"step_seconds": [1], "loss_last": 1e400}', "loss_last"),
+        (b'{"step_seconds": [1], "loss_last": "nan"}', "loss_last"),
+        (b'{"step_seconds": [1], "loss_last": "inf"}', "loss_last"),
+        (b'{"step_seconds": [1], "loss_first": 9.5, "loss_last": null}', "loss_last"),  # as orjson and JavaScript write NaN
+        (b'{"step_seconds": [1], "gradient_norm": NaN}', "gradient_norm"),
+    ],
+)
+def test_a_result_of_a_training_that_diverged_is_told_from_rubbish(text: bytes, name: str) -> None:
+    with pytest.raises(NotFiniteResult, match=name):
+        decode_result(text)
+
+
+@pytest.mark.parametrize("text", [b'{"step_seconds": [1], "loss_last": null}', b'{"step_seconds": [1], "loss_first": 9.5}'])
+def test_a_loss_that_nobody_tells_is_unknown(text: bytes) -> None:
+    assert decode_result(text).loss_last is None
 
 
 def test_a_step_that_no_column_holds_is_no_step() -> None:

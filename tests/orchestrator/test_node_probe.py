@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from orchestrator import node_probe
+from orchestrator import kernel_log
 from orchestrator.core.check import Status
 from orchestrator.core.node_health import judge_nodes, unfit
 from orchestrator.node_probe import NodeProbe, ProbePlan, versions_here, with_clock
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
 
 
 def test_a_kernel_log_that_cannot_be_read_leaves_its_errors_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_probe, "KERNEL_LOG", tmp_path / "kmsg")
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", tmp_path / "kmsg")
     facts = NodeProbe().gather(plan(tmp_path), nvml=nvml())
     assert facts.xids is None
     assert facts.unread == ("kernel log: No such file or directory",)
@@ -103,10 +103,10 @@ def test_a_kernel_log_that_cannot_be_read_leaves_its_errors_unknown(tmp_path: Pa
 def test_errors_of_gpus_are_read_from_the_kernels_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe stands for /dev/kmsg: it gives what is there and then nothing."""
     reading, writing = os.pipe2(os.O_NONBLOCK)
-    now = int(node_probe.time.clock_gettime(node_probe.time.CLOCK_MONOTONIC) * 1e6)
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     os.write(writing, f"4,1,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n".encode())
     assert stat.S_ISFIFO(os.fstat(reading).st_mode)
-    monkeypatch.setattr(node_probe, "KERNEL_LOG", Path(f"/proc/self/fd/{reading}"))
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", Path(f"/proc/self/fd/{reading}"))
     facts = NodeProbe().gather(plan(tmp_path), nvml=nvml(used_gib=[0, 0]))
     os.close(reading)
     os.close(writing)

@@ -97,6 +97,9 @@ def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(t
         ("segfault", "step_2"),
         ("nccl_error", "init"),
         ("lost_rank", "step_1"),
+        ("nan_loss", "step_3"),
+        ("preempted", "step_2"),
+        ("xid", "init"),
     ],
 )
 def test_a_fault_comes_to_the_same_kind_as_in_a_rank(tmp_path: Path, fault: str, at: str) -> None:

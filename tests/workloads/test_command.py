@@ -237,3 +237,42 @@ def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher
     assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
     assert "cannot start 'true'" in report.failure.log_tail and "embedded null byte" in report.failure.log_tail
     assert "Traceback" not in report.failure.log_tail
+
+
+NAN = [
+    # As Python's json writes them.
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": 0.5, "loss": loss}) + chr(10) for loss in'
+    ' [9.0, 8.0, float("nan"), float("nan")]))',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5}\\n\' * 5 + \'{"step_seconds": 0.5, "loss": "NaN"}\')',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": -Infinity}\\n\'); time.sleep(600)',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "grad_norm": NaN}\\n\' * 5)',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": NaN}\\n\'); sys.exit(3)',
+]
+
+
+@pytest.mark.parametrize("ends", NAN)
+def test_a_program_whose_loss_is_no_number_has_diverged(launcher: NodeLauncher, ends: str) -> None:
+    report = run(launcher, f"import json, os, sys, time\nif os.environ['RANK'] == '0': {ends}")
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.rank) == (FailureKind.NOT_FINITE, 0), report.failure
+    assert "lower the learning rate" in report.failure.message
+
+
+def test_the_step_of_a_loss_that_is_no_number_is_named(launcher: NodeLauncher) -> None:
+    report = run(launcher, f"import json, os\nif os.environ['RANK'] == '0': {NAN[2]}")
+    assert report.failure is not None and "the loss of step 3 is nan" in report.failure.message
+
+
+@pytest.mark.parametrize("loss", ["9.5", "null", '"unknown"', "1e30"])
+def test_a_loss_that_is_a_number_or_not_told_is_measured(launcher: NodeLauncher, loss: str) -> None:
+    line = f'{{"step_seconds": 0.5, "loss": {loss}, "grad_norm": 2.0}}'
+    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'  # a step that a loss scaler skipped
+    program = f"""
+        import os
+        if os.environ["RANK"] == "0":
+            open(os.environ["SWEEP_METRICS_FILE"], "w").write({overflown!r} + chr(10) + ({line!r} + chr(10)) * 5)
+        """
+    report = run(launcher, program)
+    assert report.failure is None, report.failure

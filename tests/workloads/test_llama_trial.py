@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -155,6 +156,15 @@ def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(tmp_path: Path, serv
     assert failure.out_of_memory
     assert failure.phase is Phase.FIRST_STEP
     assert failure.exception == "torch.OutOfMemoryError"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_training_that_diverges_is_not_measured(replicas: int, tmp_path: Path, server: ForkServerContext) -> None:
+    layout = Layout(data_parallel_size=replicas, micro_batch_size=1, grad_accum_steps=4 // replicas, precision=Precision.FP32)
+    outcomes = run_trial(request(layout, learning_rate=1e9), tmp_path, server)
+    assert all(isinstance(outcome, RankFailure) for outcome in outcomes), outcomes
+    assert {outcome.exception for outcome in outcomes} == {"workloads.rank.NotFinite"}
+    assert re.match(r"the loss of step [1-9] is (nan|inf);", outcomes[0].message), outcomes[0].message
 
 
 def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_states_out(tmp_path: Path, server: ForkServerContext) -> None:

@@ -1,12 +1,13 @@
 """Any program as a workload: started once per rank with torchrun's environment, told its layout by arguments or environment.
 
 Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only step_seconds required)
-or as JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52} per optimizer step, warm-up included). The rank that
-the launcher sees is this module, which waits for the program; it ends as the program ended, signal for signal.
+or as JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52, "loss": 9.1} per optimizer step, warm-up included; a loss that is
+not finite ends it at once). The rank that the launcher sees is this module, which waits for the program; it ends as the program ended, signal for signal.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,15 +15,24 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.protocol import MAX_RESULT_BYTES, MAX_SAMPLES, BadResult, Phase, RankResult, TrialRequest, decode_result
+from orchestrator.core.protocol import (
+    MAX_RESULT_BYTES,
+    MAX_SAMPLES,
+    BadResult,
+    NotFiniteResult,
+    Phase,
+    RankResult,
+    TrialRequest,
+    decode_result,
+)
 from orchestrator.core.template import fill
 from orchestrator.core.workload_options import CommandOptions
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, Rank, context
+from workloads.rank import ConfigRejected, NotFinite, Rank, context
 
 RESULT_VARIABLE = "SWEEP_RESULT_FILE"
 METRICS_VARIABLE = "SWEEP_METRICS_FILE"
@@ -36,7 +46,10 @@ class _Metric(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    step_seconds: Annotated[float, Field(gt=0, le=1e7)]
+    step_seconds: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    loss: Any = None
+    gradient_norm: Any = None
+    grad_norm: Any = None  # as torchtitan, Hugging Face and Megatron-LM call it
 
 
 def main() -> int:
@@ -64,6 +77,9 @@ def main() -> int:
         return 127
     metrics = _Metrics(metrics_path, rank)
     code = _wait(program, rank, metrics)
+    # A program that ends itself may have noticed the same; of one that a signal ended, the signal is what counts.
+    if code is None or (0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)):
+        return _diverged(rank, metrics)
     if code < 0:
         _die_of(-code)
     if code == 0 and rank.rank == 0:
@@ -98,8 +114,10 @@ def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, m
     }
 
 
-def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int:
+def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> int | None:
     """Wait for the program; each new line of metrics is a step, for the launcher's limits, of every rank on rank 0's node.
+
+    None: its loss is not finite any more, as rank 0 sees, and nobody needs to wait for its end.
 
     A program that writes nothing until its end is held to the limit of its first step. On other nodes nothing shows how far it is:
     there only the total limit holds, and rank 0's launcher tells a hang.
@@ -112,6 +130,8 @@ def _wait(program: subprocess.Popen[bytes], rank: Rank, metrics: _Metrics) -> in
         except subprocess.TimeoutExpired:
             if on_node_of_rank_0:
                 metrics.read()
+                if rank.rank == 0 and metrics.diverged is not None:
+                    return None
             else:
                 rank.heartbeat(Phase.STEADY)
 
@@ -127,6 +147,8 @@ class _Metrics:
         self.step_seconds: list[float] = []
         self._last_at: float | None = None  # monotonic, of the last step that was reported
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
+        self.diverged: NotFinite | None = None  # by the first loss that is not finite
+        self._norm: tuple[str, Any, int] | None = None  # the last gradient norm: its name, its value and its step
 
     def read(self) -> None:
         """Take the new lines. What is no metric is left out: the program's own affair."""
@@ -163,20 +185,58 @@ class _Metrics:
         before = len(self.step_seconds)
         for line in lines:
             try:
-                self.step_seconds.append(_Metric.model_validate_json(line).step_seconds)
+                metric = _Metric.model_validate_json(line)
             except ValidationError:
-                if line.strip():
-                    self.num_unread += 1
-                    self.first_unread = self.first_unread or line[:200].decode(errors="replace")
+                metric = _Metric()
+            if metric.step_seconds is not None:
+                self.step_seconds.append(metric.step_seconds)
+            elif line.strip():
+                self.num_unread += 1
+                self.first_unread = self.first_unread or line[:200].decode(errors="replace")
+            self._look(metric)
         if len(self.step_seconds) > before:
             self._last_at = time.monotonic()
             done = len(self.step_seconds)
             self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
 
+    def _look(self, metric: _Metric) -> None:
+        """Note a loss that is not finite. Of gradient norms the last counts: a scaler of fp16 losses skips single steps that overflow."""
+        step = max(1, len(self.step_seconds))
+        if self.diverged is None and _is_not_finite(metric.loss):
+            self.diverged = NotFinite.of("loss", metric.loss, step=step)
+        norm = metric.gradient_norm if metric.gradient_norm is not None else metric.grad_norm
+        if norm is not None:
+            self._norm = ("gradient norm", norm, step)
+
+    def ends_diverged(self, *, well: bool) -> bool:
+        """Whether the program has diverged, now that all of its lines are there; by its gradient norm only where it ended `well`."""
+        self.read_to_the_end()
+        if self.diverged is None and well and self._norm is not None and _is_not_finite(self._norm[1]):
+            name, value, step = self._norm
+            self.diverged = NotFinite.of(name, value, step=step)
+        return self.diverged is not None
+
+
+def _is_not_finite(value: Any) -> bool:
+    """Whether it is NaN or infinite, also written as a text. What is no number at all, or null, says nothing."""
+    try:
+        return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+    except OverflowError:  # an integer beyond any float
+        return True
+
+
+def _diverged(rank: Rank, metrics: _Metrics) -> int:
+    """Say so, and end: what the program still does is ended with the gang."""
+    assert metrics.diverged is not None
+    sys.stderr.write(f"workloads.rank.NotFinite: {metrics.diverged}\n")
+    rank.refuse(metrics.diverged)
+    return 1
+
 
 def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
     """Make rank 0's result out of what the program left, its file first. If that is none, say why."""
-    metrics.read_to_the_end()
     phases = metrics.phase_seconds()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
@@ -191,6 +251,11 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
             _refuse(rank, f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}")
             return
         result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:], phase_seconds=phases)
+    except NotFiniteResult as exc:
+        diverged = NotFinite.of(exc.name, exc.value)
+        sys.stderr.write(f"{result_path.name}: {diverged}\n")
+        rank.refuse(diverged)
+        return
     except (BadResult, OSError) as exc:
         _refuse(rank, f"{result_path.name}: {exc}")
         return

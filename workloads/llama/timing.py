@@ -6,6 +6,7 @@ Every rank times its own steps; all ranks stop after the same one, because all d
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from orchestrator.core.measurement import enough
 from orchestrator.core.protocol import MeasurementPlan
+from workloads.rank import NotFinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,8 @@ class TimedSteps:
     slowest_median_seconds: float  # median over the timed steps of the slowest rank's time: the same on every rank
     first_step_seconds: float  # wall time until the first step had ended, what surrounds it included
     steady_seconds: float
-    loss_first: float | None  # of the global batch
-    loss_last: float | None
+    loss_first: float  # of the global batch
+    loss_last: float
 
 
 def time_steps(
@@ -42,13 +44,14 @@ def time_steps(
 ) -> TimedSteps:
     """Run optimizer steps: `prepare` makes a step's micro-batches outside the clock, `step` trains on them and returns the loss.
 
-    The first step is the first of the warm-up. `before_step` is told each step's number.
+    The first step is the first of the warm-up. `before_step` is told each step's number. Losses stay on the device, and are read at the end of
+    the warm-up and of the timing: raises NotFinite where one of them is not finite.
     """
     begin = time.perf_counter()
     warmup: list[float] = []
     own: list[float] = []
     slowest: list[float] = []
-    losses: list[Tensor] = []
+    losses = torch.zeros(plan.warmup_steps + plan.max_steps, device=device)
 
     def run_step(number: int) -> float:
         before_step(number)
@@ -58,7 +61,7 @@ def time_steps(
         loss = step(micro_batches)
         _synchronize(device)
         seconds = time.perf_counter() - start
-        losses[1:] = [loss]  # the first and the latest
+        losses[number] = loss
         return seconds
 
     warmup.append(run_step(0))
@@ -66,14 +69,16 @@ def time_steps(
     after_first_step()
     for number in range(1, plan.warmup_steps):
         warmup.append(run_step(number))
+    _check_finite(losses[: len(warmup)], first_step=1)
     with _no_garbage_collection():
         while not (slowest and enough(slowest, plan)):
             own.append(run_step(plan.warmup_steps + len(own)))
             slowest.append(_over_ranks(own[-1:], dist.ReduceOp.MAX, device)[0])
             gc.collect()
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    sums = _over_ranks([losses[0].item(), losses[-1].item()], dist.ReduceOp.SUM, device)
-    loss_first, loss_last = (total / world_size if abs(total) < 1e30 else None for total in sums)  # None: diverged
+    _check_finite(losses[len(warmup) :][: len(own)], first_step=len(warmup) + 1)
+    first_and_last = [losses[0].item(), losses[len(warmup) + len(own) - 1].item()]
+    loss_first, loss_last = (total / world_size for total in _over_ranks(first_and_last, dist.ReduceOp.SUM, device))
     return TimedSteps(
         warmup_seconds=warmup,
         step_seconds=own,
@@ -83,6 +88,12 @@ def time_steps(
         loss_first=loss_first,
         loss_last=loss_last,
     )
+
+
+def _check_finite(losses: Tensor, *, first_step: int) -> None:
+    for number, loss in enumerate(losses.tolist()):
+        if not math.isfinite(loss):
+            raise NotFinite.of("loss", loss, step=first_step + number)
 
 
 @contextmanager

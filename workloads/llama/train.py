@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import socket
 import time
@@ -29,7 +30,7 @@ from workloads.llama.peak_flops import trial_peak
 from workloads.llama.stack import describe_stack
 from workloads.llama.timing import TimedSteps, time_steps
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, Rank, seconds_since_process_start
+from workloads.rank import ConfigRejected, NotFinite, Rank, seconds_since_process_start
 from workloads.rendezvous import join_gang
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -116,6 +117,9 @@ def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, 
         after_first_step=memory.after_first_step,
     )
     rank.heartbeat(Phase.STEADY, rank.step)  # what follows is not timed
+    norm = trainer.gradient_norm()
+    if not math.isfinite(norm):
+        raise NotFinite.of("gradient norm", norm, step=rank.step + 1)
     return timed, memory.report(trainer.untimed_step), rendezvous_seconds
 
 
@@ -156,6 +160,10 @@ class Trainer:
         loss = self.replica.step_gradients(micro_batches)
         self.optimizer.step()
         return loss
+
+    def gradient_norm(self) -> float:
+        """Of the gradients that the last step was made with."""
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.replica.gradients())).float()))
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
         """A step of one micro-batch, for looking at memory: gradients keep their memory, so every micro-batch needs the same."""

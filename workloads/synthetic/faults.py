@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.core.protocol import Phase, result_file
 from orchestrator.core.synthetic import out_of_memory_text
 from orchestrator.core.workload_options import FaultKind, SyntheticFault
-from workloads.rank import ConfigRejected, Rank
+from workloads.rank import ConfigRejected, NotFinite, Rank
 
 
 class OutOfMemoryError(RuntimeError):
@@ -41,6 +41,15 @@ def _host_oom(rank: Rank) -> None:
 
 def _config_rejected(rank: Rank) -> None:
     raise ConfigRejected(f"micro_batch_size {rank.request.layout.micro_batch_size} is refused on purpose; no other is refused")
+
+
+def _nan_loss(rank: Rank) -> None:
+    raise NotFinite.of("loss", float("nan"), step=max(1, rank.step))
+
+
+def _xid(rank: Rank) -> None:
+    sys.stderr.write(f"NVRM: Xid (PCI:0000:1b:00): 79, pid={os.getpid()}, name=python, GPU has fallen off the bus.\n")
+    raise RuntimeError("CUDA error: unspecified launch failure")
 
 
 def _crash(rank: Rank) -> None:
@@ -141,6 +150,9 @@ _ACTIONS: Mapping[FaultKind, Callable[[Rank], None]] = {
     FaultKind.EXIT: _exit,
     FaultKind.SEGFAULT: _segfault,
     FaultKind.ABORT: _die_of(signal.SIGABRT),
+    FaultKind.NAN_LOSS: _nan_loss,
+    FaultKind.PREEMPTED: _die_of(signal.SIGTERM),
+    FaultKind.XID: _xid,
     FaultKind.LOST_RANK: _die_of(signal.SIGKILL),
     FaultKind.STOP: _die_of(signal.SIGSTOP),
     FaultKind.HANG: _hang,

@@ -1,0 +1,33 @@
+"""An attempt says what its node was busy with beside it: the load by others, and how its GPUs were clocked and slowed down."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+NUMBERS = (
+    "cpu_cores",
+    "own_cpu_cores",
+    "sweep_cpu_cores",
+    "others_cpu_cores",
+    "gpu_clock_ratio",
+    "gpu_throttled_fraction",
+    "gpu_temperature_celsius",
+)
+
+
+def upgrade() -> None:
+    for name in NUMBERS:
+        op.add_column("attempt", sa.Column(name, sa.Double()))
+    op.add_column("attempt", sa.Column("foreign_gpu_processes", sa.Integer()))
+    op.add_column("attempt", sa.Column("gpu_throttle_reasons", sa.Text()))
+
+
+def downgrade() -> None:
+    for name in ("gpu_throttle_reasons", "foreign_gpu_processes", *reversed(NUMBERS)):
+        op.drop_column("attempt", name)
