@@ -158,14 +158,14 @@ def measure(url: str, num_trials: int) -> dict[str, Any]:
 
 def _large(store: Store, url: str, sweep_id: int, cell_ids: list[int], num_trials: int) -> dict[str, Any]:
     fill(store, sweep_id, cell_ids, num_trials)
-    views = {view: seconds(lambda view=view: readonly.query(url, f"SELECT count(*) FROM {view}"), 1) for view in schema.VIEWS}
+    views = {view: seconds(lambda view=view: readonly.own_query(url, f"SELECT count(*) FROM {view}"), 1) for view in schema.VIEWS}
     return {
         "num_trials": num_trials,
         "num_cells": len(cell_ids),
         "status_seconds": seconds(lambda: (store.status(sweep_id), store.held(sweep_id))),
         "best_seconds": seconds(lambda: store.best(sweep_id, top=10)),
         "trial_seconds": seconds(lambda: store.trial(5)),
-        "v_best_seconds": seconds(lambda: readonly.query(url, "SELECT * FROM v_best WHERE is_current")),
+        "v_best_seconds": seconds(lambda: readonly.own_query(url, "SELECT * FROM v_best WHERE is_current")),
         "count_of_view_seconds": views,
     }
 

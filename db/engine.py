@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sqlite3
 import time
 import uuid
@@ -19,8 +18,10 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalErr
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from db import postgresql_advice
 from db import url as urls
-from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from db.sqlite_file import OpenedFile, ReadableFile, can_be_written
+from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,24 @@ class Change:
 class Database:
     """`patience_seconds`: how long a database that was reached before may stay away. `wait` is what is done for so long between two tries."""
 
-    def __init__(self, url: sa.URL, *, patience_seconds: float | None = None) -> None:
-        """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system."""
+    def __init__(self, url: sa.URL, *, patience_seconds: float | None = None, to_read: bool = False) -> None:
+        """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system.
+
+        `to_read`: nothing will be written, so a SQLite file need not be this user's to write.
+        """
         self.url = url
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
         self._was_reached = False  # until then an error means a wrong address, and waiting does not mend that
+        self._readable: ReadableFile | None = None
+        self._file = OpenedFile(Path(url.database)) if self.is_sqlite and url.database else None
         try:
-            self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
+            if to_read and self._file is not None and self._file.path.is_file() and not can_be_written(self._file.path):
+                self._readable = ReadableFile(self._file.path)
+                self.engine = _reading_engine(url, self._readable)
+            else:
+                self.engine = _sqlite_engine(url, self._file) if self._file is not None else _postgresql_engine(url)
         except ModuleNotFoundError as exc:
             raise UsageInvalid("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from exc
         except OSError as exc:
@@ -65,6 +75,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._readable is not None:
+            self._readable.close()
 
     def read(self, work: Callable[[sa.Connection], _T]) -> _T:
         """Run `work` in one snapshot, again if the connection broke."""
@@ -90,7 +102,10 @@ class Database:
             is_retry = retrying.statistics.get("attempt_number", 1) > 1
             with self.engine.begin() as connection:
                 self._begin(connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL")
-                return work(connection, Change(id=change_id, is_retry=is_retry))
+                done = work(connection, Change(id=change_id, is_retry=is_retry))
+            if self._file is not None:
+                self._file.refuse_another()
+            return done
 
         with self._clear_errors():
             return retrying(once)
@@ -132,10 +147,23 @@ class Database:
         try:
             yield
         except (PoolTimeout, DBAPIError) as exc:
-            if isinstance(exc, IntegrityError | ProgrammingError | DataError):
-                raise  # a mistake of ours
+            # Rights, and tables that somebody dropped, are a person's to mend; any other of these is a mistake of ours.
+            is_ours = isinstance(exc, IntegrityError | ProgrammingError | DataError)
+            is_about_the_url = not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None
+            if is_ours and not is_about_the_url and _sqlstate(exc) not in postgresql_advice.FOR_THE_USER:
+                raise
             # `from None`: the driver's own text may hold a password.
-            raise StoreUnavailable(f"store {urls.display(self.url)}: {self._explain(exc)}") from None
+            raise self._refusal(exc) from None
+
+    def _refusal(self, exc: PoolTimeout | DBAPIError) -> SweepError:
+        try:
+            if self._file is not None and self._was_reached:
+                self._file.refuse_another()
+        except StoreUnavailable as is_another:  # which says more than what SQLite makes of it
+            return is_another
+        line = f"store {urls.display(self.url)}: {self._explain(exc)}"
+        is_mistyped = not self.is_sqlite and _sqlstate(exc) is None and postgresql_advice.is_wrong_url(str(exc))
+        return UsageInvalid(line) if is_mistyped else StoreUnavailable(line)
 
     def _explain(self, exc: Exception) -> str:
         text = str(exc.orig) if isinstance(exc, DBAPIError) and exc.orig is not None else str(exc)
@@ -143,12 +171,19 @@ class Database:
             for fragment, advice in _SQLITE_ADVICE:
                 if fragment in text:
                     return advice
-        # psycopg tells of every address it tried, a line each: the last is the one that counts.
-        lines = [line.strip() for line in urls.redact(text, self.url).splitlines() if line.strip()]
-        said = lines[0][:300] if lines else type(exc).__name__
-        advised = () if self.is_sqlite else _POSTGRESQL_ADVICE
-        what_to_do = next((advice for pattern, advice in advised if re.search(pattern, text)), None)
-        return said if what_to_do is None else f"{said}. {what_to_do}"
+            return postgresql_advice.first_line(text)
+        statement = exc.statement or "" if isinstance(exc, DBAPIError) else ""
+        role, schema = self._session() if _sqlstate(exc) in postgresql_advice.FOR_THE_USER else (None, None)
+        return postgresql_advice.advised(text, sqlstate=_sqlstate(exc), url=self.url, statement=statement, role=role, schema=schema)
+
+    def _session(self) -> tuple[str | None, str | None]:
+        """The role and the schema that statements run with; unknown where that cannot be asked."""
+        try:
+            with self.engine.connect() as connection:
+                role, schema = connection.exec_driver_sql("SELECT current_user, current_schema()").one()
+        except sa.exc.SQLAlchemyError:
+            return None, None
+        return role, schema
 
 
 _SQLITE_ADVICE = (
@@ -176,35 +211,27 @@ _SQLITE_ADVICE = (
     ),
 )
 
-# By patterns of what libpq and the server say in English; in other languages they are alone with it.
-_POSTGRESQL_ADVICE = (
-    ("password authentication failed", "Correct the user in the URL, or the password in ~/.pgpass (of mode 600) or PGPASSWORD"),
-    ("no password supplied", "Put the password into ~/.pgpass (of mode 600) or PGPASSWORD"),
-    ("no pg_hba.conf entry", "Let this host, user and database in: pg_hba.conf on the server"),
-    ("Connection refused", "Is PostgreSQL running there, and are host and port of the URL right?"),
-    ("timeout expired", "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?"),
-    ("resolve host", "Correct the host of the URL"),
-    ("translate host name", "Correct the host of the URL"),
-    ('role "[^"]*" does not exist', "Correct the user of the URL, or have it made on the server: createuser"),
-    ('database "[^"]*" does not exist', "Correct the database of the URL, or have it made on the server: createdb"),
-    ("is starting up|is shutting down|is in recovery mode", "It comes or goes: the same command again in a moment"),
-    ("too many c(onnections|lients)|connection slots are reserved", "End other clients, or raise max_connections on the server"),
-)
+
+def _sqlstate(exc: Exception) -> str | None:
+    return getattr(exc.orig, "sqlstate", None) if isinstance(exc, DBAPIError) else None
 
 
 def _is_transient(exc: BaseException) -> bool:
     if not isinstance(exc, DBAPIError) or exc.orig is None:
         return False
+    sqlstate = _sqlstate(exc)
+    if sqlstate is None and postgresql_advice.is_final(str(exc.orig)):
+        return False
     if exc.connection_invalidated:
         return True
-    sqlstate = getattr(exc.orig, "sqlstate", None)
     # psycopg gives no sqlstate where the server could not even be reached.
     lost = type(exc.orig).__module__.startswith("psycopg") and isinstance(exc, OperationalError) and sqlstate is None
     return sqlstate in TRANSIENT_SQLSTATES or lost
 
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
-    arguments = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep", **_KEEP_ALIVE}
+    own = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep", **_KEEP_ALIVE}
+    arguments = own | urls.libpq_arguments(url)
     engine = sa.create_engine(
         url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True, json_serializer=_json, pool_size=4, max_overflow=4
     )
@@ -217,10 +244,15 @@ def _postgresql_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _sqlite_engine(url: sa.URL) -> sa.Engine:
+def _reading_engine(url: sa.URL, file: ReadableFile) -> sa.Engine:
     urls.refuse_network_file_system(url)
-    assert url.database is not None
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    # A connection for each read: only so a writer that came meanwhile is seen.
+    return sa.create_engine(url.set(query={}), creator=file.connect, poolclass=sa.NullPool, hide_parameters=True, json_serializer=_json)
+
+
+def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
+    urls.refuse_network_file_system(url)
+    file.path.parent.mkdir(parents=True, exist_ok=True)
     # On a file system that hosts share there is no shared memory: the older journal at least needs none.
     journal = "TRUNCATE" if urls.is_unsafe(url) else "WAL"
     engine = sa.create_engine(
@@ -239,6 +271,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         record.info["synchronous"] = "NORMAL"
+        file.refuse_another()
 
     return engine
 

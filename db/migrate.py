@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ from db.engine import Database
 from orchestrator.core.errors import StoreUnavailable
 
 _FOLDER = Path(__file__).parent
+_VERSION_TABLE = "alembic_version"
 _LOCK_KEY = 0x53574545  # of PostgreSQL's advisory lock: two processes that meet an empty database create its tables once
 
 
 def ensure_head(database: Database) -> None:
     """Give an empty database its tables; raise StoreUnavailable when a database is of another version than this code."""
-    version = database.read(current_version)
+    version = database.read(partial(current_version, where=url.display(database.url)))
     if version is None:
         _refuse_foreign(database)
+        database.read(_refuse_encoding)
         database.write(lambda connection, change: _move(connection, "head"), durable=True)
         return
     if version != schema.SCHEMA_VERSION:
@@ -38,19 +42,34 @@ def downgrade(database_url: str | None, version: str) -> tuple[str | None, str, 
     return _migrate(database_url, version)
 
 
-def current_version(connection: sa.Connection) -> str | None:
-    """The schema's version; None: it has none, because it is new."""
-    if not sa.inspect(connection).has_table("alembic_version"):
+def current_version(connection: sa.Connection, *, where: str = "the database") -> str | None:
+    """The schema's version; None: it has none, because it is new. Raises StoreUnavailable where what is said is no version."""
+    if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
-    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    try:
+        rows = connection.execute(sa.text(f"SELECT version_num FROM {_VERSION_TABLE} LIMIT 3")).scalars().all()
+    except (sa.exc.OperationalError, sa.exc.ProgrammingError) as exc:
+        if "version_num" not in str(exc.orig):
+            raise
+        raise StoreUnavailable(f"{where} has a table {_VERSION_TABLE} of other origin. Choose an empty database") from None
+    if len(rows) > 1 or any(not _is_version(row) for row in rows):
+        said = ", ".join(repr(row)[:40] for row in rows[:2])
+        raise StoreUnavailable(f"{where} has schema version {said}, which should be one row of four digits. Put a backup back")
+    return str(rows[0]) if rows else None
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9]{4}", value) is not None
 
 
 def _migrate(database_url: str | None, target: str) -> tuple[str | None, str, Path | None]:
     database = Database(url.resolve(database_url))
     try:
-        before = database.read(current_version)
+        before = database.read(partial(current_version, where=url.display(database.url)))
         if before is not None and before > schema.SCHEMA_VERSION:  # no path leads there from what this code knows
             raise StoreUnavailable(_mismatch(url.display(database.url), before))
+        if before is None:
+            _refuse_foreign(database)
         copy = _back_up(database, before)
         after = database.write(lambda connection, change: _move(connection, target), durable=True)
         return before, after, copy
@@ -85,11 +104,25 @@ def _move(connection: sa.Connection, target: str) -> str:
 
 def _refuse_foreign(database: Database) -> None:
     """A database with somebody else's `trial` table is not ours to fill."""
-    strangers = database.read(lambda connection: set(sa.inspect(connection).get_table_names()) & set(schema.metadata.tables))
+    found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
+    strangers = found & set(schema.metadata.tables)
+    if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
+        raise StoreUnavailable(f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. Put a backup back")
     if strangers:
         raise StoreUnavailable(
             f"{url.display(database.url)} has tables of other origin ({', '.join(sorted(strangers))}). Choose an empty database"
         )
+
+
+def _refuse_encoding(connection: sa.Connection) -> None:
+    """A character that a database cannot keep would be met when a result is written: say so before there is one."""
+    if connection.dialect.name != "postgresql":
+        return
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        cure = f"createdb --encoding UTF8 --template template0 {name}"
+        raise StoreUnavailable(f"database {name} has encoding {encoding}, which lacks characters that results hold. Make it anew: {cure}")
 
 
 def _mismatch(where: str, version: str) -> str:

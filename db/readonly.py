@@ -1,25 +1,27 @@
-"""Anybody's SQL, answered without the power to change anything: one statement, read-only at the engine, bounded in time and rows.
+"""Anybody's SQL, answered without the power to change anything: one statement, read-only at the engine, bounded in time, rows and memory.
 
-SQLite: opened read-only, `query_only`, and an authorizer that knows what reading needs. PostgreSQL: a read-only transaction of a role that
-can only read, the extended protocol (which takes no second statement), and none but known functions, since some run SQL or read files.
+SQLite: opened read-only, `query_only`, and an authorizer that knows what reading needs. PostgreSQL: a role that may only select where there
+is one, a read-only transaction, the extended protocol (which takes no second statement), and none but known functions. What people ask is
+fetched in a child process; what this program asks is not.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from db import schema, sql_mistakes
+from db import bounded_answer, reader_role, schema, sql_mistakes
 from db import url as urls
+from db.bounded_answer import Answer, Bounds
 from db.sql_text import ALLOWED_FUNCTIONS, refuse_beyond_reading
+from db.sqlite_file import ReadableFile
 from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 MAX_ROWS = 100_000
@@ -29,84 +31,100 @@ _BEYOND_READING = frozenset({"25006", "42501"})  # PostgreSQL's codes: read_only
 _MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    truncated: bool  # there were more than `max_rows`
-
-
-def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Result:
-    """Answer one SELECT. Raises UsageInvalid when it is refused, wrong or too slow, StoreUnavailable when there is no store."""
-    url = urls.resolve(database_url)
-    if "\0" in sql:
-        raise UsageInvalid("the query holds a NUL character")
-    try:
-        return _query(url, sql, max_rows, timeout_seconds)
-    except _WrongStatement as exc:
-        raise UsageInvalid(sql_mistakes.wrong(str(exc), sql, _columns(url))) from None
-
-
 class _WrongStatement(Exception):
     """What the database said of a statement that means nothing to it."""
 
 
-def _query(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
+_MISTAKES = (UsageInvalid, StoreUnavailable, _WrongStatement)
+
+
+def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Answer one SELECT of a person, in a process of its own, as the reader's role where there is one.
+
+    Raises UsageInvalid when it is refused, wrong, too slow or too large, StoreUnavailable when there is no store.
+    """
+    url = urls.resolve(database_url)
+    try:
+        ask = partial(_rows, url, _encodable(sql), timeout_seconds, is_ours=False)
+        return bounded_answer.fetch(ask, Bounds(rows=max_rows, seconds=timeout_seconds), _MISTAKES)
+    except _WrongStatement as exc:
+        raise UsageInvalid(sql_mistakes.wrong(str(exc), sql, _columns(url))) from None
+
+
+def own_query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Answer a SELECT that this program wrote: in this process, as the store's own role. Raises as `query` does."""
+    with closing(_rows(urls.resolve(database_url), sql, timeout_seconds, is_ours=True)) as answer:
+        try:
+            return bounded_answer.cut(answer, max_rows)
+        except _WrongStatement as exc:
+            raise UsageInvalid(f"the query cannot be answered: {sql_mistakes.one_line(str(exc))}") from None
+
+
+def _encodable(sql: str) -> str:
+    if "\0" in sql:
+        raise UsageInvalid("the query holds a NUL character")
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise UsageInvalid("the query holds bytes that are not UTF-8") from None
+    return sql
+
+
+def _rows(url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool) -> Generator[Sequence[Any], None, None]:
+    """The names of the columns, and then the rows."""
     if url.drivername == "sqlite":
-        return _query_sqlite(url, sql, max_rows, timeout_seconds)
-    return _query_postgresql(url, sql, max_rows, timeout_seconds)
+        return _rows_of_sqlite(url, sql, timeout_seconds)
+    return _rows_of_postgresql(url, sql, timeout_seconds, is_ours=is_ours)
 
 
 def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
     """Those of every table and view; of a store whose views cannot be read, of the tables alone."""
     columns = {name: tuple(table.columns.keys()) for name, table in schema.metadata.tables.items()}
+    where = url.render_as_string(hide_password=False)
     try:
-        return columns | {view: _query(url, f"SELECT * FROM {view} LIMIT 0", 1, TIMEOUT_SECONDS).columns for view in schema.VIEWS}
-    except (SweepError, _WrongStatement):
+        return columns | {view: own_query(where, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+    except SweepError:
         return columns
 
 
-def _query_sqlite(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
+def _rows_of_sqlite(url: sa.URL, sql: str, timeout_seconds: float) -> Generator[Sequence[Any], None, None]:
     assert url.database is not None
     urls.refuse_network_file_system(url)
     file = Path(url.database)
     if not file.is_file():
         raise StoreUnavailable(f"there is no store at {file}. Name one with SWEEP_DB, or begin one: sweep run FILE")
-    connection = _open_sqlite(file)
     deadline = time.monotonic() + timeout_seconds
-    try:
-        connection.execute("PRAGMA query_only = ON")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-        connection.set_authorizer(_authorize)
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-        cursor = connection.execute(sql)
-        if cursor.description is None:
-            raise UsageInvalid(_NO_ROWS)
-        rows = cursor.fetchmany(max_rows + 1)
-        return _result((column[0] for column in cursor.description), rows, max_rows)
-    except (sqlite3.Error, sqlite3.Warning) as exc:
-        message, code = str(exc), getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have no code
-        if code == sqlite3.SQLITE_INTERRUPT:
-            raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
-        if code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY) or "one statement at a time" in message:
-            raise UsageInvalid(sql_mistakes.refused("it is more than one statement" if not code else message)) from None
-        raise _WrongStatement(message) from None
-    finally:
-        connection.close()
+    readable = ReadableFile(file)
+    with closing(readable), closing(readable.connect()) as connection:
+        try:
+            connection.execute("PRAGMA query_only = ON")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+            connection.set_authorizer(_authorize)
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+            cursor = connection.execute(sql)
+            if cursor.description is None:
+                raise UsageInvalid(_NO_ROWS)
+            yield [column[0] for column in cursor.description]
+            yield from cursor
+        except (sqlite3.Error, sqlite3.Warning) as exc:
+            raise _sqlite_refusal(exc, timeout_seconds) from None
 
 
-def _open_sqlite(file: Path) -> sqlite3.Connection:
-    # A file in WAL mode needs a shared-memory file beside it; where none can be made, nobody else can write either: it is immutable.
-    still = not os.access(file.parent, os.W_OK) and not Path(f"{file}-wal").exists()
-    try:
-        connection = sqlite3.connect(
-            f"file:{quote(str(file))}?mode=ro{'&immutable=1' if still else ''}", uri=True, timeout=30, isolation_level=None
-        )
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    except sqlite3.Error as exc:
-        raise StoreUnavailable(f"store {file} cannot be read: {exc}") from None
-    return connection
+def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _WrongStatement:
+    message, code = str(exc), getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have no code
+    match code:
+        case sqlite3.SQLITE_INTERRUPT:
+            return UsageInvalid(bounded_answer.took_too_long(timeout_seconds))
+        case sqlite3.SQLITE_AUTH | sqlite3.SQLITE_READONLY:
+            return UsageInvalid(sql_mistakes.refused(message))
+        case sqlite3.SQLITE_TOOBIG:
+            return UsageInvalid(f"a value of the answer is larger than {_MAX_VALUE_BYTES >> 20} MiB; ask for a part of it with substr()")
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return UsageInvalid(f"the query needs too much room for temporary files: {message}; ask for fewer rows")
+    if "one statement at a time" in message:
+        return UsageInvalid(sql_mistakes.refused("it is more than one statement"))
+    return _WrongStatement(message)
 
 
 _READING_PRAGMAS = frozenset(
@@ -126,60 +144,44 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
     return sqlite3.SQLITE_DENY
 
 
-def _query_postgresql(url: sa.URL, sql: str, max_rows: int, timeout_seconds: float) -> Result:
-    try:
+def _rows_of_postgresql(url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool) -> Generator[Sequence[Any], None, None]:
+    names = refuse_beyond_reading(sql)
+    reader = None if is_ours else urls.reader_of(url)
+    with reader_role.connected(url, reader) as connection:
         import psycopg  # an extra: who keeps to SQLite need not have it
-    except ModuleNotFoundError:
-        raise StoreUnavailable("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from None
-    refuse_beyond_reading(sql)
+
+        try:
+            _settle(connection, timeout_seconds)
+            reader_role.settle(connection, is_reader=reader is not None)
+            if not is_ours:
+                reader_role.refuse_hidden_calls(connection, names)
+            yield _prepare(connection, sql)
+            yield from connection.cursor().stream(sql.encode())  # row by row, so that a huge answer is never held
+        except psycopg.errors.QueryCanceled:
+            raise UsageInvalid(bounded_answer.took_too_long(timeout_seconds)) from None
+        except psycopg.Error as exc:
+            raise _postgresql_refusal(urls.redact(str(exc), reader or url), exc.sqlstate) from None
+
+
+def _settle(connection: Any, timeout_seconds: float) -> None:
+    """Begin a read-only transaction under our limits. Within it, since a pool of connections hands on no other setting."""
     milliseconds = max(1, int(timeout_seconds * 1000))
-    settings = {
-        "default_transaction_read_only": "on",
-        "statement_timeout": milliseconds,
-        "lock_timeout": milliseconds,
-        "standard_conforming_strings": "on",  # as sql_text reads strings
-    }
-    arguments: dict[str, Any] = dict(sa.create_engine(url).dialect.create_connect_args(url)[1])
-    arguments["options"] = " ".join([arguments.get("options", ""), *(f"-c {name}={value}" for name, value in settings.items())]).strip()
-    try:
-        connection = psycopg.connect(**arguments, connect_timeout=10, application_name="layout-sweep sql")
-    except psycopg.Error as exc:
-        raise StoreUnavailable(f"store {urls.display(url)}: {sql_mistakes.one_line(urls.redact(str(exc), url))}") from None
-    try:
-        _drop_powers(connection)
-        columns = _prepare(connection, sql)
-        rows: list[tuple[Any, ...]] = []
-        for row in connection.cursor().stream(sql.encode()):  # row by row, so that a huge answer is never held
-            rows.append(row)
-            if len(rows) > max_rows:
-                break
-        return _result(columns, rows, max_rows)
-    except psycopg.errors.QueryCanceled:
-        raise UsageInvalid(f"the query took longer than {timeout_seconds:g} s and was ended") from None
-    except psycopg.Error as exc:
-        raise _refusal(urls.redact(str(exc), url), exc.sqlstate) from None
-    finally:
-        connection.close()
+    # Strings as sql_text reads them; and no name of a temporary table stands before a real one.
+    connection.execute(
+        f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL lock_timeout = {milliseconds};"
+        " SET LOCAL standard_conforming_strings = on; SET LOCAL client_encoding = 'UTF8'"
+    )
+    said = {name: connection.pgconn.parameter_status(name.encode()) for name in ("standard_conforming_strings", "client_encoding")}
+    if said not in ({"standard_conforming_strings": b"on", "client_encoding": b"UTF8"},):
+        raise StoreUnavailable(f"the server, or a pool before it, does not keep settings that reading needs: {said}")
 
 
-def _refusal(message: str, sqlstate: str | None) -> UsageInvalid | _WrongStatement:
+def _postgresql_refusal(message: str, sqlstate: str | None) -> UsageInvalid | _WrongStatement:
+    if (
+        "out of memory" in message or "cannot allocate memory" in message or sqlstate in ("54000", "53200")
+    ):  # program_limit_exceeded, out_of_memory
+        return UsageInvalid(f"the answer is too large: {sql_mistakes.one_line(message)}; {bounded_answer.ASK_FOR_LESS}")
     return UsageInvalid(sql_mistakes.refused(message)) if sqlstate in _BEYOND_READING else _WrongStatement(message)
-
-
-def _drop_powers(connection: Any) -> None:
-    """Become a role that can only read. A session of a superuser could take it back, were `set_config` and its like not refused before."""
-    cursor = connection.cursor()
-    role = cursor.execute(
-        "SELECT rolsuper, pg_has_role(current_user, 'pg_read_all_data', 'MEMBER'), pg_has_role(current_user, 'pg_write_server_files', 'MEMBER')"
-        " OR pg_has_role(current_user, 'pg_execute_server_program', 'MEMBER') FROM pg_roles WHERE rolname = current_user"
-    ).fetchone()
-    is_super, may_read_all, is_powerful = role
-    if is_super or (is_powerful and may_read_all):
-        cursor.execute("SET ROLE pg_read_all_data")
-    elif is_powerful:
-        raise UsageInvalid(
-            "this database user may run programs on the server. Ask as one that may only read: GRANT pg_read_all_data TO ..."
-        )
 
 
 def _prepare(connection: Any, sql: str) -> list[str]:
@@ -191,11 +193,7 @@ def _prepare(connection: Any, sql: str) -> list[str]:
         answer = connection.pgconn.describe_prepared(b"asked")
     if answer.status != ExecStatus.COMMAND_OK:
         state = answer.error_field(DiagnosticField.SQLSTATE)
-        raise _refusal(answer.error_message.decode(errors="replace"), state.decode() if state else None)
+        raise _postgresql_refusal(answer.error_message.decode(errors="replace"), state.decode() if state else None)
     if not answer.nfields:
         raise UsageInvalid(_NO_ROWS)
     return [answer.fname(i).decode() for i in range(answer.nfields)]
-
-
-def _result(columns: Iterable[str], rows: list[tuple[Any, ...]], max_rows: int) -> Result:
-    return Result(columns=tuple(columns), rows=rows[:max_rows], truncated=len(rows) > max_rows)

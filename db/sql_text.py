@@ -1,6 +1,7 @@
 """What a statement says, as far as is needed to refuse one that could do more than read. The engine is asked to be read-only as well.
 
-Functions are the hole in a read-only transaction: some read files, some run programs, some run SQL. So only those named here may be called.
+Functions are the hole in a read-only transaction: some read files, some run programs, some run SQL. So only those named here may be called,
+and a statement with a character that PostgreSQL could read in another way than we do is refused.
 """
 
 from __future__ import annotations
@@ -107,40 +108,52 @@ _NO_CALL = frozenset(
 )
 _BEGINNINGS = frozenset({"select", "with", "values", "table", "explain", "show"})
 _PG_NAMES = frozenset({"pg_typeof", "pg_size_pretty"})
+_MAX_NAME_BYTES = 63
 
+# All that is known. What matches none of these is refused: where we and PostgreSQL could read a character
+# in two ways, a call could stand in what we take for a text. PostgreSQL's own rules are in its scan.l.
 _TOKEN = re.compile(
     r"""
-    (?P<space>\s+)
-  | (?P<comment>/\*|--[^\n\r]*)
-  | (?P<escape>[eE]'(?:[^'\\]|\\.|'')*')
-  | (?P<unicode>[uU]&['"])
-  | (?P<string>[bBxXnN]?'(?:[^']|'')*')
-  | (?P<dollar>\$(?P<tag>[^\W\d]\w*)?\$)
-  | (?P<quoted>"(?:[^"]|"")*")
-  | (?P<word>[^\W\d][\w$]*)
-  | (?P<number>\d[\w.]*)
-  | (?P<other>.)
+    (?P<space>[ \t\n\r\f]+)
+  | (?P<comment>--[^\n\r]*|/\*(?:[^*/]|\*(?!/)|/(?!\*))*\*/)
+  | (?P<text>(?:[bBxXnN]?'(?:[^']|'')*'|[eE]'(?:[^'\\]|\\[\\ntr]|'')*')(?!'))
+  | (?P<quoted>"(?:[^"]|"")+"(?!"))
+  | (?P<word>(?![uU]&['"])[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_$'"]|[^\x00-\x7f]))
+  | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_$'".]|[^\x00-\x7f]))
+  | (?P<other>[][(),;:.+\-*/<>=~!@\#%^&|?](?<!/(?=\*)))
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE,
 )
 
 
-def refuse_beyond_reading(sql: str) -> None:
-    """Raise UsageInvalid for a PostgreSQL statement that does not begin like a query, calls an unknown function or looks into the server."""
+def refuse_beyond_reading(sql: str) -> frozenset[str]:
+    """Return the names in a PostgreSQL statement that are no functions known here.
+
+    Raises UsageInvalid when it does not begin like a query, calls an unknown function, looks into the server, or holds
+    what two lexers could read in two ways.
+    """
     tokens = list(_tokens(sql))
     if not tokens or tokens[0] not in {*_BEGINNINGS, "("}:
         raise UsageInvalid(f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}")
+    names = set()
     before = ""
     for word, after in zip(tokens, [*tokens[1:], ""], strict=True):
-        name = word.strip('"').replace('""', '"').lower() if word[0] == '"' else word
-        if name.startswith("pg_") and name not in _PG_NAMES:
-            raise UsageInvalid(f"{name} is about the server, not about sweeps; it cannot be read here")
         is_name = word[0] == '"' or word[0] == "_" or word[0].isalpha()
+        name = word[1:-1].replace('""', '"') if word[0] == '"' else word
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UsageInvalid(f"name {_shown(name)} is longer than {_MAX_NAME_BYTES} bytes; PostgreSQL would cut it")
+        if name.lower().startswith("pg_") and name not in _PG_NAMES:
+            raise UsageInvalid(f"{_shown(name)} is about the server, not about sweeps; it cannot be read here")
         # `with name (columns)` and `as name (columns)` name columns; they call nothing.
         is_call = is_name and after == "(" and before not in ("with", "recursive", "as") and (word[0] == '"' or name not in _NO_CALL)
         if is_call and name not in ALLOWED_FUNCTIONS:
-            raise UsageInvalid(f"function {name} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}")
+            raise UsageInvalid(f"function {_shown(name)} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}")
+        if is_call and before == ".":
+            raise UsageInvalid(f"function {_shown(name)} is called with the name of its schema; leave that out")
+        if is_name and name not in ALLOWED_FUNCTIONS:
+            names.add(name)
         before = word
+    return frozenset(names)
 
 
 def refuse_loose_ends(condition: str) -> None:
@@ -166,35 +179,52 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
-    """Words in lower case, quoted names as they stand, punctuation; no literal, comment or space."""
-    place = 0
+    """Words in lower case, quoted names as they stand, punctuation; no text, number, comment or space."""
+    place, is_after_text = 0, False
     while place < len(sql):
         match = _TOKEN.match(sql, place)
-        assert match is not None, "the last alternative takes any character"
-        place = match.end()
-        kind = match.lastgroup if match.lastgroup != "tag" else "dollar"
+        if match is None:
+            raise UsageInvalid(_unreadable(sql[place:]))
+        place, kind = match.end(), match.lastgroup
         if kind == "comment" and not with_comments:
             raise UsageInvalid(f"a condition holds no comment; leave out what begins with {match[0][:2]}")
-        if kind == "comment" and match[0] == "/*":
-            place = _end_of_comment(sql, place)
-        elif kind == "dollar":
-            end = sql.find(match["dollar"], place)
-            if end < 0:
-                raise UsageInvalid("a dollar-quoted text does not end")
-            place = end + len(match["dollar"])
-        elif kind == "unicode":
-            raise UsageInvalid("names and texts with Unicode escapes (U&) cannot be used here")
-        elif kind == "word":
-            yield match["word"].lower()
+        if kind in ("space", "comment"):
+            continue
+        # In PostgreSQL a text goes on after a line break, under the rules of the first part.
+        if kind == "text" and is_after_text:
+            raise UsageInvalid(f"two texts follow one another; join them with ||, before {_shown(match[0])}")
+        is_after_text = kind == "text"
+        if kind == "word":
+            yield match[0].lower()
         elif kind in ("quoted", "other"):
             yield match[0]
 
 
-def _end_of_comment(sql: str, place: int) -> int:
-    """Where a comment ends whose opening ends at `place`; PostgreSQL's comments nest."""
-    depth = 1
-    for match in re.compile(r"/\*|\*/").finditer(sql, place):
-        depth += 1 if match[0] == "/*" else -1
-        if depth == 0:
-            return match.end()
-    raise UsageInvalid("a comment does not end")
+def _unreadable(rest: str) -> str:
+    """Say why the text that begins here is no token, and what to write in its place."""
+    for begins, reason in _UNREADABLE:
+        if re.match(begins, rest):
+            return reason
+    if not rest[0].isascii() or not rest[0].isprintable():
+        return f"{rest[0]!a} stands outside of texts and quoted names; write texts as '...' and names as \"...\""
+    return f'{_shown(rest)} cannot be read here; write names as letters, digits and _, or as "..."'
+
+
+_UNREADABLE = (
+    (r"/\*", "a comment does not end, or another begins within it"),
+    (r"[uU]&['\"]", "names and texts with Unicode escapes (U&) cannot be used here"),
+    (r"[eE]'", "a text E'...' does not end, or has an escape other than \\n, \\t, \\r and \\\\; use chr()"),
+    (r"[bBxXnN]?'", "a text does not end; within '...' an apostrophe is written twice"),
+    (r'"', 'a name in "..." does not end, or is empty'),
+    (r"\$", "$ cannot stand outside of texts; write texts as '...'"),
+    (r"[0-9.]", "a number is followed by a letter, digit or quote; write a space between them"),
+    (r"[A-Za-z_][A-Za-z0-9_]*\$", '$ cannot be part of a name; write the name as "..."'),
+    (r"[A-Za-z_][A-Za-z0-9_]*['\"]", "a quote follows a name at once; write a space between them"),
+    (r"[A-Za-z_][A-Za-z0-9_]*[^\x00-\x7f]", 'a name holds a letter beyond ASCII; write it as "..."'),
+)
+
+
+def _shown(text: str) -> str:
+    """The beginning of something for a message of one line."""
+    line = text if text.isprintable() and len(text) <= 40 else ascii(text[:40])[1:-1]
+    return line if len(text) <= 40 else f"{line}..."

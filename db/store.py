@@ -31,6 +31,7 @@ from db import (
     sql_text,
     url,
 )
+from db.bounded_answer import Answer
 from db.engine import Change, Database
 from db.news import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
 from db.observations import ObservationRow
@@ -80,12 +81,14 @@ class Store:
         self._token = changes.new_token()
 
     @classmethod
-    def open(cls, database_url: str | None = None, *, patience_seconds: float | None = None) -> Self:
+    def open(cls, database_url: str | None = None, *, patience_seconds: float | None = None, to_read: bool = False) -> Self:
         """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one is given its tables.
+
+        `to_read`: nothing will be written, and the right to write is not needed.
 
         Once it was reached it may stay away for `patience_seconds` (None: a minute) before a call gives up. Raises StoreUnavailable with one line when it cannot be reached or written, or when its schema is not this code's.
         """
-        database = Database(url.resolve(database_url), patience_seconds=patience_seconds)
+        database = Database(url.resolve(database_url), patience_seconds=patience_seconds, to_read=to_read)
         try:
             migrate.ensure_head(database)
         except BaseException:
@@ -371,7 +374,7 @@ class Store:
         taken = f"SELECT state, count(*) FROM trial WHERE id IN {ids} OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY state"
         return {TrialState(state): int(count) for state, count in self._matching(taken, where, sweep).rows}
 
-    def _matching(self, statement: str, where: str, sweep: str | None) -> readonly.Result:
+    def _matching(self, statement: str, where: str, sweep: str | None) -> Answer:
         """Ask the read-only engine about `matching`: the rows of v_trial that can be repeated and match a person's condition."""
         sql_text.refuse_loose_ends(where)
         named = f" AND sweep_id = {self.sweep_named(sweep).id}" if sweep is not None else ""

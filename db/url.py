@@ -9,8 +9,10 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
@@ -19,6 +21,7 @@ from sqlalchemy.exc import ArgumentError
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 URL_VARIABLE = "SWEEP_DB"
+READER_VARIABLE = "SWEEP_DB_READER"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
 UNSAFE = "unsafe"  # in the query of a SQLite URL: use it on a network file system all the same
 ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
@@ -44,8 +47,38 @@ NETWORK_FILE_SYSTEMS: Mapping[int, str] = MappingProxyType(
 def resolve(url: str | None, *, environment: Mapping[str, str] = os.environ) -> URL:
     """The database that is meant. Raises StoreUnavailable for a URL that names none we know."""
     text = url or environment.get(URL_VARIABLE) or ""
-    if not text:
-        return URL.create("sqlite", database=str(DEFAULT_PATH.absolute()))
+    return _parsed(text) if text else URL.create("sqlite", database=str(DEFAULT_PATH.absolute()))
+
+
+def reader_of(url: URL, *, environment: Mapping[str, str] = os.environ) -> URL | None:
+    """The login with which statements of people are asked of a PostgreSQL store; None where none is given. Raises UsageInvalid."""
+    text = environment.get(READER_VARIABLE) or ""
+    if not text or url.drivername == "sqlite":
+        return None
+    try:
+        reader = _parsed(text)
+    except UsageInvalid as exc:
+        raise UsageInvalid(f"{READER_VARIABLE}: {exc}") from None
+    if reader.drivername == "sqlite" or (reader.database and url.database and reader.database != url.database):
+        meant = f"a login for database {url.database} of {display(url)}"
+        raise UsageInvalid(f"{READER_VARIABLE} names {display(reader)}; it should be {meant}. `sweep db grant-reader` makes one")
+    return reader
+
+
+def libpq_arguments(url: URL) -> dict[str, Any]:
+    """What psycopg is told of a PostgreSQL URL. Raises UsageInvalid for an option that libpq does not have."""
+    from psycopg.pq import Conninfo  # an extra: who keeps to SQLite need not have it
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    for name in sorted(set(url.query) - known):
+        close = get_close_matches(name, known, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ". Known ones: https://www.postgresql.org/docs/current/libpq-connect.html"
+        raise UsageInvalid(f"option {name!r} of the database URL is unknown to PostgreSQL's client library{meant}")
+    # In a database of encoding SQL_ASCII texts come back as bytes unless it is told.
+    return {"client_encoding": "utf8", **url.get_dialect()().create_connect_args(url)[1]}
+
+
+def _parsed(text: str) -> URL:
     try:
         parsed = make_url(text.strip())
     except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
@@ -72,6 +105,24 @@ def display(url: URL) -> str:
     user = f"{url.username}@" if url.username else ""
     port = f":{url.port}" if url.port else ""
     return f"{url.drivername.split('+')[0]}://{user}{url.host or ''}{port}/{url.database or ''}"
+
+
+def display_login(url: URL, role: str, *, passfile: str | None) -> str:
+    """The URL with which another role of the same server connects, without any secret."""
+    public = {name: value for name, value in url.query.items() if "pass" not in name.lower() and name not in _OF_ONE_ROLE}
+    query = {**public, **({"passfile": passfile} if passfile is not None else {})}
+    other = URL.create("postgresql", username=role, host=url.host, port=url.port, database=url.database, query=query)
+    # A socket's folder reads better as it is, and libpq takes it so.
+    return other.render_as_string(hide_password=False).replace("%2F", "/")
+
+
+_OF_ONE_ROLE = frozenset({"user", "sslcert", "sslkey", "options", "application_name"})
+
+
+def pgpass_line(url: URL, role: str, password: str) -> str:
+    """A line of libpq's password file, for any host: several names may lead to the server."""
+    database = url.database or "*"
+    return ":".join(["*", "*", *(text.replace("\\", "\\\\").replace(":", "\\:") for text in (database, role, password))])
 
 
 def redact(message: str, url: URL) -> str:

@@ -21,7 +21,7 @@ def complete_names(incomplete: str) -> list[str]:
     from db import readonly
 
     try:
-        rows = readonly.query(None, "SELECT name FROM sweep ORDER BY id DESC", max_rows=200, timeout_seconds=2).rows
+        rows = readonly.own_query(None, "SELECT name FROM sweep ORDER BY id DESC", max_rows=200, timeout_seconds=2).rows
     except SweepError:
         return []
     return [str(name) for (name,) in rows if str(name).startswith(incomplete)]
@@ -39,8 +39,8 @@ SweepArgument = Annotated[
 
 
 @contextmanager
-def existing_store(db: str | None) -> Iterator[Store]:
-    """The store to look at. Raises UsageInvalid where there is none yet: looking makes no file."""
+def existing_store(db: str | None, *, to_read: bool = True) -> Iterator[Store]:
+    """The store to look at, or to change where `to_read` is False. Raises UsageInvalid where there is none yet: looking makes no file."""
     # SQLAlchemy takes 0.3 s to import.
     from db import url
     from db.store import Store
@@ -53,7 +53,7 @@ def existing_store(db: str | None) -> Iterator[Store]:
             raise UsageInvalid(
                 f"there is no store at {url.display(resolved)}. Name one with SWEEP_DB or --db, or begin one: sweep run FILE"
             )
-    with Store.open(db) as store:
+    with Store.open(db, to_read=to_read) as store:
         yield store
 
 

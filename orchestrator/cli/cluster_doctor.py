@@ -74,7 +74,7 @@ def _ask(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
 
 def _keep(db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]) -> None:
     try:
-        with existing_store(db) as store:
+        with existing_store(db, to_read=False) as store:
             store.record_node_checks(None, None, facts, checks)
     except UsageInvalid:
         pass  # there is no store yet, and looking makes none

@@ -97,6 +97,7 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
         *((lambda: _cluster(ray_address),) if ray_address is not None else ()),
         lambda: _access(ray_address),
         lambda: _database(db),
+        lambda: _reader(db),
         _home,
         _ports,
         _proc,
@@ -279,7 +280,7 @@ def _database(db: str | None) -> Check:
             return _new_file(Path(str(resolved.database)), where)
         database = Database(resolved)
         try:
-            version = database.read(migrate.current_version)
+            version = database.read(lambda connection: migrate.current_version(connection, where=where))
             database.write(lambda connection, change: None)  # takes the write lock, and gives it back
         finally:
             database.close()
@@ -290,6 +291,30 @@ def _database(db: str | None) -> Check:
         found = f"{where} has schema {version}, this program needs {schema.SCHEMA_VERSION}"
         return Check(name="database", status=Status.FAIL, found=found, advice=advice)
     return Check(name="database", status=Status.OK, found=f"{where}, writable, " + (f"schema {version}" if version else "still empty"))
+
+
+def _reader(db: str | None) -> list[Check]:
+    """With which rights people's statements are asked; nothing to say of SQLite, which is opened read-only."""
+    from db import url  # SQLAlchemy, 0.3 s
+
+    try:
+        resolved = url.resolve(db)
+        if resolved.drivername == "sqlite":
+            return []
+        from db import reader_role  # needs psycopg
+
+        as_role = reader_role.role_of_statements(resolved)
+    except SweepError as exc:
+        return [Check(name="sql reader", status=Status.FAIL, found=str(exc), advice="`sweep sql` is refused until then")]
+    if as_role.is_own_login:
+        return [Check(name="sql reader", status=Status.OK, found=f"`sweep sql` asks as role {as_role.name}, which may only select")]
+    rests = (
+        "that it stays so rests on how this program reads statements"
+        if as_role.is_lesser
+        else ("that it only reads rests on how this program reads statements")
+    )
+    advice = f"have a role made that may only select, and name it in {url.READER_VARIABLE}: sweep db grant-reader"
+    return [Check(name="sql reader", status=Status.WARN, found=f"`sweep sql` asks as role {as_role.name}; {rests}", advice=advice)]
 
 
 def _new_file(path: Path, where: str) -> Check:

@@ -39,7 +39,7 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import UNKNOWN, counted
 
 if TYPE_CHECKING:
-    from db.readonly import Result
+    from db.bounded_answer import Answer
     from db.rows import SweepRow
     from db.store import Store
 
@@ -110,7 +110,7 @@ def sql(
         (write_csv if chosen is Format.CSV else write_markdown)(result.columns, result.rows)
 
 
-def _print_rows(result: Result) -> None:
+def _print_rows(result: Answer) -> None:
     """Rows as a table where it fits, else one column a line, as psql does."""
     columns = _sql_columns(result)
     rows = [[Cell(text=_sql_text(value)) for value in values] for values in result.rows]
@@ -125,7 +125,7 @@ def _print_rows(result: Result) -> None:
         write_table([Column(title=""), Column(title="", wrap=True)], facts, header=False)
 
 
-def _sql_columns(result: Result) -> list[Column]:
+def _sql_columns(result: Answer) -> list[Column]:
     numeric = [all(isinstance(row[i], int | float | None) for row in result.rows) for i in range(len(result.columns))]
     return [Column(title=name, right=right, wrap=not right) for name, right in zip(result.columns, numeric, strict=True)]
 
@@ -143,7 +143,7 @@ def _print_schema(db: str | None, format: Format) -> None:
     from db import readonly, schema  # needs SQLAlchemy
 
     # A query that gives no rows names the columns, on every database alike.
-    columns = {view: readonly.query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+    columns = {view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
     if format is Format.JSON:
         write_json("sql --schema", {"views": columns})
     elif format is Format.TABLE:
@@ -196,7 +196,7 @@ def export(
         condition = "" if row is None else f" WHERE sweep_id = {row.id}"
     from db import readonly  # needs SQLAlchemy
 
-    result = readonly.query(
+    result = readonly.own_query(
         db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=EXPORT_SECONDS
     )
     result = replace(result, rows=_typed(result))
@@ -219,7 +219,7 @@ _BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
 _TIMES = frozenset({"created_at", "updated_at"})
 
 
-def _typed(result: Result) -> list[tuple[Any, ...]]:
+def _typed(result: Answer) -> list[tuple[Any, ...]]:
     """Rows of v_trial with the same types from every database: SQLite knows neither booleans, times nor JSON."""
     converters = [bool if name in _BOOLEANS else _moment if name in _TIMES else _CONVERTERS.get(name) for name in result.columns]
     return [
@@ -259,7 +259,7 @@ def _write_bytes(content: bytes, output: str) -> None:
         raise UsageInvalid(f"cannot write {output}: {exc.strerror}") from exc
 
 
-def _write_parquet(result: Result, output: str | None) -> None:
+def _write_parquet(result: Answer, output: str | None) -> None:
     if output is None and sys.stdout.isatty():
         raise UsageInvalid("Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet, or into a pipe")
     try:

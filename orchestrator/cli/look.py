@@ -161,7 +161,7 @@ def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
     """Per cell and fingerprint that is not the current one, the fastest layout."""
     from db import readonly  # needs SQLAlchemy
 
-    found = readonly.query(
+    found = readonly.own_query(
         db,
         "SELECT cell_id, cell, fingerprint_digest, trial_id, layout, tokens_per_second_per_gpu, relative_confidence, mfu, step_seconds_median,"
         f" peak_memory_allocated_bytes, device_memory_bytes FROM v_best WHERE sweep_id = {sweep_id} AND NOT is_current"

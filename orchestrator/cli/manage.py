@@ -1,13 +1,17 @@
-"""The commands that change what the store says: cancel, invalidate, db upgrade."""
+"""The commands that change what the store says, or who may read it: cancel, invalidate, db upgrade, db grant-reader."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_json, write_line
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import counted
@@ -31,6 +35,16 @@ def register(app: typer.Typer) -> None:
     )(invalidate)
     database = typer.Typer(help="Look after the database.", no_args_is_help=True, rich_markup_mode=None)
     database.command(epilog=examples("sweep db upgrade", "SWEEP_DB=postgresql://me@host/sweeps sweep db upgrade"))(upgrade)
+    database.command(
+        epilog=examples(
+            "sweep db grant-reader",
+            "sweep db grant-reader --role team_reader",
+            "",
+            "Environment:",
+            "SWEEP_DB          the store, as a role that owns its tables and has CREATEROLE",
+            "SWEEP_DB_READER   afterwards, for `sweep sql`: the URL that this command prints",
+        )
+    )(grant_reader)
     app.add_typer(database, name="db")
 
 
@@ -47,7 +61,7 @@ def cancel(
     from db.schema import StopRequest  # needs SQLAlchemy, which takes 0.3 s
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
-    with existing_store(db) as store:
+    with existing_store(db, to_read=False) as store:
         row = chosen_sweep(store, sweep)
         accepted = store.request_stop(row.id, request)
     holder = row.holder
@@ -77,7 +91,7 @@ def invalidate(
 
     Their old numbers are kept, but no longer count. An out-of-memory takes along the layouts that it condemned.
     """
-    with existing_store(db) as store:
+    with existing_store(db, to_read=False) as store:
         counts = store.count_repeatable(where, sweep=sweep)
         total = sum(counts.values())
         if total and not as_json:
@@ -117,3 +131,83 @@ def upgrade(db: DbOption = None, as_json: JsonOption = False) -> None:
         return
     change = f"is at schema {after} already" if before == after else f"was brought from schema {before or 'none'} to {after}"
     write_line(f"The database {change}." + (f" A copy of it as it was: {copy}" if copy is not None and before != after else ""))
+
+
+def grant_reader(
+    role: Annotated[str, typer.Option("--role", metavar="NAME", help="The role to make, or to give its rights anew.")] = "sweep_reader",
+    new_password: Annotated[bool, typer.Option("--new-password", help="Give a role that is there a new password too.")] = False,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a PostgreSQL role that may only read the store.
+
+    It may connect and select the tables and views, also those that `sweep db upgrade` makes later. With its URL in SWEEP_DB_READER
+    `sweep sql` asks as that role, so the server itself refuses all else. At a terminal it asks for a password; where none is given it
+    makes one, and keeps it in a file that only you can read.
+    """
+    from db import reader_role, url  # needs SQLAlchemy
+
+    store = url.resolve(db)
+    if store.drivername == "sqlite":
+        raise UsageInvalid(
+            "a SQLite file needs no reader: `sweep sql` opens it read-only. grant-reader is for PostgreSQL: name it with SWEEP_DB"
+        )
+    if not role.strip() or "\0" in role or len(role.encode()) > _MAX_ROLE_BYTES:
+        raise UsageInvalid(f"a role's name has 1 to {_MAX_ROLE_BYTES} bytes; give another --role")
+    is_new = not reader_role.exists(store, role)
+    asked = _asked_password(role, as_json=as_json) if is_new or new_password else None
+    made = reader_role.new_password() if asked is None and (is_new or new_password) else None
+    granted = reader_role.grant(store, role, asked or made)
+    file = _password_file(role)
+    if made is not None:
+        _keep_password(file, url.pgpass_line(store, role, made))
+    reader = url.display_login(store, role, passfile=str(file) if asked is None and file.exists() else None)
+    if as_json:
+        fields = {"role": role, "is_new": granted.is_new, "schema": granted.schema, "num_relations": granted.num_relations}
+        write_json(
+            "db grant-reader", {**fields, "url": reader, "password_file": file if made is not None else None, "remarks": granted.remarks}
+        )
+        return
+    done = "was made" if granted.is_new else "was there, and its rights were set anew"
+    write_line(f"Role {role} {done}: it may connect, and select {granted.num_relations} tables and views of schema {granted.schema}.")
+    if made is not None:
+        write_line(f"Its password is in {file}.")
+    elif asked is not None:
+        write_line("Put its password into ~/.pgpass (of mode 600).")
+    else:
+        write_line("Its password is as it was; --new-password gives it another.")
+    write_line("For `sweep sql`:")
+    write_line(f"  export {url.READER_VARIABLE}='{reader}'")
+    for remark in granted.remarks:
+        write_line(f"Not changed: {remark[0].lower()}{remark[1:]}")
+
+
+_MAX_ROLE_BYTES = 63
+
+
+def _asked_password(role: str, *, as_json: bool) -> str | None:
+    """A password that a person typed; None: one is to be made."""
+    if as_json or not sys.stdin.isatty():
+        return None
+    text: str = typer.prompt(
+        f"Password for {role} (empty: one is made)", default="", show_default=False, hide_input=True, confirmation_prompt=True, err=True
+    )
+    return text or None
+
+
+def _password_file(role: str) -> Path:
+    return sweep_home().absolute() / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', role)}.pgpass"
+
+
+def _keep_password(file: Path, line: str) -> None:
+    """Write a line of libpq's password file, where only this user can read it."""
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as out:
+            out.write(line + "\n")
+        unfinished.replace(file)
+    except OSError as exc:
+        raise UsageInvalid(
+            f"cannot write {file}: {exc.strerror}. The role was made; choose another place with SWEEP_HOME, and run the command with --new-password"
+        ) from exc

@@ -56,7 +56,7 @@ def bench(
     """
     from db.schema import BenchReason  # needs SQLAlchemy, which takes 0.3 s
 
-    with existing_store(db) as store:
+    with existing_store(db, to_read=False) as store:
         row = chosen_sweep(store, sweep)
         is_new = store.bench(row.id, node, reason=BenchReason.ASKED, is_remeasured=again)
     if as_json:
@@ -68,7 +68,7 @@ def bench(
 
 def unbench(node: NodeArgument, sweep: SweepOption = None, db: DbOption = None, as_json: JsonOption = False) -> None:
     """Let trials be placed on a node again."""
-    with existing_store(db) as store:
+    with existing_store(db, to_read=False) as store:
         row = chosen_sweep(store, sweep)
         was = store.unbench(row.id, node)
     if as_json:

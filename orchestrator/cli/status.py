@@ -94,7 +94,7 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     """The trials in flight. By the index over states: reading every trial of a large sweep takes seconds."""
     from db import readonly  # needs SQLAlchemy, which takes 0.3 s to import
 
-    found = readonly.query(
+    found = readonly.own_query(
         db,
         "SELECT trial_id, cell, layout, state, num_attempts AS attempt, updated_at FROM v_trial"
         f" WHERE sweep_id = {sweep.id} AND state IN ('launching', 'running') ORDER BY trial_id",

@@ -103,8 +103,12 @@ def test_a_wrong_user_is_said_with_how_to_have_it_made(postgresql_server: str) -
         ("FATAL:  the database system is in recovery mode", "the same command again in a moment"),
         ('FATAL:  too many connections for database "sweeps"', "raise max_connections on the server"),
         ('FATAL:  too many connections for role "me"', "raise max_connections on the server"),
-        ('FATAL:  permission denied for database "sweeps"', ""),
-        ('FATAL:  role "me" is not permitted to log in', ""),
+        (
+            'FATAL:  permission denied for database "sweeps"',
+            "Role me lacks CONNECT on database sweeps: GRANT CONNECT ON DATABASE sweeps TO me",
+        ),
+        ('FATAL:  role "me" is not permitted to log in', "Role me lacks LOGIN: ALTER ROLE me LOGIN"),
+        ("FATAL:  remaining slots are for others", ""),
     ],
 )
 def test_a_server_that_refuses_is_not_told_to_make_what_it_has(said: str, advice: str) -> None:

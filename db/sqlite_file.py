@@ -1,0 +1,101 @@
+"""The file of a SQLite store: whether it is still the one that was opened, and how to read it with no right to write it.
+
+It may be somebody else's, in a read-only folder, or on a read-only mount. In WAL mode a file of shared memory lies beside it; where none can be
+made, how to open it depends on what lies there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from orchestrator.core.errors import StoreUnavailable
+
+_TIMEOUT_SECONDS = 30.0
+
+
+def can_be_written(file: Path) -> bool:
+    """Whether this user may write the file, and make the files that SQLite needs beside it."""
+    return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+
+
+class OpenedFile:
+    """The file that a store was opened as: a path may come to name another one, and what is written to the first is lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+
+    def refuse_another(self) -> None:
+        """Raise StoreUnavailable when the path names no file, or another than the first time. It costs one stat(2)."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  # a tenth of what Path.stat costs, after each write
+        except FileNotFoundError:
+            raise StoreUnavailable(f"store {self.path} was deleted while it was in use. {_PUT_BACK}") from None
+        except OSError as exc:
+            raise StoreUnavailable(f"store {self.path} cannot be looked at any more: {exc.strerror}. {_PUT_BACK}") from None
+        identity = (found.st_dev, found.st_ino)
+        if self._identity is None:
+            self._identity = identity
+        elif identity != self._identity:
+            raise StoreUnavailable(f"store {self.path} was replaced by another file while it was in use. {_PUT_BACK}")
+
+
+_PUT_BACK = (
+    "Nothing more is launched, and what has ended since waits in the spool of its run folder: put a copy back, then run the same command"
+)
+
+
+class ReadableFile:
+    """Gives connections that cannot write. Each is opened anew, so a writer that came meanwhile is seen."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._log, self._shared = (Path(f"{file}{end}") for end in ("-wal", "-shm"))
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._copied_state: object = None
+
+    def connect(self) -> sqlite3.Connection:
+        """Raises StoreUnavailable."""
+        try:
+            file, query = self._how_to_open()
+            address = f"file:{quote(str(file))}?{query}"
+            connection = sqlite3.connect(address, uri=True, timeout=_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        except (sqlite3.Error, OSError) as exc:
+            raise StoreUnavailable(f"store {self._file} cannot be read: {self._reason(exc)}") from None
+        return connection
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+
+    def _how_to_open(self) -> tuple[Path, str]:
+        if can_be_written(self._file) or (self._log.exists() and self._shared.exists()):
+            return self._file, "mode=ro"
+        if not self._log.exists():
+            return self._file, "mode=ro&immutable=1"  # who writes has a log
+        # A log that nobody works on, left by a process that died: only in a copy can it be put together with the file.
+        return self._put_together(), "mode=rw"
+
+    def _put_together(self) -> Path:
+        state = [(found.st_ino, found.st_size, found.st_mtime_ns) for found in (self._file.stat(), self._log.stat())]
+        if self._copy is None or state != self._copied_state:
+            self.close()
+            self._copy, self._copied_state = tempfile.TemporaryDirectory(prefix="sweep-copy-"), state
+            for source in (self._file, self._log):
+                shutil.copyfile(source, Path(self._copy.name) / source.name)
+        return Path(self._copy.name) / self._file.name
+
+    def _reason(self, exc: Exception) -> str:
+        if isinstance(exc, OSError):
+            return f"{exc.strerror}: {exc.filename}"
+        unreadable = [path.name for path in (self._file, self._log, self._shared) if path.exists() and not os.access(path, os.R_OK)]
+        if unreadable:
+            return f"{unreadable[0]} is not yours to read. Ask its owner for: chmod a+r {self._file}*"
+        return str(exc)
