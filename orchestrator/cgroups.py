@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.processes import launcher_is_dead
+from orchestrator.processes import has_ended
 
 _PREFIX = "sweep-"
 _REMOVE_SECONDS = 1.0
@@ -87,7 +87,7 @@ def orphaned_cgroups() -> list[Cgroup]:
     found = []
     for path in parent.glob(f"{_PREFIX}*-*-*-*-*") if parent is not None else ():
         match path.name.removeprefix(_PREFIX).split("-"):
-            case [pid, start, namespace, _, _] if launcher_is_dead(pid, start, namespace):
+            case [pid, start, namespace, _, _] if has_ended(pid, start, namespace):
                 found.append(Cgroup(path))
     return found
 

@@ -125,12 +125,17 @@ def is_stopped(pid: int) -> bool:
 
 
 def launcher_identity(root: Path) -> str:
-    """A new name for a launcher in this process: its id, start, id namespace, a number of its own, and its root folder."""
-    return f"{os.getpid()}:{start_time(os.getpid())}:{_pid_namespace()}:{next(_numbers)}:{root}"
+    """A new name for a launcher in this process: the process's identity, a number of its own, and its root folder."""
+    return f"{process_identity(os.getpid())}:{next(_numbers)}:{root}"
 
 
-def launcher_is_dead(pid: str, start: str, namespace: str) -> bool:
-    """Whether the launcher of which an identity says this was one of this id namespace, and has ended."""
+def process_identity(pid: int) -> str:
+    """ID:START:NAMESPACE, a name that no other process of this machine has or will have."""
+    return f"{pid}:{start_time(pid)}:{_pid_namespace()}"
+
+
+def has_ended(pid: str, start: str, namespace: str) -> bool:
+    """Whether the process of which an identity says this was one of this id namespace, and has ended."""
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 
@@ -155,7 +160,7 @@ def orphaned(root: Path) -> list[int]:
     found = []
     for pid, entry in _launcher_tags():
         match entry.decode(errors="replace").partition("=")[2].split(":", 4):
-            case [launcher, start, namespace, _, path] if path == str(root) and launcher_is_dead(launcher, start, namespace):
+            case [launcher, start, namespace, _, path] if path == str(root) and has_ended(launcher, start, namespace):
                 found.append(pid)
     return found
 

@@ -1,8 +1,8 @@
 """Ends a local Ray with the orchestrator that started it, however that ends, and removes the folder that Ray kept on this machine.
 
 Ray's own agents notice such an end too, but while they report it to the head that is gone as well they live on for a minute. The
-guard is a process of its own, in a session of its own. It is there before Ray is, and waits for the end of a pipe whose other end
-only the orchestrator holds.
+guard is two processes, each in a session of its own, and each does the work where the other was killed. They are there before Ray
+is, and wait for the end of a pipe whose other end only the orchestrator holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.cgroups import orphaned_cgroups
-from orchestrator.processes import carries, descendants, kill, launcher_tagged, start_time
+from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
 # Launchers' wardens end by themselves within 0.1 s, and clear up what shows no sign of whose it is; what is killed cannot.
 GRACE_SECONDS = 3.0
@@ -30,6 +30,8 @@ VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and
 _EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
 # A socket's path has 107 characters at most, of which Ray's own names take 64.
 _LONGEST_FOLDER = 43
+_PREFIX = "sweep-ray-"
+_OWNER_FILE = "owner"  # in the folder: whose Ray this is
 
 
 class RayGuard:
@@ -38,6 +40,7 @@ class RayGuard:
     def __init__(self) -> None:
         self.folder = _new_folder()
         self._vital: dict[int, int] = {}  # process id -> start time
+        self._life_lines: list[int] = []
         self._begin()
 
     @contextmanager
@@ -54,18 +57,19 @@ class RayGuard:
     def ray_is_gone(self) -> bool:
         """Whether Ray was ended from outside. A guard that was is started anew."""
         if self._process.poll() is not None:
-            os.close(self._life_line)
-            self._begin()
+            self._begin()  # the other one still waits at the first pipe
         return any(start_time(pid) != started for pid, started in self._vital.items())
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""
-        os.close(self._life_line)
+        for life_line in self._life_lines:
+            os.close(life_line)
         with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
             self._process.wait(DISMISS_SECONDS)
 
     def _begin(self) -> None:
-        reader, self._life_line = os.pipe2(os.O_CLOEXEC)
+        reader, life_line = os.pipe2(os.O_CLOEXEC)
+        self._life_lines.append(life_line)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.ray_guard", str(reader), str(os.getpid()), str(self.folder)],
             pass_fds=(reader,),
@@ -79,7 +83,7 @@ class RayGuard:
 
 def _new_folder() -> Path:
     """Where Ray would keep its files, in a folder of this one's own; elsewhere where the path would be too long for its sockets."""
-    name = f"sweep-ray-{os.getpid()}-{secrets.token_hex(2)}"
+    name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(2)}"
     usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()).absolute() / name
     return usual if len(str(usual)) <= _LONGEST_FOLDER else Path("/tmp", name)
 
@@ -131,8 +135,28 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def end_orphaned(beside: Path) -> None:
+    """End the Rays that keep their files beside this folder, and whose orchestrator and guard were killed together."""
+    for file in beside.parent.glob(f"{_PREFIX}*/{_OWNER_FILE}"):
+        with suppress(OSError, ValueError):
+            pid, start, namespace = file.read_text().split(":")
+            if file.parent != beside and file.stat().st_uid == os.getuid() and has_ended(pid, start, namespace):
+                end_ray(file.parent, but=(os.getpid(),))
+
+
 def main() -> int:
     life_line, orchestrator, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    if os.fork() == 0:
+        os.setsid()
+        return _wait_and_end(life_line, orchestrator, folder)
+    with suppress(OSError):  # Ray says what is wrong with the folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
+        end_orphaned(folder)
+    return _wait_and_end(life_line, orchestrator, folder)
+
+
+def _wait_and_end(life_line: int, orchestrator: int, folder: Path) -> int:
     while os.read(life_line, 1):
         pass
     end_ray(folder, but=(orchestrator, os.getpid()))

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+THEN_VARIABLE = "STUBBORN_THEN"  # end: leave the others behind; stop: stop itself; nothing: go on for ever
+
 _evidence = -1
 _NOTHING: dict[str, str] = {}
 
@@ -123,12 +125,15 @@ def main() -> None:
     _record("program")
     for kind in sys.argv[2:] or KINDS:
         KINDS[kind]()
-    if "SWEEP_METRICS_FILE" in os.environ:
-        with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123  a program of somebody else
-            file.write(json.dumps({"step_seconds": 0.1}) + "\n")
-    if "SWEEP_STUBBORN_STOPS" in os.environ:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    _sleep()
+    with open(os.environ["SWEEP_METRICS_FILE"], "a") as file:  # noqa: PTH123  a program of somebody else
+        file.write((json.dumps({"step_seconds": 0.1}) + "\n") * int(os.environ["SWEEP_NUM_STEPS"]))
+    match os.environ.get(THEN_VARIABLE):
+        case "end":
+            time.sleep(0.05)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case _:
+            _sleep()
 
 
 if __name__ == "__main__":
