@@ -3,7 +3,7 @@
 python -m benchmarks.chaos [--kills 5000] [--pauses 1000] [--seconds 3600] [--seed N] [--only NAME ...] [--out FILE.json]
 
 Deaths at every statement and in every campaign count as kills. Each part has its share of the seconds that are left, and leaves to those
-that follow what it does not need: on two cores all of them are done in 40 minutes.
+that follow what it does not need: on two cores all of them are done in 50 minutes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 from tests.programs import finished
 
 SHOWN_COMPLAINTS = 20
+PROGRAM_SECONDS = 300.0  # beyond its share: for the last sweep to come to its end
 RAY_SECONDS = 900.0  # beyond its share: a cluster takes a while to come and to go
 
 
@@ -96,6 +97,21 @@ def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         for number, url in enumerate((f"sqlite:///{folder}/processes.sqlite", postgresql.url)):
             campaign = Campaign(url, _new(folder / f"processes-{number}"), seed=bounds.seed + 10 + number)
             yield campaign.run(kills=int(0.1 * bounds.kills), seconds=bounds.seconds / 2)
+
+
+def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
+    """Programs that leave daemons behind, and kills of everything around them: with launchers alone, and with `sweep run` on a Ray of its own."""
+    what = {"programs": ("agents", max(10, bounds.kills // 25)), "programs-on-ray": ("ray", max(4, bounds.kills // 100))}
+    for number, (name, (where, kills)) in enumerate(what.items()):
+        seconds, seed = bounds.seconds / len(what), bounds.seed + 30 + number
+        place = _new(folder / name)
+        arguments = [where, f"sqlite:///{place}/sweep.sqlite", str(place), str(seed), str(kills), str(seconds)]
+        yield told(
+            [sys.executable, "-m", "tests.faults.program_kills", *arguments],
+            name=name,
+            seed=seed,
+            patience_seconds=seconds + PROGRAM_SECONDS,
+        )
 
 
 def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
@@ -167,6 +183,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=800.0),
     "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=310.0),
+    "programs": Part(run=programs, campaigns=("programs", "programs-on-ray"), seconds=600.0),
     "rivals": Part(run=rivals, campaigns=("rivals-sqlite", "rivals-postgresql"), seconds=600.0),
     "outages": Part(run=outages, campaigns=("outages",), seconds=60.0),
     "ray": Part(run=on_ray, campaigns=("ray", "ray-poison", "ray-rpc"), seconds=310.0),

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cgroups import orphaned_cgroups
 from orchestrator.core.communication import recorded
 from orchestrator.core.failures import ASKED_TO_END, Failure, FailureKind, is_aftermath
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
@@ -268,8 +269,9 @@ class NodeLauncher:
 
     def _sweep_leftovers(self) -> None:
         """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
-        killed, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
-        if killed:
+        escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
+        found, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
+        if killed := found.union(escaped):
             logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})
         if stuck:
             raise ProcessesStuck(stuck)

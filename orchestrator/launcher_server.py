@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from orchestrator.processes import LAUNCHER_VARIABLE, kill_found, tagged
+from orchestrator.cgroups import make_cgroup
+from orchestrator.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
+
+_numbers = count(1)  # of the servers of this process
 
 # What ranks have no business to know, and what Ray sets for its actors rather than for programs that train.
 _WITHHELD_VARIABLES = frozenset(
@@ -56,9 +63,13 @@ class RankServer:
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life_line, life_line = socket.socketpair()
         self._control.settimeout(10.0)  # for sending: a stopped server must not stop its launcher
+        self._cgroup = make_cgroup(identity, next(_numbers))
         with control, life_line, log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.rank_server", str(control.fileno()), str(life_line.fileno()), program],
+                [
+                    *(sys.executable, "-m", "orchestrator.rank_server", str(control.fileno()), str(life_line.fileno())),
+                    *(str(self._cgroup.path) if self._cgroup is not None else "", program),
+                ],
                 pass_fds=(control.fileno(), life_line.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -118,17 +129,30 @@ class RankServer:
         Raises ProcessesStuck.
         """
         self._control.close()
-        self._life_line.close()  # the warden kills everything, the server too, and ends last
-        try:
-            self._process.wait(KILL_PATIENCE_SECONDS + 5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        # If the warden itself was killed, what descended from ranks is on its own now; the tag is all that is left of the bond.
+        self._end_wardens()
+        escaped = self._cgroup.end() if self._cgroup is not None else []
+        # If both wardens and the server were killed, what descended from ranks is on its own now. Where there is no cgroup, the tag is
+        # all that is left of the bond.
         killed, stuck = kill_found(lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS)
         if stuck:
             raise ProcessesStuck(stuck)
-        return len(killed)
+        return len(killed.union(escaped))
+
+    def _end_wardens(self) -> None:
+        """Have them kill everything, the server too, and wait until both have ended: a search before that would disturb them."""
+        until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
+        kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it
+        with suppress(OSError):
+            self._life_line.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(until - time.monotonic())
+            self._life_line.settimeout(max(0.1, until - time.monotonic()))
+            with suppress(OSError):  # the time is over
+                self._life_line.recv(1)  # ends when nobody holds the other end any more: the inner warden may outlive the outer one
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._life_line.close()
 
 
 def _environment(identity: str) -> dict[str, str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
 
 _EMPTY_LOOKS = 3  # 10 ms apart, after which a search by tag believes that nothing is left
+_PASSES_BEFORE_STOPPING = 3  # of killing, after which whatever still starts processes is stopped first
+_MAX_STOPPING_PASSES = 200
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,6 +34,15 @@ def die_with(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os._exit(1)
+
+
+def wake_with(parent: int) -> bool:
+    """Have this process continued (SIGCONT) when its parent dies, also where somebody has stopped it. False: it is dead already.
+
+    For a process that clears up before it ends. The signal may come early, where the parent's thread that forked ends first.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    return os.getppid() == parent
 
 
 def adopt_orphans() -> None:
@@ -58,8 +69,10 @@ def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
     """
     killed: set[int] = set()
     deadline = time.monotonic() + patience_seconds
-    while True:
+    for num_passes in itertools.count():
         below = descendants(os.getpid())
+        if num_passes >= _PASSES_BEFORE_STOPPING and not killed.issuperset(below):
+            below = _stop_subtree()
         for pid in below:
             kill(pid)
         killed.update(below)
@@ -68,6 +81,21 @@ def kill_subtree(*, patience_seconds: float) -> tuple[set[int], set[int]]:
         if time.monotonic() > deadline:
             return killed, set(descendants(os.getpid()))
         time.sleep(0.001)
+    raise AssertionError("unreachable")
+
+
+def _stop_subtree() -> list[int]:
+    """Stop everything below this process until nothing new appears: what is stopped cannot fork, what is killed makes room for forks."""
+    stopped: set[int] = set()
+    for _ in range(_MAX_STOPPING_PASSES):
+        below = descendants(os.getpid())
+        new = [pid for pid in below if pid not in stopped]
+        for pid in new:
+            kill(pid, signal.SIGSTOP)
+        stopped.update(new)
+        if not new:
+            break
+    return sorted(stopped)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
@@ -97,8 +125,18 @@ def is_stopped(pid: int) -> bool:
 
 
 def launcher_identity(root: Path) -> str:
-    """A new name for a launcher in this process: its id, start, id namespace, a number of its own, and its root folder."""
-    return f"{os.getpid()}:{start_time(os.getpid())}:{_pid_namespace()}:{next(_numbers)}:{root}"
+    """A new name for a launcher in this process: the process's identity, a number of its own, and its root folder."""
+    return f"{process_identity(os.getpid())}:{next(_numbers)}:{root}"
+
+
+def process_identity(pid: int) -> str:
+    """ID:START:NAMESPACE, a name that no other process of this machine has or will have."""
+    return f"{pid}:{start_time(pid)}:{_pid_namespace()}"
+
+
+def has_ended(pid: str, start: str, namespace: str) -> bool:
+    """Whether the process of which an identity says this was one of this id namespace, and has ended."""
+    return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 
 def process_identity() -> str:
@@ -120,14 +158,23 @@ def tagged(identity: str) -> list[int]:
     return [pid for pid, tag in _launcher_tags() if tag == entry]
 
 
+def carries(pid: int, entry: bytes) -> bool:
+    """Whether a process has NAME=VALUE in its first environment."""
+    return entry in _environment(pid)
+
+
+def launcher_tagged(pid: int) -> bool:
+    """Whether some launcher has started this process."""
+    return any(entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) for entry in _environment(pid))
+
+
 def orphaned(root: Path) -> list[int]:
     """Living processes whose launcher, one with this root in this id namespace, is dead."""
     found = []
     for pid, entry in _launcher_tags():
         match entry.decode(errors="replace").partition("=")[2].split(":", 4):
-            case [launcher, start, namespace, _, path] if launcher.isdigit() and namespace == _pid_namespace() and path == str(root):
-                if str(start_time(int(launcher))) != start:
-                    found.append(pid)
+            case [launcher, start, namespace, _, path] if path == str(root) and has_ended(launcher, start, namespace):
+                found.append(pid)
     return found
 
 
@@ -213,13 +260,16 @@ def _stat(pid: int) -> list[str] | None:
 
 def _launcher_tags() -> list[tuple[int, bytes]]:
     prefix = f"{LAUNCHER_VARIABLE}=".encode()
-    tags = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):
-                environment = (process / "environ").read_bytes().split(b"\0")
-                tags += [(int(process.name), entry) for entry in environment if entry.startswith(prefix)]
-    return tags
+    pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
+    return [(pid, entry) for pid in pids for entry in _environment(pid) if entry.startswith(prefix)]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The first environment of a process; nothing where it has ended, or is somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _machine() -> str:

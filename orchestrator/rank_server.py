@@ -1,8 +1,9 @@
 """The process that forks ranks: it has imported what they need, so that a fresh process starts in milliseconds, and it outlives none of them.
 
-Two processes, started as `python -m orchestrator.rank_server`. The warden, small, adopts whatever loses its parent below it, and when
-the launcher or the server is gone it kills all that is left and ends. The server preloads modules and forks ranks on request. Nothing
-here touches CUDA: a context does not survive a fork.
+Three processes, each the child of the one before, started as `python -m orchestrator.rank_server`: an outer warden, an inner warden,
+and the server, which preloads modules and forks ranks on request. Each of them adopts whatever loses its parent below it. When the
+launcher is gone, or one of the three, those that are left kill everything below them and end: it takes a kill of all three at once to
+leave anything. Nothing here touches CUDA: a context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,66 +24,93 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.processes import adopt_orphans, die_with, kill_subtree
+from orchestrator.cgroups import Cgroup
+from orchestrator.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
 KILL_PATIENCE_SECONDS = 30.0  # a process in the kernel's hands (driver, network file system) may take its time to die
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors one message may carry (SCM_MAX_FD)
 ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
 _PARENT_CHECK_SECONDS = 1.0
+_WATCHED_SIGNALS = (signal.SIGCHLD, signal.SIGCONT)
 
 
 def main() -> int:
-    """Arguments: the descriptor of the control socket, that of the life-line socket, then the modules to preload."""
+    """Arguments: the descriptor of the control socket, that of the life-line socket, a cgroup or nothing, then the modules to preload."""
     control, life_line = (socket.socket(fileno=int(text)) for text in sys.argv[1:3])
-    preload = sys.argv[3:]
+    cgroup = Cgroup(Path(sys.argv[3])) if sys.argv[3] else None
+    preload = sys.argv[4:]
     os.environ["PYTHONPATH"] = os.environ.pop(ORIGINAL_PATH_VARIABLE, "")
-    launcher = os.getppid()
+    parent, child = os.getppid(), _fork_inner(control, life_line, cgroup, preload)
+    control.close()
+    return _keep_watch(life_line, child, parent, cgroup)
+
+
+def _fork_inner(control: socket.socket, life_line: socket.socket, cgroup: Cgroup | None, preload: list[str]) -> int:
+    """Adopt orphans, and start the inner warden, which starts the server. Each in a session of its own: one group kill hits one of them."""
     adopt_orphans()
-    warden = os.getpid()
+    outer = os.getpid()
+    if inner := os.fork():
+        return inner
+    os.setsid()
+    adopt_orphans()
+    inner = os.getpid()
     server = os.fork()
     if server == 0:
-        die_with(warden)
+        os.setsid()
         life_line.close()
-        _Server(control).serve(preload)
+        if cgroup is not None:
+            cgroup.join()
+        _Server(control, inner).serve(preload)
         os._exit(0)
     control.close()
-    return _keep_watch(life_line, server, launcher)
+    os._exit(_keep_watch(life_line, server, outer, cgroup))
 
 
-def _keep_watch(life_line: socket.socket, server: int, launcher: int) -> int:
-    """Wait for the end of the launcher or of the server; then leave nothing alive. Returns 128 + n where signal n ended the server, as a shell does."""
+def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgroup | None) -> int:
+    """Wait for the end of the launcher, of the parent or of the child; then leave nothing alive.
+
+    Returns 128 + n where signal n ended the child, as a shell does; an inner warden's code is passed on.
+    """
     ended_by = 0
-    with _ChildSignals() as child_ended, selectors.DefaultSelector() as selector:
+    with _Signals() as signals, selectors.DefaultSelector() as selector:
+        is_orphan = not wake_with(parent)
         selector.register(life_line, selectors.EVENT_READ)
-        selector.register(child_ended, selectors.EVENT_READ)
-        while True:
-            of_server = [status for pid, status in child_ended.reaped() if pid == server]
-            if of_server:
-                ended_by = max(0, -os.waitstatus_to_exitcode(of_server[0]))
+        selector.register(signals, selectors.EVENT_READ)
+        while not is_orphan:
+            of_child = [status for pid, status in signals.reaped() if pid == child]
+            if of_child:
+                code = os.waitstatus_to_exitcode(of_child[0])
+                ended_by = -code if code < 0 else max(0, code - 128)
                 break
             # The second test covers a life-line that somebody else holds open, such as another fork of the launcher.
-            if any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS)) or os.getppid() != launcher:
+            if any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS)) or os.getppid() != parent:
                 break
+    if cgroup is not None:
+        cgroup.end()
     _, stuck = kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
+    if os.getppid() == parent:
+        kill(parent, signal.SIGCONT)  # an outer warden that somebody has stopped has nothing left to do but to end
     return 1 if stuck else 128 + ended_by if ended_by else 0
 
 
-class _ChildSignals:
-    """SIGCHLD as something to select on."""
+class _Signals:
+    """SIGCHLD, and the SIGCONT that tells of a parent's death, as something to select on."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def __enter__(self) -> _ChildSignals:
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+    def __enter__(self) -> _Signals:
+        for number in _WATCHED_SIGNALS:
+            signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Also what a fork has to do first."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in _WATCHED_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
         os.close(self._read)
         os.close(self._write)
 
@@ -108,9 +136,10 @@ class _ChildSignals:
 class _Server:
     """Forks ranks, reports their ends, and clears its subtree when told to."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, parent: int) -> None:
         self._control = control
-        self._child_signals = _ChildSignals()
+        self._parent = parent
+        self._signals = _Signals()
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}  # process id -> rank
 
@@ -124,19 +153,20 @@ class _Server:
                 traceback.print_exc()
         gc.freeze()  # what is loaded now stays for good: ranks then share these pages instead of copying them
         gc.enable()
-        self._say({"event": "ready", "pid": os.getpid()})
-        with self._child_signals:
+        with self._signals:
+            is_orphan = not wake_with(self._parent)
+            self._say({"event": "ready", "pid": os.getpid()})
             self._selector.register(self._control, selectors.EVENT_READ)
-            self._selector.register(self._child_signals, selectors.EVENT_READ)
-            while self._turn():
-                pass
+            self._selector.register(self._signals, selectors.EVENT_READ)
+            while not is_orphan and self._turn():
+                is_orphan = os.getppid() != self._parent
         kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
 
     def _turn(self) -> bool:
-        """One round of the loop. False: the launcher is gone, or wants us gone."""
+        """One round of the loop. False: the launcher is gone."""
         ready = {key.fileobj for key, _ in self._selector.select()}
-        if self._child_signals in ready:
-            for pid, status in self._child_signals.reaped():
+        if self._signals in ready:
+            for pid, status in self._signals.reaped():
                 self._report_end(pid, status)
         if self._control in ready:
             return self._obey()
@@ -184,7 +214,7 @@ class _Server:
             os.dup2(log, 2)
             for descriptor in logs:
                 os.close(descriptor)
-            self._child_signals.__exit__()
+            self._signals.__exit__()
             self._selector.close()
             self._control.close()
             code = _be_rank(message, place)
@@ -195,7 +225,7 @@ class _Server:
 
     def _clear(self) -> None:
         """Kill ranks and whatever they left, and say so. A rank whose end was not reported before this was killed by us."""
-        for pid, status in self._child_signals.reaped():
+        for pid, status in self._signals.reaped():
             self._report_end(pid, status)
         ranks = set(self._ranks)
         self._ranks.clear()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,18 +36,20 @@ HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it 
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
 
 
-def connect(address: str | None) -> None:
-    """Join the cluster at an address, or start a local one. Raises ClusterUnavailable."""
+def connect(address: str | None, guard: RayGuard | None = None) -> None:
+    """Join the cluster at an address, or start a local one under its guard. Raises ClusterUnavailable."""
     # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
     if address is not None:
         _knock(address)
     try:
-        if address is None:
-            local_ray.start(**options)
-        else:
-            ray.init(address=address, **options)
+        with _own_handler_of_sigterm():
+            if guard is not None:
+                with guard.starting():
+                    local_ray.start(_temp_dir=str(guard.folder), **options)
+            else:
+                ray.init(address=address, **options)
     except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
         where = address or "a local Ray"
         hint = (
@@ -55,6 +59,26 @@ def connect(address: str | None) -> None:
     # Ray's thread that repeats the cluster's errors on stderr: without a head it asks again and again, and keeps a core busy for as long as we live.
     ray._private.worker.global_worker.threads_stopped.set()
     _protect_token()
+
+
+@contextmanager
+def _own_handler_of_sigterm() -> Iterator[None]:
+    """Ray puts a handler in place that ends this process with code 15. A SIGTERM that comes meanwhile is for the one that was there."""
+    before = signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()  # else neither Ray nor we can
+    was_rays = False
+    try:
+        yield
+    except SystemExit as exc:
+        was_rays = exc.code == signal.SIGTERM
+        if not was_rays:
+            raise
+    finally:
+        if is_main and before is not None:
+            signal.signal(signal.SIGTERM, before)
+    if was_rays:
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds: float, give_up: Callable[[], bool]) -> bool:

@@ -1,42 +1,77 @@
-"""Ends the processes of a local Ray when the orchestrator that started it is killed.
+"""Ends a local Ray with the orchestrator that started it, however that ends, and removes the folder that Ray kept on this machine.
 
-Ray's own agents notice that too, but while they report it to the head that is gone as well they live on for a minute. This is a
-process of its own, in a session of its own: it waits for the end of a pipe whose other end only the orchestrator holds.
+Ray's own agents notice such an end too, but while they report it to the head that is gone as well they live on for a minute. The
+guard is two processes, each in a session of its own, and each does the work where the other was killed. They are there before Ray
+is, and wait for the end of a pipe whose other end only the orchestrator holds.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from orchestrator.processes import descendants, kill, kill_found, start_time
+from orchestrator.cgroups import orphaned_cgroups
+from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
-GRACE_SECONDS = 2.0  # launchers and rank servers end by themselves within 0.1 s, and clean up; what is killed cannot
+# Launchers' wardens end by themselves within 0.1 s, and clear up what shows no sign of whose it is; what is killed cannot.
+GRACE_SECONDS = 3.0
+KILL_SECONDS = 30.0
+DISMISS_SECONDS = 10.0
+FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
+_EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
+# A socket's path has 107 characters at most, of which Ray's own names take 64.
+_LONGEST_FOLDER = 43
+_PREFIX = "sweep-ray-"
+_OWNER_FILE = "owner"  # in the folder: whose Ray this is
 
 
-@dataclass(frozen=True, kw_only=True)
 class RayGuard:
-    """A guard over processes as they stood when it was made."""
+    """A guard over the local Ray that keeps its files in `folder`. Make it before Ray is started."""
 
-    process: subprocess.Popen[bytes]
-    life_line: int
-    watched: Mapping[int, int]  # process id -> start time
-    vital: Sequence[int]
+    def __init__(self) -> None:
+        self.folder = _new_folder()
+        self._vital: dict[int, int] = {}  # process id -> start time
+        self._life_lines: list[int] = []
+        self._begin()
 
-    @classmethod
-    def over(cls, pids: Sequence[int]) -> RayGuard:
-        """Watch this process; once it is gone, end those of `pids` that are left (each known by its id and start time)."""
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        watched = {pid: start for pid in pids if (start := start_time(pid)) is not None}
-        named = [f"{pid}:{start}" for pid, start in watched.items()]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.ray_guard", str(reader), *named],
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around the start of Ray: its processes, and what they start, carry its folder in their environment."""
+        os.environ[FOLDER_VARIABLE] = str(self.folder)
+        try:
+            yield
+        finally:
+            del os.environ[FOLDER_VARIABLE]
+        below = {pid: start_time(pid) for pid in descendants(os.getpid()) if _name(pid) in VITAL}
+        self._vital = {pid: started for pid, started in below.items() if started is not None}
+
+    def ray_is_gone(self) -> bool:
+        """Whether Ray was ended from outside. A guard that was is started anew."""
+        if self._process.poll() is not None:
+            self._begin()  # the other one still waits at the first pipe
+        return any(start_time(pid) != started for pid, started in self._vital.items())
+
+    def dismiss(self) -> None:
+        """End what is left of Ray, with its folder, and the guard."""
+        for life_line in self._life_lines:
+            os.close(life_line)
+        with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
+            self._process.wait(DISMISS_SECONDS)
+
+    def _begin(self) -> None:
+        reader, life_line = os.pipe2(os.O_CLOEXEC)
+        self._life_lines.append(life_line)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.ray_guard", str(reader), str(os.getpid()), str(self.folder)],
             pass_fds=(reader,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -44,23 +79,13 @@ class RayGuard:
             start_new_session=True,
         )
         os.close(reader)
-        return cls(process=process, life_line=writer, watched=watched, vital=[pid for pid in watched if _name(pid) in VITAL])
-
-    def ray_is_gone(self) -> bool:
-        """Whether Ray was ended from outside, as by a SIGTERM to the whole process group or job."""
-        return any(start_time(pid) != self.watched[pid] for pid in self.vital)
-
-    def dismiss(self) -> None:
-        """Ray was shut down: end what is left of it, and the guard."""
-        kill_found(lambda: [pid for pid, start in self.watched.items() if start_time(pid) == start], patience_seconds=GRACE_SECONDS)
-        self.process.kill()
-        self.process.wait()
-        os.close(self.life_line)
 
 
-def ray_processes() -> list[int]:
-    """What runs below this process: right after a local Ray has started, that is Ray."""
-    return descendants(os.getpid())
+def _new_folder() -> Path:
+    """Where Ray would keep its files, in a folder of this one's own; elsewhere where the path would be too long for its sockets."""
+    name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(2)}"
+    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()).absolute() / name
+    return usual if len(str(usual)) <= _LONGEST_FOLDER else Path("/tmp", name)
 
 
 def _name(pid: int) -> str:
@@ -70,15 +95,71 @@ def _name(pid: int) -> str:
         return ""
 
 
+def belonging(folder: Path, *, but: Sequence[int]) -> list[int]:
+    """Living processes of the Ray that keeps its files there: they carry its folder in their environment, or write in it.
+
+    Ray's Python processes overwrite their environment with their name; but then they have their logs open.
+    """
+    entry = f"{FOLDER_VARIABLE}={folder}".encode()
+    return [pid for pid in _pids() if pid not in but and start_time(pid) is not None and (carries(pid, entry) or _writes_in(pid, folder))]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _writes_in(pid: int, folder: Path) -> bool:
+    """Whether a file there is open in the process for writing: who only reads logs there is somebody else."""
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if link.lstat().st_mode & 0o200 and link.readlink().is_relative_to(folder):
+                    return True
+    return False
+
+
+def end_ray(folder: Path, *, but: Sequence[int]) -> None:
+    """Kill all that belongs to it, until nothing does; what launchers have started is left to their wardens for a while."""
+    began = time.monotonic()
+    num_empty_looks = 0
+    while num_empty_looks < _EMPTY_LOOKS and time.monotonic() - began < KILL_SECONDS:
+        found = belonging(folder, but=but)
+        num_empty_looks = 0 if found else num_empty_looks + 1
+        is_over = time.monotonic() - began > GRACE_SECONDS
+        for pid in found:
+            if is_over or not launcher_tagged(pid):
+                kill(pid)
+        time.sleep(0.02)
+    for group in orphaned_cgroups():
+        group.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_orphaned(beside: Path) -> None:
+    """End the Rays that keep their files beside this folder, and whose orchestrator and guard were killed together."""
+    for file in beside.parent.glob(f"{_PREFIX}*/{_OWNER_FILE}"):
+        with suppress(OSError, ValueError):
+            pid, start, namespace = file.read_text().split(":")
+            if file.parent != beside and file.stat().st_uid == os.getuid() and has_ended(pid, start, namespace):
+                end_ray(file.parent, but=(os.getpid(),))
+
+
 def main() -> int:
-    life_line = int(sys.argv[1])
-    watched = [(int(pid), int(start)) for pid, _, start in (argument.partition(":") for argument in sys.argv[2:])]
+    life_line, orchestrator, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    if os.fork() == 0:
+        os.setsid()
+        return _wait_and_end(life_line, orchestrator, folder)
+    with suppress(OSError):  # Ray says what is wrong with the folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
+        end_orphaned(folder)
+    return _wait_and_end(life_line, orchestrator, folder)
+
+
+def _wait_and_end(life_line: int, orchestrator: int, folder: Path) -> int:
     while os.read(life_line, 1):
         pass
-    time.sleep(GRACE_SECONDS)
-    for pid, start in watched:
-        if start_time(pid) == start:
-            kill(pid)
+    end_ray(folder, but=(orchestrator, os.getpid()))
     return 0
 
 

@@ -35,7 +35,7 @@ from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.probes import Probes
 from orchestrator.processes import process_identity
 from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect, first_line, within
-from orchestrator.ray_guard import RayGuard, ray_processes
+from orchestrator.ray_guard import RayGuard
 from orchestrator.ray_job import threads_asked_for
 from orchestrator.silence import SILENCE_SECONDS, Silence
 
@@ -111,10 +111,14 @@ class RayScheduler:
     ) -> None:
         self._root = str(root)
         self._local = address is None
-        connect(address)
-        self._guard = RayGuard.over(ray_processes()) if self._local else None
-        self._head = Head(self._guard)
-        self._nodes = ClusterNodes.of(device, gpus_per_node)
+        self._guard = RayGuard() if self._local else None
+        try:
+            connect(address, self._guard)
+            self._head = Head(self._guard)
+            self._nodes = ClusterNodes.of(device, gpus_per_node)
+        except BaseException:  # no cluster, or a signal
+            self._leave()
+            raise
         self._nodes_at = time.monotonic()
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
@@ -204,11 +208,17 @@ class RayScheduler:
         """End all agents and their ranks, and leave Ray; a local one ends with it. Placement groups go with their driver."""
         self._probes.close()
         self._leases.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        guard, self._guard = self._guard, None
+        is_gone = guard is not None and guard.ray_is_gone()
+        if guard is not None and is_gone:  # first: `ray.shutdown` waits for what is gone, and agents and ranks go on meanwhile
+            guard.dismiss()
         if ray.is_initialized():
             within(CLOSE_SECONDS, ray.shutdown)  # it waits for a head that is gone
-        if self._guard is not None:
-            self._guard.dismiss()
-            self._guard = None
+        if guard is not None and not is_gone:
+            guard.dismiss()
 
     def leased(self) -> Leased:
         return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)

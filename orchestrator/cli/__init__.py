@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +30,7 @@ from orchestrator.cli import calibration, doctor, explain, export, look, manage,
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import examples, note, plain, write_error
+from orchestrator.cli.signals import Terminated, terminable
 from orchestrator.core.errors import SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
@@ -76,7 +78,7 @@ app = typer.Typer(
         "",
         "Exit codes: 0 done, 1 bug in this program or a failed check, 2 your input, 3 trials failed (run --strict),",
         "4 nothing feasible, 5 another orchestrator holds the sweep, 75 database or cluster unreachable (try again),",
-        "130 and 143 interrupted, with everything saved",
+        "130, 143 and 129 interrupted (Ctrl-C, SIGTERM, a closed terminal), with everything saved",
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -117,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for `±`, and that is no error
     try:
-        code = _outcome(arguments, redact)
+        with terminable():
+            code = _outcome(arguments, redact)
         sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
     except BrokenPipeError:
         return _give_up_stdout()
@@ -135,6 +138,12 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
             note(exc.format_message())
             return USAGE_ERROR
         kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
+    except Terminated as exc:
+        with suppress(OSError):  # its terminal may have been closed
+            note("interrupted" if exc.exit_code == INTERRUPTED else str(exc))
+            if _wants_json(arguments):
+                write_error("interrupted", str(exc), exc.exit_code)
+        return exc.exit_code
     except (KeyboardInterrupt, _Interrupted, typer.Abort):
         note("interrupted")
         if _wants_json(arguments):

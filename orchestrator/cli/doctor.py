@@ -101,6 +101,7 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
         _home,
         _ports,
         _proc,
+        _clean_up,
         _clock,
         _open_files,
     )
@@ -372,6 +373,20 @@ def _proc() -> Check:
         advice = "processes that a trial leaves behind are found there: mount /proc without hidepid"
         return Check(name="/proc", status=Status.WARN, found=f"{exc.filename}: {exc.strerror}", advice=advice)
     return Check(name="/proc", status=Status.OK, found="readable")
+
+
+def _clean_up() -> Check:
+    """What ends the processes of a trial whose programs leave daemons behind."""
+    from orchestrator.cgroups import own_cgroup, why_no_cgroup
+
+    reason = why_no_cgroup()
+    if reason is None:
+        return Check(name="clean-up", status=Status.OK, found=f"wardens, and a cgroup for each rank server below {own_cgroup()}")
+    advice = (
+        "if all wardens of a trial are killed at once, its daemons are found by their environment only;"
+        " a cgroup of your own ends them: systemd-run --user --scope -p Delegate=yes sweep run ..."
+    )
+    return Check(name="clean-up", status=Status.OK, found=f"wardens, without a cgroup: {reason}", advice=advice)
 
 
 def _clock() -> Check:

@@ -253,13 +253,18 @@ def _measure(
     from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
     from orchestrator.sweep import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
 
+    def opened() -> Scheduler:
+        scheduler = open_scheduler()
+        signals.defer()
+        return scheduler
+
     try:
         # Ray prints to stdout that a node is dead, whatever it is asked; only the answer belongs there.
         with redirect_stdout(sys.stderr):
             return run_sweep(
                 spec,
                 store=store,
-                open_scheduler=open_scheduler,
+                open_scheduler=opened,
                 code=_code_of(spec, table),
                 hardware=lambda slots: _hardware(spec, slots),
                 clock=clock,

@@ -1,21 +1,69 @@
-"""The signals that stop a sweep, and what each asks for. Like its callers, it imports within functions: `sweep --help` loads little."""
+"""The signals that stop a command, and what each asks of a sweep. Like its callers, it imports within functions: `sweep --help` loads little."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.progress import Stop
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """A signal ends this command. Not an Exception: nobody but `main` is to catch it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell says of a process that died of this signal."""
+        return 128 + self.number
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Terminated`, whatever the command is doing. Python itself raises KeyboardInterrupt for Ctrl-C."""
+    received: list[int] = []
+
+    def receive(number: int, _frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            os._exit(128 + number)
+        raise Terminated(number)
+
+    replaced = [] if threading.current_thread() is not threading.main_thread() else [signal.SIGTERM, signal.SIGHUP]
+    replaced = [number for number in replaced if signal.getsignal(number) is signal.SIG_DFL]  # `nohup` has SIGHUP ignored
+    for number in replaced:
+        signal.signal(number, receive)
+    try:
+        yield
+    finally:
+        for number in replaced if not received else ():  # else a second signal has to find one, to the end of this process
+            signal.signal(number, signal.SIG_DFL)
+
 
 class Signals:
-    """Ctrl-C drains, a second one cancels; SIGTERM cancels at once, since whoever sends it will kill soon."""
+    """What signals ask of a sweep.
+
+    Until it runs any of them ends the command at once (`Terminated`). From `defer` on Ctrl-C drains, a second one cancels; SIGTERM
+    and SIGHUP (a closed terminal) cancel at once, since whoever sends them will kill soon.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._before: dict[int, Any] = {}
+        self._terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        self._is_deferred = False
+        self._num_received = 0
         self.received: int | None = None
         self._level = 0
 
@@ -24,14 +72,22 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._num_received and not self._is_deferred:
+            return  # the command ends, and a second signal must not end the end
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def install(self) -> None:
         """Again, too, after something else has put handlers of its own in place."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # `nohup`
             before = signal.signal(number, self._receive)
             self._before.setdefault(number, before)
+
+    def defer(self) -> None:
+        """From now on the sweep asks what it is to do."""
+        self._is_deferred = True
 
     def asked(self) -> Stop:
         from orchestrator.progress import Stop
@@ -39,10 +95,31 @@ class Signals:
         return Stop(self._level)
 
     def _receive(self, number: int, _frame: object) -> None:
+        self._let_go_of_closed_terminals()
         self.received = number
-        if number == signal.SIGTERM or self._level:
+        self._num_received += 1
+        if not self._is_deferred:
             self._level = 2
-            self._say("Cancelling: trials under way are ended and will be measured by the next `sweep run`.")
+            if self._num_received == 1:
+                raise Terminated(number)
+            if self._num_received > 2:  # what is under way ends without us: the guard, the wardens and the next call see to it
+                os._exit(128 + number)
+        elif number != signal.SIGINT or self._level:
+            self._level = 2
+            self._tell("Cancelling: trials under way are ended and will be measured by the next `sweep run`.")
         else:
             self._level = 1
-            self._say("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
+            self._tell("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
+
+    def _tell(self, text: str) -> None:
+        with suppress(OSError):
+            self._say(text)
+
+    def _let_go_of_closed_terminals(self) -> None:
+        """Write nowhere instead: a terminal that was closed refuses what is written to it, and there is work left to be done."""
+        for stream in self._terminals:
+            if not os.isatty(stream.fileno()):
+                with suppress(OSError):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, stream.fileno())
+                    os.close(nowhere)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
 NODE_LOSS_SECONDS = 30.0  # what this project promises
 CLEAN_SECONDS = 60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
 OF_OURS = ("orchestrator.rank_server", "NodeAgent")
-SERVER_PROCESSES = 2  # the warden and the rank server; one more is a rank
+SERVER_PROCESSES = 3  # two wardens and the rank server; one more is a rank
 
 
 @dataclass

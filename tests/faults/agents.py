@@ -23,7 +23,7 @@ from orchestrator.gang import Finished, SchedulerEvent, Slots
 from orchestrator.launcher import NodeLauncher
 from orchestrator.processes import kill
 
-PROGRAM = "workloads.synthetic"
+USUAL_PROGRAM = "workloads.synthetic"
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class AgentScheduler:
         agent = self._agents[node]
         agent.request, agent.since = request, time.monotonic()
         try:
-            agent.pipe.send(LaunchOrder(request=request, program=PROGRAM, local_world_size=shape.slots_per_node))
+            agent.pipe.send(LaunchOrder(request=request, program=f"workloads.{request.workload}", local_world_size=shape.slots_per_node))
         except OSError:
             pass  # it was killed: `poll` finds out
 
@@ -117,7 +117,7 @@ def _serve(pipe: Connection, root: Path, node: str) -> None:
         signal.signal(number, signal.SIG_DFL)
     orders: SimpleQueue[LaunchOrder] = SimpleQueue()
     launcher = NodeLauncher(root, node=node)
-    launcher.prepare(PROGRAM)
+    launcher.prepare(USUAL_PROGRAM)
 
     def listen() -> None:
         try:

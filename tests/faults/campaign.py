@@ -36,8 +36,8 @@ PATIENCE_SECONDS = 3.0  # for something new to be launched between two kills, wi
 LONGEST_SCRIPTED_SECONDS = 0.4  # from the fork of an orchestrator without processes to its death
 START_SECONDS = 60.0  # for an orchestrator to launch its first trial, however busy the machine
 # How often each is the victim; by how far it is below the orchestrator.
-VICTIMS = {"orchestrator": 3, "agent": 2, "warden": 1, "rank_server": 1, "rank": 6}
-LEVELS = ("orchestrator", "agent", "warden", "rank_server", "rank")
+VICTIMS = {"orchestrator": 3, "agent": 2, "warden": 1, "inner_warden": 1, "rank_server": 1, "rank": 6}
+LEVELS = ("orchestrator", "agent", "warden", "inner_warden", "rank_server", "rank")
 KILLED = (*LEVELS, "raylet", "head")  # the kinds of victims that are processes, killed: others sleep, race, or are connections
 LEAKS = {"fault": "leak_children", "at": "init", "probability": 0.2}
 
@@ -106,6 +106,8 @@ def spec(name: str, *, num_recomputations: int) -> SweepSpec:
 class Campaign:
     """Kills until there were enough, or the time is over. `scripted`: orchestrators alone, whose trials end by themselves."""
 
+    VICTIMS: Mapping[str, int] = VICTIMS
+
     def __init__(self, url: str, folder: Path, *, seed: int, name: str = "processes", scripted: bool = False) -> None:
         self._chance, self._folder, self._url, self._name = random.Random(seed), folder, url, name
         self._scripted = scripted
@@ -150,8 +152,10 @@ class Campaign:
         scheduler: Callable[[], Scheduler] = partial(AgentScheduler, self._folder / "runs")
         if self._scripted:
             scheduler = partial(FakeScheduler, lambda request: 1e-4 * request.trial_id, nodes={"a": 2, "b": 2}, device=Device.CUDA)
-        of = spec(self._sweep, num_recomputations=self._num_recomputations)
-        small_sweep.run(self._store.as_another(), of=of, open_scheduler=scheduler, stop=stop, run_root=self._folder.joinpath)
+        small_sweep.run(self._store.as_another(), of=self._spec(), open_scheduler=scheduler, stop=stop, run_root=self._folder.joinpath)
+
+    def _spec(self) -> SweepSpec:
+        return spec(self._sweep, num_recomputations=self._num_recomputations)
 
     def _under_fire(self, kills: int, *, until: float) -> None:
         """One orchestrator, from its start to its death."""
@@ -176,7 +180,7 @@ class Campaign:
                 if forks.has_ended(orchestrator):
                     self._note_end(forks.wait(orchestrator))
                     return
-                (victim,) = self._chance.choices(list(VICTIMS), list(VICTIMS.values()))
+                (victim,) = self._chance.choices(list(self.VICTIMS), list(self.VICTIMS.values()))
                 if self._strike(orchestrator, victim) and victim == "orchestrator":
                     forks.wait(orchestrator)
                     self._out.leaked_processes += len(self._survivors(SURVIVOR_SECONDS))

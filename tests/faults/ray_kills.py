@@ -198,8 +198,8 @@ class RayKills:
                 self._lose_a_node(self._chance.choice(self._workers))
             case "agent" | "rank":
                 pids = (
-                    agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[2:]]
-                )  # below warden and server
+                    agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[3:]]
+                )  # below wardens and server
                 if not pids:
                     return False
                 kill(self._chance.choice(pids))

@@ -53,7 +53,7 @@ def faulty(fault: str, *, at: str = "forward", rank: int | None = None, **known:
 
 
 def tree_of(root: object) -> list[int]:
-    """What a launcher in this process, one with this root, has running: warden, server, ranks, and what those started. Nobody else's."""
+    """What a launcher in this process, one with this root, has running: two wardens, server, ranks, and what those started. Nobody else's."""
     warden = next((pid for pid in descendants(os.getpid()) if _carries_tag(pid, root)), None)
     return [warden, *descendants(warden)] if warden is not None else []
 

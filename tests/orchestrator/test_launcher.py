@@ -245,7 +245,7 @@ def test_whatever_a_rank_started_is_gone_when_the_report_comes(launcher: NodeLau
     stop.set()
     watcher.join()
     kept = set(tree_of(tmp_path))
-    assert len(kept) == 2  # the warden and the server
+    assert len(kept) == 3  # two wardens and the server
     assert survivors([item for item in seen.items() if item[0] not in kept], root="/nowhere", patience_seconds=0) == []
     assert len(seen) > 20
 
@@ -313,13 +313,12 @@ def test_a_launcher_runs_one_attempt_at_a_time_and_none_once_closed(launcher: No
         launcher.run(order(trial_id=3))
 
 
-@pytest.mark.parametrize("victim", ["server", "warden"])
+@pytest.mark.parametrize("victim", ["outer warden", "inner warden", "server"])
 def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLauncher, tmp_path: Path, victim: str) -> None:
     def strike() -> None:
-        while launcher.progress() is None or len(tree_of(tmp_path)) < 4:
+        while launcher.progress() is None or len(tree_of(tmp_path)) < 5:
             time.sleep(0.01)
-        warden, server = tree_of(tmp_path)[:2]
-        os.kill({"server": server, "warden": warden}[victim], signal.SIGKILL)
+        os.kill(tree_of(tmp_path)[("outer warden", "inner warden", "server").index(victim)], signal.SIGKILL)
 
     thread = threading.Thread(target=strike)
     thread.start()

@@ -1,4 +1,4 @@
-"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank server, its warden, the launcher."""
+"""Nothing outlives an attempt, whoever is killed, whenever: ranks and what they started, the rank server, its wardens, the launcher."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cgroups import why_no_cgroup
 from orchestrator.launcher import NodeLauncher
 from orchestrator.processes import descendants, start_time
+from tests.faults.program_kills import EVIDENCE, alive_within
+from tests.faults.stubborn import KINDS
 from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
 
 NUM_RANDOM_KILLS = 200
@@ -38,15 +42,15 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
     def strike(tag: str, delay_seconds: float) -> None:
         nonlocal num_kills, num_servers_killed
         deadline = time.monotonic() + 5
-        while len(below := tree_of(tmp_path)) < 3 and time.monotonic() < deadline:
+        while len(below := tree_of(tmp_path)) < 4 and time.monotonic() < deadline:
             time.sleep(0.001)  # until the server has forked
         time.sleep(delay_seconds)
         seen.update(with_start_times(tree_of(tmp_path)))
-        below = tree_of(tmp_path)  # warden, server, then ranks and what they started
+        below = tree_of(tmp_path)  # two wardens, server, then ranks and what they started
         if below:
-            # The server or its warden in one of ten: a new one costs a quarter of a second.
-            choice = chance.choice(below[:2]) if chance.random() < 1 / 10 or len(below) <= 2 else chance.choice(below[2:])
-            num_servers_killed += choice in below[:2]
+            # The server or a warden in one of ten: a new one costs a quarter of a second.
+            choice = chance.choice(below[:3]) if chance.random() < 1 / 10 or len(below) <= 3 else chance.choice(below[3:])
+            num_servers_killed += choice in below[:3]
             num_kills += 1
             _kill(choice)
         time.sleep(0.01)
@@ -86,21 +90,22 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_se
         below = descendants(host.pid)
         seen = [(pid, start_time(pid)) for pid in below]
         if also_its_server:
-            _kill(below[1])
+            _kill(below[2])
         host.kill()
         host.wait()
-        assert len(below) >= 2
+        assert len(below) >= 3
         assert survivors(seen, root=root) == []
 
 
-def test_the_next_launcher_ends_what_was_left_when_launcher_and_warden_were_killed_together(tmp_path: Path) -> None:
+def test_the_next_launcher_ends_what_was_left_when_launcher_wardens_and_server_were_killed_together(tmp_path: Path) -> None:
     host = _host(tmp_path)
     while len(descendants(host.pid)) < 10:
         time.sleep(0.001)
     host.send_signal(signal.SIGSTOP)
     below = descendants(host.pid)
     seen = [(pid, start_time(pid)) for pid in below]
-    _kill(below[0])
+    for pid in below[:3]:
+        _kill(pid)
     host.kill()
     host.wait()
     NodeLauncher(tmp_path, node="host").close()
@@ -120,3 +125,62 @@ def test_a_launcher_leaves_the_processes_of_living_launchers_alone(tmp_path: Pat
     launcher.close()
     thread.join()
     assert tree_of(tmp_path) == []
+
+
+VICTIMS = ("launcher", "outer warden", "inner warden", "server", "rank", "program")
+AT_ONCE = [
+    *((one,) for one in VICTIMS),
+    ("outer warden", "inner warden"),
+    ("outer warden", "server"),
+    ("inner warden", "server"),
+    ("outer warden", "inner warden", "launcher"),
+    ("outer warden", "server", "launcher"),
+    ("inner warden", "server", "launcher"),
+    ("server", "rank", "program", "launcher"),
+]
+
+
+@pytest.mark.parametrize("victims", AT_ONCE, ids=" + ".join)
+def test_nothing_of_a_program_outlives_the_death_of_any_process_above_it(tmp_path: Path, victims: tuple[str, ...]) -> None:
+    """The program stops itself. It has children in sessions of their own, daemons without an environment, workers, stopped and deaf ones."""
+    evidence = _program(tmp_path, "stop", victims)
+    assert alive_within(5.0, [evidence]) == []
+
+
+def test_nothing_of_a_program_is_left_where_everybody_above_it_was_stopped_before(tmp_path: Path) -> None:
+    evidence = _program(tmp_path, "stop", ("launcher", "outer warden"), stopped=True)
+    assert alive_within(5.0, [evidence]) == []
+
+
+@pytest.mark.skipif(why_no_cgroup() is not None, reason=str(why_no_cgroup()))
+def test_with_a_cgroup_nothing_of_a_program_is_left_when_all_three_above_it_are_killed_at_once(tmp_path: Path) -> None:
+    evidence = _program(tmp_path, "go on", ("outer warden", "inner warden", "server"))
+    assert alive_within(5.0, [evidence]) == []
+
+
+def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool = False) -> Path:
+    """Have a launcher run a program that leaves all kinds of processes behind, and kill some at once. Returns what they say of themselves."""
+    host = subprocess.Popen([sys.executable, "-m", "tests.orchestrator.launcher_host", str(folder), then])
+    evidence = folder / "trial-0" / "attempt-1" / "node-0" / EVIDENCE
+    try:
+        until = time.monotonic() + 30.0
+        while not evidence.exists() or len({line.split()[0] for line in evidence.read_text().splitlines()}) <= len(KINDS):
+            assert time.monotonic() < until, "the program does not run"
+            time.sleep(0.02)
+        outer, inner, server, rank, program = descendants(host.pid)[:5]
+        who = dict(zip(VICTIMS, (host.pid, outer, inner, server, rank, program), strict=True))
+        host.send_signal(signal.SIGSTOP)  # else it reacts to the first death before the last
+        for pid in (outer, inner, server, rank) if stopped else ():
+            os.kill(pid, signal.SIGSTOP)
+        for victim in victims:
+            _kill(who[victim])
+        host.send_signal(signal.SIGCONT)
+        if "launcher" in victims:
+            assert alive_within(5.0, [evidence]) == []  # before the test itself clears up
+        else:
+            time.sleep(0.1)  # for it to see what happened to its attempt
+    finally:
+        alive_within(5.0, [evidence])
+        host.kill()
+        host.wait()
+    return evidence

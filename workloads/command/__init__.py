@@ -2,11 +2,13 @@
 
 Its numbers come from rank 0, either as one small JSON file (SWEEP_RESULT_FILE: the fields of a result, only step_seconds required)
 or as JSON lines while it runs (SWEEP_METRICS_FILE: {"step_seconds": 0.52, "loss": 9.1} per optimizer step, warm-up included; a loss that is
-not finite ends it at once). The rank that the launcher sees is this module, which waits for the program; it ends as the program ended, signal for signal.
+not finite ends it at once). The rank that the launcher sees is this module, which waits for the program; it ends as the program ended, signal
+for signal, and the program dies with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +74,7 @@ def main() -> int:
         sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
         return 2
     try:
-        program = subprocess.Popen(argv, env=environment, cwd=cwd)
+        program = subprocess.Popen(argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid()))
     except (OSError, ValueError) as exc:  # the latter of a text that no argument can hold: a NUL, or letters unknown to the locale
         sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n")
         return 127
@@ -87,6 +90,17 @@ def main() -> int:
     elif code == 0:
         rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are rank 0's
     return code
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with(rank: int) -> None:
+    """Have the program killed when this rank dies: between fork and exec, in the fork of a process with one thread."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != rank:  # it died before the call above
+        os._exit(1)
 
 
 def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path) -> dict[str, str]:
