@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.core.failures import classify, is_aftermath
 from orchestrator.core.protocol import LaunchOrder, Phase, log_file
+from orchestrator.core.redaction import Secrets
 from orchestrator.launcher_log import RankLog
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import RankWatch
@@ -50,6 +51,7 @@ class Gang:
         on_timed: Callable[[bool], None],
     ) -> None:
         self._order = order
+        self._secrets = Secrets(order.secrets)
         self._node = node
         self._run_dir = run_dir
         self._wake = wake
@@ -138,7 +140,10 @@ class Gang:
                 os.set_blocking(reader, False)
                 writers.append(writer)
                 watch = RankWatch(
-                    rank=place["rank"], log=RankLog(self._run_dir / log_file(place["rank"])), pipe=reader, run_dir=self._run_dir
+                    rank=place["rank"],
+                    log=RankLog(self._run_dir / log_file(place["rank"]), secrets=self._secrets),
+                    pipe=reader,
+                    run_dir=self._run_dir,
                 )
                 self._selector.register(reader, selectors.EVENT_READ, watch)
                 self.watches.append(watch)

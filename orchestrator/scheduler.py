@@ -90,7 +90,7 @@ class _Flight:
 class RayScheduler:
     """See `orchestrator.gang.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster.
 
-    `rank_environment`, which may hold secrets, reaches ranks and nothing else.
+    `rank_environment` and `rank_secrets` reach ranks and nothing else; the values of the latter are written and told nowhere.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class RayScheduler:
         root: Path,
         gpus_per_node: int | None = None,
         rank_environment: Mapping[str, str] | None = None,
+        rank_secrets: Mapping[str, str] | None = None,
     ) -> None:
         self._root = str(root)
         self._local = address is None
@@ -112,6 +113,7 @@ class RayScheduler:
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
+        self._rank_secrets = dict(rank_secrets or {})
         self._meter = LeaseMeter(time.monotonic())
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
@@ -303,6 +305,7 @@ class RayScheduler:
                     master_port=master_port,
                     address=part.lease.address,
                     environment=self._rank_environment,
+                    secrets=self._rank_secrets,
                 ),
             ): index
             for index, part in enumerate(flight.parts)

@@ -18,6 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.protocol import MAX_RESULT_BYTES, MAX_SAMPLES, BadResult, Phase, RankResult, TrialRequest, decode_result
+from orchestrator.core.redaction import Secrets, blotted
 from orchestrator.core.template import fill
 from orchestrator.core.workload_options import CommandOptions
 from workloads.options import parse_options
@@ -62,11 +63,12 @@ def main() -> int:
         sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n")
         return 127
     metrics = _Metrics(metrics_path, rank)
+    secrets = Secrets({name: os.environ[name] for name in options.env_from})
     code = _wait(program, rank, metrics)
     if code < 0:
         _die_of(-code)
     if code == 0 and rank.rank == 0:
-        _hand_over(rank, result_path, metrics)
+        _hand_over(rank, result_path, metrics, secrets)
     elif code == 0:
         rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are rank 0's
     return code
@@ -160,8 +162,8 @@ class _Metrics:
             self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
 
 
-def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
-    """Make rank 0's result out of what the program left, its file first. If that is none, say why."""
+def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secrets) -> None:
+    """Make rank 0's result out of what the program left, its file first, without secrets. If that is none, say why."""
     metrics.read_to_the_end()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
@@ -171,13 +173,14 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
             unread = f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}" if metrics.num_unread else ""
-            _refuse(rank, f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}")
+            said = f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}"
+            _refuse(rank, secrets.blot(said))
             return
         result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:])
     except (BadResult, OSError) as exc:
-        _refuse(rank, f"{result_path.name}: {exc}")
+        _refuse(rank, secrets.blot(f"{result_path.name}: {exc}"))
         return
-    rank.finish(result)
+    rank.finish(blotted(result, secrets))
 
 
 def _refuse(rank: Rank, reason: str) -> None:
