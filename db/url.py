@@ -19,12 +19,14 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
+from orchestrator.core.redaction import Secrets
 
 URL_VARIABLE = "SWEEP_DB"
 READER_VARIABLE = "SWEEP_DB_READER"
 DEFAULT_PATH = Path(".sweep") / "sweep.sqlite"
 UNSAFE = "unsafe"  # in the query of a SQLite URL: use it on a network file system all the same
 ALLOWED = "sqlite:///path/to/file or postgresql://user@host/database"
+_ENCODE = "In a user name or password write @ as %40, / as %2F, : as %3A and % as %25"
 
 # statfs(2) magic numbers of file systems that several hosts share: WAL needs shared memory, which they do not have.
 NETWORK_FILE_SYSTEMS: Mapping[int, str] = MappingProxyType(
@@ -82,12 +84,20 @@ def _parsed(text: str) -> URL:
     try:
         parsed = make_url(text.strip())
     except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
-        raise UsageInvalid(f"the database URL cannot be read. It should look like {ALLOWED}") from None
+        raise UsageInvalid(f"the database URL cannot be read. It should look like {ALLOWED}. {_ENCODE}") from None
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
-        return parsed.set(drivername="postgresql+psycopg")
+        return _resolve_server(parsed).set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return _resolve_file(parsed)
     raise UsageInvalid(f"database {parsed.drivername!r} is not supported. Use {ALLOWED}")
+
+
+def _resolve_server(url: URL) -> URL:
+    """A password that holds a bare @ is read in part as host; no host holds one, so the last @ is the one before the host."""
+    if "@" in (url.database or ""):
+        raise UsageInvalid(f"the database URL has an @ behind the host, so it is not clear where its password ends. {_ENCODE}")
+    rest, at, host = (url.host or "").rpartition("@")
+    return url.set(password=f"{url.password}@{rest}", host=host) if at else url
 
 
 def _resolve_file(url: URL) -> URL:
@@ -127,13 +137,14 @@ def pgpass_line(url: URL, role: str, password: str) -> str:
 
 def redact(message: str, url: URL) -> str:
     """A driver's message without what must stay secret: drivers echo malformed passwords."""
-    values = [url.password or ""]
-    values += [
-        text for name, value in url.query.items() if "pass" in name.lower() for text in ([value] if isinstance(value, str) else value)
-    ]
-    for secret in sorted({form for value in values for form in (value, unquote(value)) if form}, key=len, reverse=True):
-        message = message.replace(secret, "***")
-    return message
+    values = {"password": url.password or ""}
+    for name, value in url.query.items():
+        if "pass" in name.lower():
+            texts = [value] if isinstance(value, str) else value
+            values |= {f"{name}{number or ''}": text for number, text in enumerate(texts)}
+    # Also without what is encoded: the driver tells of a malformed password after it has read it.
+    values |= {f"{name}, decoded": unquote(value) for name, value in values.items()}
+    return Secrets(values).blot(message)
 
 
 def refuse_network_file_system(url: URL) -> None:

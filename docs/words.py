@@ -470,6 +470,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "argv": "list of texts",
         "env": "mapping of texts",
         "env_from": "list of names",
+        "pass_env": "list of names and patterns",
         "cwd": "absolute path",
     },
     "replay": {"table": "path", "table_id": "text", "through_ray": "`true`, `false`"},

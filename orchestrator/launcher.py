@@ -35,6 +35,7 @@ from orchestrator.core.protocol import (
     TrialRequest,
     encode,
 )
+from orchestrator.core.redaction import Secrets, blotted
 from orchestrator.cpu_watch import CpuWatch
 from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
 from orchestrator.interfaces import rank_interfaces
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
 REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
 LEFTOVER_PATIENCE_SECONDS = 5.0
+_OUR_OWN_TEXTS = frozenset({"node", "log_path"})  # of a report: no program has a say in them, and they are looked up
 DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
 
 
@@ -228,15 +230,7 @@ class NodeLauncher:
         failure: Failure | None,
         failed_at: float | None,
     ) -> NodeReport:
-        if failure is not None:
-            logger.info(
-                "Attempt %s ended on %s: %s",
-                order.request.tag,
-                self._node,
-                failure.message,
-                extra={"action": "failed", "kind": failure.kind},
-            )
-        return NodeReport(
+        report = NodeReport(
             node=self._node,
             ranks=tuple(watch.outcome() for watch in gang.watches) if gang is not None else (),
             failure=failure,
@@ -244,11 +238,21 @@ class NodeLauncher:
             seconds=time.monotonic() - started,
             teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
-            environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.environment),
+            environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.secrets),
             chosen=tuple(chosen),
             gpu=gpu or GpuUsage(),
             load=load,
         )
+        report = blotted(report, Secrets(order.secrets), but=_OUR_OWN_TEXTS)
+        if report.failure is not None:
+            logger.info(
+                "Attempt %s ended on %s: %s",
+                order.request.tag,
+                self._node,
+                report.failure.message,
+                extra={"action": "failed", "kind": report.failure.kind},
+            )
+        return report
 
     def _stop_server(self) -> int:
         """Returns how many processes outlived their server, and were found by their tag."""
@@ -327,7 +331,7 @@ def gang_environment(order: LaunchOrder, port: int, run_dir: Path) -> dict[str, 
         RUN_DIR_VARIABLE: str(run_dir),
         ATTEMPT_VARIABLE: request.tag,
     }
-    return environment | _interfaces(order) | dict(order.environment)
+    return environment | _interfaces(order) | dict(order.environment) | dict(order.secrets)
 
 
 def _interfaces(order: LaunchOrder) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator.core.failures import classify, is_aftermath
 from orchestrator.core.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.protocol import LaunchOrder, LimitName, Phase, log_file
+from orchestrator.core.redaction import Secrets
 from orchestrator.launcher_log import RankLog
 from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import RankWatch
@@ -51,6 +52,7 @@ class Gang:
         on_timed: Callable[[bool], None],
     ) -> None:
         self._order = order
+        self._secrets = Secrets(order.secrets)
         self._node = node
         self._run_dir = run_dir
         self._wake = wake
@@ -159,7 +161,10 @@ class Gang:
                 os.set_blocking(reader, False)
                 writers.append(writer)
                 watch = RankWatch(
-                    rank=place["rank"], log=RankLog(self._run_dir / log_file(place["rank"])), pipe=reader, run_dir=self._run_dir
+                    rank=place["rank"],
+                    log=RankLog(self._run_dir / log_file(place["rank"]), secrets=self._secrets),
+                    pipe=reader,
+                    run_dir=self._run_dir,
                 )
                 self._selector.register(reader, selectors.EVENT_READ, watch)
                 self.watches.append(watch)

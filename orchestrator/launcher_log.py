@@ -1,4 +1,4 @@
-"""A rank's output on disk: its head and its tail, however much it writes, and its last lines for a person."""
+"""A rank's output on disk: its head and its tail, however much it writes, without the secrets it was given; and its last lines for a person."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import os
 import re
 from pathlib import Path
+
+from orchestrator.core.redaction import Secrets, SecretStream
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +22,9 @@ _READS_AT_ONCE = 64  # a rank that writes without end must not keep the launcher
 class RankLog:
     """Copies a pipe into a file until `head_bytes`, then keeps the last `tail_bytes` and writes them at the end."""
 
-    def __init__(self, path: Path, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(self, path: Path, *, secrets: Secrets | None = None, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self.path = path
+        self._stream = SecretStream(secrets) if secrets else None
         self._file = path.open("xb", buffering=0)
         self._head_left = head_bytes
         self._tail_bytes = tail_bytes
@@ -41,6 +44,28 @@ class RankLog:
         return True
 
     def write(self, chunk: bytes) -> None:
+        self._keep(self._stream.take(chunk) if self._stream is not None else chunk)
+
+    def tail(self, num_bytes: int) -> str:
+        """The last lines, without what would play tricks on a terminal or a database."""
+        return plain_text(bytes(self._recent[-num_bytes:]))
+
+    def close(self) -> None:
+        """Write the tail that was held back, after a line that says how much is missing before it."""
+        if self._stream is not None:
+            self._keep(self._stream.close())
+        if self._num_beyond_head_bytes:
+            tail = self._recent[-min(self._tail_bytes, self._num_beyond_head_bytes) :]
+            cut = self._num_beyond_head_bytes - len(tail)
+            note = f"\n[... {cut} bytes cut here: a rank's log keeps its head and its tail ...]\n".encode() if cut else b""
+            try:
+                self._file.write(note + tail)
+            except OSError as exc:
+                logger.warning("Cannot write %s: %s", self.path, exc)
+            self._num_beyond_head_bytes = 0
+        self._file.close()
+
+    def _keep(self, chunk: bytes) -> None:
         head = chunk[: self._head_left]
         if head:
             try:
@@ -52,23 +77,6 @@ class RankLog:
         self._recent += chunk
         if len(self._recent) > 2 * self._tail_bytes:
             del self._recent[: -self._tail_bytes]
-
-    def tail(self, num_bytes: int) -> str:
-        """The last lines, without what would play tricks on a terminal or a database."""
-        return plain_text(bytes(self._recent[-num_bytes:]))
-
-    def close(self) -> None:
-        """Write the tail that was held back, after a line that says how much is missing before it."""
-        if self._num_beyond_head_bytes:
-            tail = self._recent[-min(self._tail_bytes, self._num_beyond_head_bytes) :]
-            cut = self._num_beyond_head_bytes - len(tail)
-            note = f"\n[... {cut} bytes cut here: a rank's log keeps its head and its tail ...]\n".encode() if cut else b""
-            try:
-                self._file.write(note + tail)
-            except OSError as exc:
-                logger.warning("Cannot write %s: %s", self.path, exc)
-            self._num_beyond_head_bytes = 0
-        self._file.close()
 
 
 def plain_text(raw: bytes) -> str:

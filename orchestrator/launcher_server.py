@@ -19,23 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cgroups import make_cgroup
+from orchestrator.core.rank_environment import needed
 from orchestrator.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
+from orchestrator.ray_guard import FOLDER_VARIABLE
 
 _numbers = count(1)  # of the servers of this process
-
-# What ranks have no business to know, and what Ray sets for its actors rather than for programs that train.
-_WITHHELD_VARIABLES = frozenset(
-    {
-        "SWEEP_DB",
-        "PGPASSWORD",
-        "PGPASSFILE",
-        "RAY_AUTH_TOKEN",
-        "RAY_AUTH_TOKEN_PATH",
-        "OMP_NUM_THREADS",
-        "CUDA_VISIBLE_DEVICES",
-    }
-)
 
 # A client of torch's store looks its server's name up in reverse; a resolver that does not answer costs 5 s in each process.
 _RESOLVER_OPTIONS = "timeout:1 attempts:1"
@@ -156,15 +145,17 @@ class RankServer:
 
 
 def _environment(identity: str) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD_VARIABLES}
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return {
         "RES_OPTIONS": _RESOLVER_OPTIONS,
         "PYTHONUNBUFFERED": "1",
-        **environment,
-        "OMP_NUM_THREADS": "1",  # of the server; each rank sets its own
-        "CUDA_VISIBLE_DEVICES": "",  # of the server, which has to keep off them; each rank sets its own
+        **needed(os.environ),
+        # Of the server, which has to keep off devices; each rank sets its own. Ray sets both for its actors.
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": path,  # of the server, so that it imports what its launcher would; foreign programs get the one of before
         ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
+        # The guard of a local Ray ends what carries its folder.
+        **{name: os.environ[name] for name in (FOLDER_VARIABLE,) if name in os.environ},
     }

@@ -30,7 +30,7 @@ from orchestrator.core.trial_cost import TrialCost
 
 # Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
 UNPHYSICAL = frozenset({
-    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from", "one_rank_per_node",
+    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from", "pass_env", "one_rank_per_node",
     "table_id",  # runs that others measured on such a device are relatives
 })  # fmt: skip
 PRETENDED = frozenset({"synthetic", "replay"})  # workloads whose trials nothing is computed in

@@ -7,12 +7,15 @@ option of `ray.init` reaches what has to be switched for that; a Ray that has on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray._private import parameter, services, utils
+
+from orchestrator.core.rank_environment import ray_environment
 
 
 def start(**options: Any) -> None:
@@ -69,11 +72,22 @@ _WITHOUT_MODULES = (
     "import runpy, sys; from ray.dashboard import utils; utils.get_all_modules = lambda _: [];"
     " del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+_UsualPopen: Any = getattr(services, "ConsolePopen", subprocess.Popen)
+
+
+class _NarrowPopen(_UsualPopen):  # type: ignore[misc]  # which class that is, Ray decides
+    """Shows Ray's processes, and so all that they start, what ranks may see and Ray's own switches: not the database, no secret."""
+
+    def __init__(self, *args: Any, env: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, env=ray_environment(os.environ if env is None else env), **options)
+
+
 _USUAL_PYTHON: Any = getattr(services, "_build_python_executable_command_memory_profileable", None)
 
 _SWITCHES: tuple[tuple[Any, str, Any], ...] = (
     (parameter, "RayParams", _Parameters),
     (services, "start_api_server", _no_dashboard),
     (services, "_build_python_executable_command_memory_profileable", _python),
+    (services, "ConsolePopen", _NarrowPopen),
     (utils, "get_dashboard_dependency_error", _not_installed),
 )

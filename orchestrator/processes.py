@@ -139,7 +139,7 @@ def has_ended(pid: str, start: str, namespace: str) -> bool:
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 
-def process_identity() -> str:
+def global_identity() -> str:
     """A name for this process that no other has, on whatever machine: its id, its start, and the machine's boot and id namespace."""
     return f"{os.getpid()}:{start_time(os.getpid())}:{_machine()}"
 

@@ -33,7 +33,7 @@ from orchestrator.leases import Leases, Part
 from orchestrator.node_agent import CLOSE_SECONDS
 from orchestrator.node_probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.probes import Probes
-from orchestrator.processes import process_identity
+from orchestrator.processes import global_identity
 from orchestrator.ray_cluster import CUT_OFF_SECONDS, ClusterNodes, Head, connect, first_line, within
 from orchestrator.ray_guard import RayGuard
 from orchestrator.ray_job import threads_asked_for
@@ -97,7 +97,7 @@ class _Flight:
 class RayScheduler:
     """See `orchestrator.gang.Scheduler`. `address` None starts a local Ray; `auto` or HOST:PORT joins a cluster.
 
-    `rank_environment`, which may hold secrets, reaches ranks and nothing else.
+    `rank_environment` and `rank_secrets` reach ranks and nothing else; the values of the latter are written and told nowhere.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class RayScheduler:
         root: Path,
         gpus_per_node: int | None = None,
         rank_environment: Mapping[str, str] | None = None,
+        rank_secrets: Mapping[str, str] | None = None,
     ) -> None:
         self._root = str(root)
         self._local = address is None
@@ -123,7 +124,8 @@ class RayScheduler:
         # A slot without GPUs is one core: a rank that takes more of them disturbs its peers.
         threads = threads_asked_for(os.environ) or ("1" if self._nodes.device is Device.CPU else "")
         self._rank_environment = ({"OMP_NUM_THREADS": threads} if threads else {}) | dict(rank_environment or {})
-        self._identity = process_identity()
+        self._rank_secrets = dict(rank_secrets or {})
+        self._identity = global_identity()
         self._meter = LeaseMeter(time.monotonic())
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
@@ -324,6 +326,7 @@ class RayScheduler:
                     master_port=master_port,
                     address=part.lease.address,
                     environment=self._rank_environment,
+                    secrets=self._rank_secrets,
                     orchestrator=self._identity,
                 ),
             ): index

@@ -103,7 +103,8 @@ def _options_of_all(
     log_format: Annotated[LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")] = LogFormat.TEXT,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=Redactor.of_this_process(sys.argv))
+    redact = context.obj if isinstance(context.obj, Redactor) else Redactor.of_this_process(sys.argv)
+    configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=redact)
 
 
 for _module in (plan, explain, run, replay, status, look, trial, nodes, netbench, calibration, trace, export, manage, doctor):
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcome(arguments: list[str], redact: Redactor) -> int:
     """Run a command line; what goes wrong is told in one line on stderr, and to who asked for JSON also on stdout."""
     try:
-        code = app(args=arguments, prog_name="sweep", standalone_mode=False)
+        code = app(args=arguments, prog_name="sweep", standalone_mode=False, obj=redact)
     except SweepError as exc:
         kind, message, code = _kind_of(type(exc)), redact(str(exc)), exc.exit_code
     except typer.TyperException as exc:

@@ -7,18 +7,21 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from orchestrator.cli.output import plain
+from orchestrator.core.rank_environment import secret_values
+from orchestrator.core.redaction import Secrets
 
-_URL_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s:/@'\"]*):(?P<password>[^\s'\"]+)@", re.IGNORECASE)
-_QUERY_PASSWORD = re.compile(r"(?P<before>[?&;\s]\w*pass\w*=)(?P<password>[^&;\s'\"]+)", re.IGNORECASE)
-_SHORTEST_SECRET = 4  # a shorter one would blot out ordinary words wherever it occurs; the patterns above still catch it in its URL
-
-
+# Each repetition is bounded: an argument of 100 kB takes milliseconds, not minutes.
+_URL_PASSWORD = re.compile(
+    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://[^\s:/@'\"]{0,255}):(?P<password>[^\s'\"]{1,1024})@", re.IGNORECASE
+)
+_QUERY_PASSWORD = re.compile(r"(?P<before>(?:^|[?&;\s])\w{0,32}(?:pass\w{0,32}|pwd)=['\"]?)(?P<password>[^&;\s'\"]{1,1024})", re.IGNORECASE)
 PROJECT_LOGGERS = ("orchestrator", "db")
 # A connection that breaks is told by the store, in a line; these would show a traceback each time.
 SILENT_LOGGERS = ("sqlalchemy", "psycopg")
@@ -30,21 +33,26 @@ class LogFormat(StrEnum):
 
 
 class Redactor:
-    """Takes passwords of database URLs out of text: wherever a URL stands, and wherever one that was given turns up without it."""
+    """Takes secrets out of text: the password of any URL, and values known to be secret wherever they turn up."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        """`sources`: what may hold such a URL: the arguments of the command, values of the environment."""
+    def __init__(self, sources: Sequence[str], *, values: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`sources`: what may hold a database's URL: arguments of the command, values of the environment. `values`: by their names."""
         found = [match["password"] for text in sources for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for match in pattern.finditer(text)]
-        forms = {form for password in found for form in (password, unquote(password), password.replace("%", "%%"))}
-        self._secrets = sorted((form for form in forms if len(form) >= _SHORTEST_SECRET), key=len, reverse=True)
+        forms = dict.fromkeys(form for password in found for form in (password, unquote(password)))
+        self._values = dict(values) | {f"password {number}": form for number, form in enumerate(forms)}
+        self._secrets = Secrets(self._values)
 
     @classmethod
     def of_this_process(cls, arguments: Sequence[str]) -> Redactor:
-        return cls([*arguments, *os.environ.values()])
+        return cls([*arguments, *os.environ.values()], values=secret_values(os.environ))
+
+    def learn(self, values: Mapping[str, str]) -> None:
+        """Take these out as well from now on."""
+        self._values |= values
+        self._secrets = Secrets(self._values)
 
     def __call__(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        text = self._secrets.blot(text)
         return _QUERY_PASSWORD.sub(r"\g<before>***", _URL_PASSWORD.sub(r"\g<before>:***@", text))
 
 

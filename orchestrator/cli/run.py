@@ -21,6 +21,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import home
+from orchestrator.cli.console_log import Redactor
 from orchestrator.cli.output import DbOption, JsonOption, examples, note, write_error, write_json
 from orchestrator.cli.run_checks import (
     check_home,
@@ -28,6 +29,7 @@ from orchestrator.cli.run_checks import (
     check_that_ray_keeps_it,
     check_this_machine,
     rank_environment,
+    rank_secrets,
 )
 from orchestrator.cli.signals import Signals
 from orchestrator.cli.sweep_file import File, Overrides, limit_warnings, load, planned_hardware, planning, replayed_table
@@ -84,6 +86,7 @@ def schema() -> None:
 
 
 def run(
+    context: typer.Context,
     file: File,
     overrides: Overrides = None,
     db: DbOption = None,
@@ -120,6 +123,8 @@ def run(
     Until the budget is spent or all are known. The same command goes on where it was stopped.
     """
     spec = load(file, overrides)
+    if isinstance(context.obj, Redactor):
+        context.obj.learn(rank_secrets(spec))
     simulator = None
     if simulate:
         from orchestrator.simulation import SimulatedScheduler, simulated
@@ -159,7 +164,7 @@ def run_spec(
     from orchestrator.core.budget import budget_of, price_of
 
     table = replayed_table(spec)
-    environment = rank_environment(spec)
+    environment, secrets = rank_environment(spec), rank_secrets(spec)
     check_some_layout_is_legal(spec, table)
     check_that_ray_keeps_it(db)
     check_home()
@@ -185,7 +190,7 @@ def run_spec(
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
         if result is None:
             open_scheduler: Callable[[], Scheduler] = partial(
-                _open_scheduler, spec, store, progress, signals, ray_address, environment, table
+                _open_scheduler, spec, store, progress, signals, ray_address, environment, secrets, table
             )
             if simulator is not None:
                 open_scheduler = lambda: simulator  # noqa: E731
@@ -291,6 +296,7 @@ def _open_scheduler(
     signals: Signals,
     ray_address: str | None,
     environment: Mapping[str, str],
+    secrets: Mapping[str, str],
     table: ReplayTable | None,
 ) -> Scheduler:
     from orchestrator.core.protocol import Device
@@ -312,6 +318,7 @@ def _open_scheduler(
         root=home.run_root(store.sweep_named(spec.name).run_folder),
         gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) and table is None else None,
         rank_environment=environment,
+        rank_secrets=secrets,
     )
     signals.install()  # after Ray, which installs a handler of its own
     return scheduler if table is None else RayReplayScheduler(spec, table, scheduler)

@@ -92,7 +92,16 @@ def check_that_ray_keeps_it(db: str | None) -> None:
 
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:
-    """The variables that ranks get from this environment. Their values may be secrets: they are handed on, and never written or shown.
+    """The variables that a sweep file wants ranks to get from this environment, but for secrets."""
+    from orchestrator.core.rank_environment import named
+    from orchestrator.core.workload_options import CommandOptions
+
+    options = spec.workload.options
+    return named(options.pass_env, os.environ) if isinstance(options, CommandOptions) else {}
+
+
+def rank_secrets(spec: SweepSpec) -> dict[str, str]:
+    """The variables whose values are secrets: they are handed on to ranks, and never written or shown.
 
     Raises UsageInvalid for one that is not set.
     """

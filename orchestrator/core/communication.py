@@ -1,10 +1,12 @@
 """The environment variables by which ranks are told how to communicate: which reach every node, which are kept with an attempt, and
-which of those make numbers incomparable. Names are allow-listed by their beginnings; none of them is known to hold a secret.
+which of those make numbers incomparable. Names are allow-listed by their beginnings; what looks like a secret is none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+
+from orchestrator.core.rank_environment import holds_secret
 
 # NCCL and its network plugins, gloo, UCX, libfabric, verbs, torch's own switches for them, and its allocator.
 RECORDED = (
@@ -72,7 +74,7 @@ def over_nodes(environments: Mapping[str, Mapping[str, str]]) -> dict[str, str |
 
 
 def _beginning(prefixes: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(prefixes)}
+    return {name: value for name, value in environment.items() if name.startswith(prefixes) and not holds_secret(name, value)}
 
 
 def _readable(value: str) -> str:

@@ -320,6 +320,8 @@ class LaunchOrder:
     address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
-    orchestrator: str = ""  # the process that asks for it (processes.process_identity): its CPU time is the sweep's
+    orchestrator: str = ""  # the process that asks for it (processes.global_identity): its CPU time is the sweep's
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets: they reach ranks, no file and no message
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # what ranks get beside what the launcher tells them
+    # The same of values that are secret: they reach ranks, and are taken out of every log, report and message.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -32,6 +32,7 @@ from pydantic_core import CoreSchema
 
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import SHORT_NAMES, Layout, Options, Precision
+from orchestrator.core.rank_environment import LAUNCHERS_OWN, is_secret_name
 from orchestrator.core.template import well_formed
 
 MAX_ENTRIES = 512  # of one list or mapping
@@ -209,18 +210,14 @@ class SyntheticOptions(WorkloadOptions):
 # --- command --------------------------------------------------------------------------------------------------------------------
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-# What the launcher says to a rank; taken from elsewhere, ranks would not find each other, or use others' GPUs.
-_LAUNCHERS_OWN = frozenset({
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-})  # fmt: skip
+_PATTERN = re.compile(r"(?:[A-Za-z_]|\*)[A-Za-z0-9_*]{0,254}")
 
 
 def _variable(name: str) -> str:
     """A name under which a sweep file may give ranks a value. What is no name may be a secret, written in its place: it is not repeated."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError("this is no name of an environment variable: letters, digits and _, no digit first, nothing else")
-    if name in _LAUNCHERS_OWN or name.startswith("SWEEP_"):
+    if name in LAUNCHERS_OWN or name.startswith("SWEEP_"):
         raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
     return name
 
@@ -237,6 +234,16 @@ def _names_only(value: Any) -> Any:
             raise ValueError(f"entry {number}: {exc}; expected {rule}") from None
         if name in value[: number - 1]:
             raise ValueError(f"{name} stands twice in the list")
+    return value
+
+
+def _name_or_pattern(value: str) -> str:
+    """A name, or a beginning or end with `*`, of variables that ranks get."""
+    if "*" not in value:
+        if is_secret_name(_variable(value)):
+            raise ValueError(f"{value} looks like a secret: name it in env_from, whose values are kept out of the store and the logs")
+    elif not _PATTERN.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is no pattern of names: letters, digits, _ and *, as in MY_*")
     return value
 
 
@@ -279,19 +286,30 @@ class CommandOptions(WorkloadOptions):
             description="Names of variables whose values ranks get from the environment of `sweep run`, and that are stored nowhere: secrets"
         ),
     ] = ()
+    pass_env: Annotated[
+        tuple[Annotated[str, AfterValidator(_name_or_pattern)], ...],
+        BeforeValidator(_few),
+        Field(
+            description="Names, or patterns as `MY_*`, of other variables that ranks get from the environment of `sweep run`."
+            " A pattern passes nothing that looks like a secret"
+        ),
+    ] = ()
     cwd: Annotated[
         Annotated[Template, AfterValidator(_absolute)] | None, Field(description="Its working directory; without it, the run directory")
     ] = None
 
     def conditions(self) -> dict[str, Any]:
-        """A token may change, and be added, without another sweep."""
-        return {name: value for name, value in self.as_written().items() if name != "env_from"}
+        """A token may change, and be added, without another sweep; so may what else the environment hands over."""
+        return {name: value for name, value in self.as_written().items() if name not in ("env_from", "pass_env")}
 
     @model_validator(mode="after")
     def _said_once(self) -> Self:
         for name in self.env_from:
             if name in self.env:
                 raise ValueError(f"env_from names {name}, and env gives it a value: keep one of them, env_from for a secret")
+        for name in self.pass_env:
+            if name in self.env or name in self.env_from:
+                raise ValueError(f"pass_env names {name}, which env or env_from names as well: keep one of them")
         return self
 
 

@@ -79,6 +79,34 @@ def test_no_password_is_ever_shown(url: str, caplog: pytest.LogCaptureFixture, c
     assert "s3cr3t" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("text", "password", "host"),
+    [
+        ("postgresql://u:p@ss@127.0.0.1:1/d", "p@ss", "127.0.0.1"),
+        ("postgresql://u:p@s@s@host/d", "p@s@s", "host"),
+        ("postgresql://u:p%40ss@host/d", "p@ss", "host"),
+        ("postgresql://u:p/q:r?s@host/d", "p/q:r?s", "host"),
+        ("postgresql://u:p@[::1]:5432/d", "p", "::1"),
+    ],
+)
+def test_an_at_sign_in_a_password_is_no_part_of_the_host(text: str, password: str, host: str) -> None:
+    url = urls.resolve(text)
+    assert (url.password, url.host) == (password, host)
+    assert "ss@" not in urls.display(url)
+
+
+@pytest.mark.parametrize("text", ["postgresql://u:p@s/cret@host/d", "postgresql://u:p@h:s/cret@host/d"])
+def test_a_url_whose_password_has_no_clear_end_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(SweepError, match="write @ as %40") as caught:
+        urls.resolve(text)
+    assert "cret" not in str(caught.value)
+
+
+def test_a_password_of_one_letter_leaves_the_words_of_a_message_alone() -> None:
+    message = refusal("postgresql://u:e@127.0.0.1:1/d")
+    assert "***" not in message and "Connection refused" in message
+
+
 def test_a_driver_that_echoes_a_malformed_password_is_not_repeated() -> None:
     url = urls.resolve("postgresql://u:s3cr3t%25@h/d?sslpassword=t0ps3cret")
     assert urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url) == 'invalid percent-encoded token: "***" ***'

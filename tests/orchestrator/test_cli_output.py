@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,21 @@ def _loggers() -> Iterator[None]:
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
+    for long in ("x" * 100_000, "x:" * 50_000, "x://a:" * 16_000, "?" + "pass" * 25_000, " pass" * 20_000):
+        began = time.perf_counter()
+        assert Redactor([long])(long)
+        assert time.perf_counter() - began < 5.0  # milliseconds to half a second; it took minutes
+
+
+def test_secrets_of_the_environment_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    redact = Redactor.of_this_process([])
+    redact.learn({"MINE": "another-one"})
+    assert redact(f"a {CANARY} b another-one c") == "a *** b *** c"
+    assert Redactor(["password='hunter2x' host=h"])("hunter2x, host=h password=hunter3 ") == "***, host=h password=*** "
 
 
 @given(st.text(st.sampled_from(list("\x1b\x9b\x9d\x07[]0;m2J\\Pab\r\n\t\u202e\u200f\x00\x7f")), max_size=30))

@@ -1,7 +1,8 @@
-"""A secret named by `env_from` reaches the program on each rank, and is found nowhere that this program writes."""
+"""A secret named by `env_from` reaches the program on each rank, and is found nowhere that this program writes, whatever the program prints."""
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import pytest
 from tests.acceptance.command import Command
 
 CANARY = "canary-7f3a9e51c2"  # what is looked for
+OTHER = "other-5e1f0c77"  # in the environment, and nobody asked for it
 PROGRAM = """
     import json, os, sys
     token, mbs = os.environ["WANDB_API_KEY"], int(sys.argv[1])
@@ -23,9 +25,42 @@ PROGRAM = """
         json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
 """
 
+# Each layout gives the secret away in another manner.
+LEAKING = """
+    import base64, json, os, sys, time, urllib.parse
+    token, mbs = os.environ["WANDB_API_KEY"], int(sys.argv[1])
+    forms = [token, base64.b64encode(f"user:{token}".encode()).decode(), token.encode().hex(), json.dumps({"key": token}), token[:7] + "\\n" + token[7:]]
+    print(*forms, sep="\\n")
+    print("mine.py", dict(os.environ), end="")
+    print()
+    pid = os.getpid()
+    while pid > 1:
+        with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as cmdline, open(f"/proc/{pid}/stat") as stat:
+            if b"AWS_SECRET_ACCESS_KEY=" in environ.read():
+                print("seen by", cmdline.read())
+            pid = int(stat.read().rpartition(")")[2].split()[1])
+    sys.stdout.flush()
+    os.write(2, token[:9].encode())  # two writes, of which the log gets one at a time
+    time.sleep(0.3)
+    os.write(2, token[9:].encode())
+    if mbs == 2:
+        raise ValueError(f"401 for https://me:{token}@host/ {forms}")
+    if mbs == 4:
+        raise SystemExit(f"cannot log in with {urllib.parse.quote('/' + token)}")
+    if mbs == 8:
+        open(os.environ["SWEEP_METRICS_FILE"], "w").write(f"{token}\\n")
+        raise SystemExit(0)
+    if mbs == 16:
+        json.dump({"step_seconds": [1.0] * 6, token: 1}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        raise SystemExit(0)
+    if os.environ["RANK"] == "0":
+        result = {"step_seconds": [1.0] * 6, "peak_flops": 1e12, "peak_flops_source": f"measured: {token}"}
+        json.dump(result, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+"""
 
-def write(folder: Path) -> Path:
-    (folder / "mine.py").write_text(textwrap.dedent(PROGRAM))
+
+def write(folder: Path, program: str = PROGRAM) -> Path:
+    (folder / "mine.py").write_text(textwrap.dedent(program))
     content = {
         "name": "secret", "model": "llama-tiny", "gpus": 1, "device": "cpu", "sequence_length": 64, "global_batch_size": 4, "precision": "bf16",
         "axes": {"micro_batch_size": [1, 2], "recompute": "none"}, "measurement": {"warmup_steps": 2, "min_steps": 6, "max_steps": 6},
@@ -52,6 +87,39 @@ def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path
     assert [one for one in said if CANARY in one.stdout + one.stderr] == []
     assert len(files_with("mine.py", tmp_path)) >= 4  # the search finds requests, logs and the store
     assert files_with(CANARY, tmp_path) == []
+
+
+@pytest.mark.acceptance
+def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored(tmp_path: Path) -> None:
+    others = {"AWS_SECRET_ACCESS_KEY": OTHER, "MY_TOKEN": OTHER, "MY_SETTING": "on", "MINE_TOO": "yes", "UNRELATED": OTHER}
+    environment = {"SWEEP_HOME": str(tmp_path / "home"), "WANDB_API_KEY": CANARY, **others}
+    sweep = Command(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite", environment)
+    wanted = ("global_batch_size=16", "axes.micro_batch_size=[1, 2, 4, 8, 16]", "workload.options.pass_env=[MY_*, MINE_TOO]")
+    ran = sweep.run("-vv", "run", write(tmp_path, LEAKING), *wanted)
+    assert ran.returncode == 0, ran.stderr
+    rows = sweep.sql(
+        "select t.micro_batch_size, t.state, f.failure_kind, f.failure_message from v_trial t left join v_failure f using (trial_id) order by 1"
+    )
+    assert [row[:3] for row in rows] == [
+        [1, "measured", None], [2, "failed", "user_error"], [4, "failed", "user_error"], [8, "failed", "bad_result"], [16, "failed", "bad_result"],
+    ]  # fmt: skip
+    assert "401 for https://me:***@host/" in rows[1][3] and rows[1][3].count("***") == 6 and "the first: ***" in rows[3][3]
+    trials = [str(row[0]) for row in sweep.sql("select trial_id from v_trial")]
+    said = [ran, *(sweep.ok(command, trial) for command in ("show", "logs") for trial in trials)]
+    said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
+    said += [sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")]
+    for form in (CANARY, CANARY.encode().hex(), base64.b64encode(CANARY.encode()).decode()[:20], OTHER):
+        assert [one for one in said if form in one.stdout + one.stderr] == []
+        left = [name for name in files_with(form, tmp_path) if not name.endswith(("program-result.json", "program-metrics.jsonl"))]
+        assert left == []  # what the program writes itself is its own
+    assert "cannot log in with /***" in sweep.ok("logs", trials[2]).stdout
+    log = sweep.ok("logs", trials[0]).stdout
+    assert log.count("***") >= 7
+    assert "'MY_SETTING': 'on'" in log and "'MINE_TOO': 'yes'" in log and "'PATH':" in log
+    # Of all processes above the program, Ray's among them, the orchestrator alone and what started it have the rest.
+    seen_by = [line for line in log.splitlines() if line.startswith("seen by")]
+    assert seen_by and "bin/sweep" in seen_by[0] and not any("ray" in line for line in seen_by)
+    assert not any(name in log for name in ("AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "UNRELATED", "SWEEP_DB'"))
 
 
 def test_a_secret_that_is_not_set_is_asked_for_before_anything_starts(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from orchestrator.core.protocol import (
     TrialRequest,
     decode_result,
 )
+from orchestrator.core.redaction import Secrets, blotted
 from orchestrator.core.template import fill
 from orchestrator.core.workload_options import CommandOptions
 from workloads.options import parse_options
@@ -79,6 +80,7 @@ def main() -> int:
         sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n")
         return 127
     metrics = _Metrics(metrics_path, rank)
+    secrets = Secrets({name: os.environ[name] for name in options.env_from})
     code = _wait(program, rank, metrics)
     # A program that ends itself may have noticed the same; of one that a signal ended, the signal is what counts.
     if code is None or (0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)):
@@ -86,7 +88,7 @@ def main() -> int:
     if code < 0:
         _die_of(-code)
     if code == 0 and rank.rank == 0:
-        _hand_over(rank, result_path, metrics)
+        _hand_over(rank, result_path, metrics, secrets)
     elif code == 0:
         rank.heartbeat(Phase.TEARDOWN, rank.step)  # the numbers are rank 0's
     return code
@@ -249,8 +251,8 @@ def _diverged(rank: Rank, metrics: _Metrics) -> int:
     return 1
 
 
-def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
-    """Make rank 0's result out of what the program left, its file first. If that is none, say why."""
+def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secrets) -> None:
+    """Make rank 0's result out of what the program left, its file first, without secrets. If that is none, say why."""
     phases = metrics.phase_seconds()
     warmup_steps = rank.request.measurement.warmup_steps
     try:
@@ -262,7 +264,8 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
             unread = f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}" if metrics.num_unread else ""
-            _refuse(rank, f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}")
+            said = f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}"
+            _refuse(rank, secrets.blot(said))
             return
         result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:], phase_seconds=phases)
     except NotFiniteResult as exc:
@@ -271,9 +274,9 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics) -> None:
         rank.refuse(diverged)
         return
     except (BadResult, OSError) as exc:
-        _refuse(rank, f"{result_path.name}: {exc}")
+        _refuse(rank, secrets.blot(f"{result_path.name}: {exc}"))
         return
-    rank.finish(result)
+    rank.finish(blotted(result, secrets))
 
 
 def _refuse(rank: Rank, reason: str) -> None:
