@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -12,6 +13,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.purpose import REPEATS, Purpose
 
 FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})
 NO_USAGE = GpuUsage()
@@ -36,8 +38,12 @@ class NewAttempt:
     trial_id: int
     nodes: Sequence[str] | None = None
     shared_nodes: bool | None = None
-    is_repeat: bool = False
+    purpose: Purpose = Purpose.RETRY
     why: str | None = None
+
+    @property
+    def is_repeat(self) -> bool:
+        return self.purpose in REPEATS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +68,7 @@ class AttemptFacts(TypedDict, total=False):
     nodes: Sequence[str] | None  # None: as given when it began
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
+    measured_at: dt.datetime  # by the clock that the sweep goes by; not given: when its end was written down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

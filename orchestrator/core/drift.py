@@ -10,20 +10,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import exp, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.purpose import Purpose
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
 USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: published repeats differ by 0.7 to 4 %
 # Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
 DRIFT_SDS = ((0.003, 0.40), (0.01, 0.33), (0.03, 0.14), (0.1, 0.08), (0.3, 0.04), (0.6, 0.01))
 LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))  # of what drift remembers, in the time from the first run to the last
-STEPS = 0.25  # probability that the machine changes at once, some time between the first run and the last: a job of others begins, a GPU cools
+STEPS = (
+    0.25  # probability that the machine changes at once, some time between the first run and the last: a job of others begins, a GPU cools
+)
 STEP_SD = 0.4  # of the logarithm: by how much
 MOST_STEPS = 12  # places where it may have been
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
@@ -158,7 +161,9 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     share = STEPS / sum(weight for _, weight in quiet)
     steps = [(sd, 0.3, at, share * weight * part) for (sd, weight), (at, part) in product(quiet, _step_places(times))]
     nodes = ((0.0, 1.0),) if one_place else NODE_SDS
-    found = np.array([(*drift[:3], node, run, drift[3] * a * b) for drift, (node, a), (run, b) in product(wandering + steps, nodes, RUN_SDS)])
+    found = np.array(
+        [(*drift[:3], node, run, drift[3] * a * b) for drift, (node, a), (run, b) in product(wandering + steps, nodes, RUN_SDS)]
+    )
     drift_sd, length, step_at, node_sd, run_sd, weights = found.T
     return _Settings(drift_sd=drift_sd, length=length, step_at=step_at, node_sd=node_sd, run_sd=run_sd, weights=weights, span=span)
 
@@ -176,8 +181,8 @@ def _step_places(times: Sequence[float]) -> list[tuple[float, float]]:
 def _weighed(settings: _Settings, rows: _Rows) -> _Settings:
     """The settings under which the repeats are likely, by how likely (restricted maximum likelihood: the layouts' own times are not known)."""
     lower = _factor(rows, settings)
-    whitened = np.linalg.solve(lower, np.broadcast_to(rows.design, (len(lower), *rows.design.shape)))
-    y = np.linalg.solve(lower, np.broadcast_to(rows.y[:, None], (len(lower), len(rows.y), 1)))[..., 0]
+    whitened: Floats = np.linalg.solve(lower, np.broadcast_to(rows.design, (len(lower), *rows.design.shape)))
+    y: Floats = np.linalg.solve(lower, np.broadcast_to(rows.y[:, None], (len(lower), len(rows.y), 1)))[..., 0]
     information = np.einsum("gml,gmk->glk", whitened, whitened)
     means = np.linalg.solve(information, np.einsum("gml,gm->gl", whitened, y)[..., None])
     rest = y - (whitened @ means)[..., 0]
@@ -292,7 +297,7 @@ def _posterior(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats, Floats
     at_last = covariance[:, last, last][:, None, None]
     prior = LEVEL_SD**2 * np.eye(num)[None] + at_last
     posterior = prior - np.einsum("glm,gmk->glk", to_layout, weights[:, :, :num])
-    alpha = np.linalg.solve(whole_with_noise, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
+    alpha: Floats = np.linalg.solve(whole_with_noise, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
     return found[:, :num], posterior, found[:, num:] - level, alpha
 
 

@@ -98,9 +98,7 @@ def _standing(runs: Mapping[int, Sequence[Run]]) -> _Standing:
         order=[found.keys[place] for place in order],
         tied=could_win,
         could_win=could_win,
-        intervals={
-            found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order
-        },
+        intervals={found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order},
         run_sd=found.run_sd,
         change=found.change,
     )
@@ -116,9 +114,7 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
         order=order,
         tied=tied,
         could_win=could_win,
-        intervals={
-            key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order
-        },
+        intervals={key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order},
         run_sd=USUAL_SD,
         change=None,
     )
