@@ -211,7 +211,9 @@ class Contest:
         return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
 
     def _anchor(self) -> int | None:
-        """The trial that is measured again and again: the first that was measured and can be."""
+        """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
+        if len(self._given_up) > 1:
+            return None
         return next((trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing), None)
 
     def _next_wrong(self) -> Again | None:
@@ -317,6 +319,12 @@ def _only_run(trial: TrialRow) -> Run:
         purpose=Purpose.NEW,
         thrashing=bool(trial.thrashing),
     )
+
+
+def repeated_contest(store: Store, cell_id: int) -> Contest:
+    """The contest of all that was repeated in a cell: it tells how the machine has changed."""
+    repeats = store.repeats(cell_id)
+    return contest_of(store.trials_by_id(list(repeats)), repeats)
 
 
 def leading_contest(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Contest, list[TrialRow]]:

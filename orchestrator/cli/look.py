@@ -98,7 +98,9 @@ def best(
     ]
     if chosen is Format.JSON:
         without = [{**records.cell_record(cell.cell), "reason": why_no_best(cell)} for cell in cells if not fastest.get(cell.cell.id)]
-        write_json("best", {"sweep": row.name, "top": top, "best": found, "cells_without": without, "other_fingerprints": others})
+        drifted = {cell.cell.cell.key: drift for cell in cells if (drift := _drift_of(standings.get(cell.cell.id))) is not None}
+        told = {"sweep": row.name, "top": top, "best": found, "cells_without": without, "drift": drifted, "other_fingerprints": others}
+        write_json("best", told)
     elif chosen is Format.CSV:
         write_csv(_BEST_FIELDS, ([record[name] for name in _BEST_FIELDS] for record in found))
     elif chosen is Format.MD:
@@ -145,17 +147,22 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     # Those beyond what is compared stand behind, as the store has them.
     compared = {row.id for row in rows}
     behind = [row for row in leading if row.id not in compared]
-    return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=_drift_text(verdict.change))
+    return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
 
 
-def _drift_text(change: Change | None) -> str | None:
+def _drift_of(of_cell: Standing | None) -> str | None:
+    return None if of_cell is None else of_cell.drift
+
+
+def drift_text(change: Change | None) -> str | None:
+    """One line; None: the machine stayed as it was."""
     if change is None:
         return None
     later = "later" if change.apart_seconds is None else f"{show.duration(change.apart_seconds)} later"
     return (
         f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at first and"
-        f" {show.step_time(change.then_seconds)} {later}; what was measured meanwhile is corrected by up to"
-        f" {change.largest_correction:.0%}, and its intervals are wider"
+        f" {show.step_time(change.then_seconds)} {later}; where layouts are compared, what was measured"
+        f" meanwhile is corrected by up to {change.largest_correction:.0%}, and its intervals are wider"
     )
 
 

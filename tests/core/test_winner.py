@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from orchestrator.core.winner import Run, judge
+from orchestrator.core.drift import Run
+from orchestrator.core.winner import judge
 
 
 def run(seconds: float, confidence: float | None = 0.01) -> Run:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.contest import Contest
+from orchestrator.core.drift import Run
 from orchestrator.core.layout import Layout
-from orchestrator.core.winner import Run, median_run
+from orchestrator.core.winner import median_run
 
 
 def layout(trial_id: int) -> Layout:
