@@ -12,6 +12,7 @@ from math import exp, log, sqrt
 
 from db.rows import Repeats, TrialRow
 from db.store import Store
+from orchestrator.blas_threads import one_blas_thread
 from orchestrator.core.contradiction import Contradiction, Taken, contradictions
 from orchestrator.core.drift import USUAL_SD, Change, Estimate, Run, estimate
 from orchestrator.core.failures import FailureKind, may_retry
@@ -156,7 +157,8 @@ class Contest:
     def _drift(self) -> Estimate | None:
         """What the repeats tell; None: there are none."""
         if self._estimate is None and self._num_repeated:
-            self._estimate = estimate(self._runs, ())
+            with one_blas_thread():
+                self._estimate = estimate(self._runs, ())
         return self._estimate
 
     def layout_of(self, trial_id: int) -> Layout:
@@ -192,9 +194,10 @@ class Contest:
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
         # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
-        verdict = judge(
-            self._runs, contenders=confirm.contenders, repeats=confirm.repeats, under_way=self._repeating, given_up=self._given_up
-        )
+        with one_blas_thread():
+            verdict = judge(
+                self._runs, contenders=confirm.contenders, repeats=confirm.repeats, under_way=self._repeating, given_up=self._given_up
+            )
         if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
             return None
         others = len(verdict.tied) - 1
@@ -259,7 +262,8 @@ class Contest:
 
     def verdict(self) -> Verdict | None:
         """How it stands at the top; None: nothing was measured."""
-        return judge(self._runs, contenders=1, repeats=0)
+        with one_blas_thread():
+            return judge(self._runs, contenders=1, repeats=0)
 
     def tied(self) -> Sequence[Layout]:
         """The layouts that share the first place, fastest first: one alone is the winner."""

@@ -143,7 +143,8 @@ def _next(
     best, could_win = standing.order[0], standing.could_win
     done = {key: _num_repeats(runs[key], only_confirming=changed) + (key in under_way) for key in could_win}
     done |= {key: repeats for key in given_up if key in done}
-    last = max((key for key in could_win), key=lambda key: max((run.at or 0.0) for run in runs[key]))
+    newest = {key: max((run.at for run in runs[key] if run.at is not None), default=None) for key in could_win}
+    last = max((key for key in could_win if newest[key] is not None), key=lambda key: newest[key] or 0.0, default=None)
     staying = MOST_CONTENDERS if changed else contenders
     for round_of in range(1, repeats + 1):
         still = could_win[: max(1, staying)]
