@@ -26,6 +26,7 @@ from orchestrator.core.cell import Cell
 from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
 from orchestrator.core.failures import Failure, FailureKind, may_retry
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
 
@@ -136,7 +137,7 @@ def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | New
         for place, one in enumerate(begun)
         if place not in found
     }
-    values = [_attempt(trial_id, number, epoch, begun[place].nodes) for place, (trial_id, number) in found.items()]
+    values = [_attempt(trial_id, number, epoch, begun[place].nodes, purpose=Purpose.NEW) for place, (trial_id, number) in found.items()]
     batch = Batch(connection, change, (one.trial_id for one in attempts.values()), epoch)
     done = event_log.done_before(connection, change, [one.trial_id for one in attempts.values()], _BEGINS)
     for place, one in attempts.items():
@@ -144,7 +145,8 @@ def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | New
             number = batch[one.trial_id].num_attempts + 1
             event = TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED
             batch.advance(one.trial_id, event, begins=number, detail=None if one.why is None else {"why": _storable(one.why)})
-            values.append(_attempt(one.trial_id, number, epoch, one.nodes, shared_nodes=one.shared_nodes))
+            purpose = Purpose.NEW if number == 1 else one.purpose
+            values.append(_attempt(one.trial_id, number, epoch, one.nodes, purpose=purpose, shared_nodes=one.shared_nodes))
         found[place] = one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts
     batch.write()
     if values:
@@ -342,12 +344,15 @@ def _trial_ids(connection: Connection, keys: Sequence[tuple[int, str]]) -> dict[
     return found
 
 
-def _attempt(trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None, *, shared_nodes: bool | None = None) -> records.Columns:
+def _attempt(
+    trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None, *, purpose: Purpose, shared_nodes: bool | None = None
+) -> records.Columns:
     return {
         "trial_id": trial_id,
         "number": number,
         "epoch": epoch,
         "state": AttemptState.RUNNING,
+        "purpose": purpose,
         "nodes": None if nodes is None else list(nodes),
         "shared_nodes": shared_nodes,
     }

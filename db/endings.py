@@ -209,4 +209,6 @@ def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records
         values["nodes"] = list(nodes)
     if (shared := facts.get("shared_nodes")) is not None:
         values["shared_nodes"] = shared
+    if (measured_at := facts.get("measured_at")) is not None:
+        values["measured_at"] = measured_at
     return values

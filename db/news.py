@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -13,6 +14,7 @@ from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.purpose import REPEATS, Purpose
 
 FAILED_EVENTS = frozenset({TrialEvent.OUT_OF_MEMORY, TrialEvent.FAILED, TrialEvent.REQUEUED})
 NO_USAGE = GpuUsage()
@@ -37,8 +39,12 @@ class NewAttempt:
     trial_id: int
     nodes: Sequence[str] | None = None
     shared_nodes: bool | None = None
-    is_repeat: bool = False
+    purpose: Purpose = Purpose.RETRY
     why: str | None = None
+
+    @property
+    def is_repeat(self) -> bool:
+        return self.purpose in REPEATS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,7 @@ class AttemptFacts(TypedDict, total=False):
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
+    measured_at: dt.datetime  # by the clock that the sweep goes by; not given: when its end was written down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

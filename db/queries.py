@@ -17,6 +17,7 @@ from db.portions import portions
 from db.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepHeld, SweepRow, TrialDetail, TrialRow, run_folder
 from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
+from orchestrator.core.drift import Run
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.held import HeldGpuSeconds
@@ -24,7 +25,7 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.machine_load import relative_sd
 from orchestrator.core.protocol import MEASURED_PEAK, GpuUsage
-from orchestrator.core.winner import Run
+from orchestrator.core.purpose import Purpose
 
 sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
 measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
@@ -147,8 +148,12 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
             trial.c.id,
             attempt.c.pooled,
             attempt.c.failure_kind,
+            attempt.c.purpose,
+            attempt.c.nodes,
+            sa.func.coalesce(attempt.c.measured_at, attempt.c.ended_at).label("measured_at"),
             measurement.c.step_seconds_median,
             measurement.c.relative_confidence,
+            measurement.c.thrashing,
             *(attempt.c[name] for name in records.LOAD_COLUMNS),
         )
         .join(first, first.c.trial_id == trial.c.id)
@@ -162,20 +167,24 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
         found.setdefault(row.id, []).append(row)
     return {
         trial_id: Repeats(
-            runs=tuple(
-                Run(
-                    step_seconds=row.step_seconds_median,
-                    relative_confidence=row.relative_confidence,
-                    load_sd=relative_sd(records.load_of(row._mapping)),
-                )
-                for row in rows
-                if row.pooled
-            ),
+            runs=tuple(_run(row) for row in rows if row.pooled),
             failures=Counter(FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None),
             num_apart=sum(row.step_seconds_median is not None and not row.pooled for row in rows),
         )
         for trial_id, rows in found.items()
     }
+
+
+def _run(row: Any) -> Run:
+    return Run(
+        step_seconds=row.step_seconds_median,
+        relative_confidence=row.relative_confidence,
+        load_sd=relative_sd(records.load_of(row._mapping)),
+        at=None if row.measured_at is None else row.measured_at.timestamp(),
+        nodes=tuple(row.nodes or ()),
+        purpose=None if row.purpose is None else Purpose(row.purpose),
+        thrashing=bool(row.thrashing),
+    )
 
 
 def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> set[int]:
@@ -271,6 +280,8 @@ _TRIALS = (
         sa.func.coalesce(measurement.c.device_memory_bytes, _last.c.failure_device_memory_bytes).label("device_memory_bytes"),
         _counting.c.id.label("counting_id"),
         _counting.c.fingerprint_digest,
+        sa.func.coalesce(_counting.c.measured_at, _counting.c.ended_at).label("measured_at"),
+        _counting.c.nodes,
         _is_current(_counting).label("is_current_fingerprint"),
         _last.c.failure_kind,
         _last.c.failure_message,
@@ -288,6 +299,7 @@ _SAME_NUMBERS = (
     "peak_memory_allocated_bytes",
     "device_memory_bytes",
     "fingerprint_digest",
+    "measured_at",
     "failure_message",
     "gpu_seconds",
 )
@@ -343,6 +355,7 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         layout=records.layout_of(row),
         state=TrialState(row["state"]),
         is_current_fingerprint=None if row["counting_id"] is None else bool(row["is_current_fingerprint"]),
+        nodes=tuple(row["nodes"] or ()),
         failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
         load=records.load_of(row),
     )
@@ -362,6 +375,8 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         nodes=None if row["nodes"] is None else tuple(row["nodes"]),
+        purpose=None if row["purpose"] is None else Purpose(row["purpose"]),
+        measured_at=row["measured_at"],
         shared_nodes=row["shared_nodes"],
         phase_seconds=records.phases_of(row),
         gpu_seconds=row["gpu_seconds"],

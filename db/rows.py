@@ -10,6 +10,7 @@ from typing import Any
 from db.schema import AttemptState, BenchReason, StopRequest, SweepState
 from orchestrator.core.cell import Cell
 from orchestrator.core.check import Check
+from orchestrator.core.drift import Run
 from orchestrator.core.failures import Failure, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.held import HeldGpuSeconds, of_attempt, outcome_of
@@ -19,8 +20,8 @@ from orchestrator.core.links import LinkSample
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.purpose import Purpose
 from orchestrator.core.synthetic import SIMULATED_SUFFIX
-from orchestrator.core.winner import Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,8 @@ class TrialRow:
     device_memory_bytes: int | None
     thrashing: bool | None
     fingerprint_digest: str | None  # of the attempt that counts
+    measured_at: dt.datetime | None  # likewise
+    nodes: tuple[str, ...]  # that it ran on
     is_current_fingerprint: bool | None  # None: no measurement counts
     failure_kind: FailureKind | None  # of the last attempt
     failure_message: str | None
@@ -114,8 +117,10 @@ class AttemptRow:
     state: AttemptState
     superseded: bool
     pooled: bool
+    purpose: Purpose | None  # None: it was made before that was noted
     started_at: dt.datetime
     ended_at: dt.datetime | None
+    measured_at: dt.datetime | None  # by the clock that the sweep goes by; None: as ended_at
     nodes: tuple[str, ...] | None
     shared_nodes: bool | None
     phase_seconds: Mapping[Phase, float]

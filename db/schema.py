@@ -245,8 +245,10 @@ attempt = Table(
     Column("state", Text, nullable=False),
     Column("superseded", Boolean, nullable=False, server_default=false()),  # kept, but its numbers are not the trial's
     Column("pooled", Boolean, nullable=False, server_default=false()),  # one of the measurements that the trial's numbers are the median of
+    Column("purpose", Text),  # why it was made; NULL: before that was noted
     Column("started_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
+    Column("measured_at", UtcTime),  # by the clock that the sweep goes by, which may be simulated; NULL: as ended_at
     Column("nodes", Json),
     Column("shared_nodes", Boolean),  # True: other gangs ran on its nodes meanwhile
     Column("start_seconds", Double),
@@ -415,4 +417,4 @@ link = Table(
     Index("ix_link_device_name", "device_name"),
 )
 
-VIEWS = ("v_trial", "v_best", "v_oom", "v_scaling", "v_failure", "v_event", "v_gpu_seconds")  # in the order of their creation
+VIEWS = ("v_trial", "v_best", "v_oom", "v_scaling", "v_failure", "v_event", "v_gpu_seconds", "v_run")  # in the order of their creation

@@ -65,6 +65,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.node_health import NodeFacts
 from orchestrator.core.node_score import NEWEST_RUNS, NodeRun
 from orchestrator.core.protocol import GpuUsage
+from orchestrator.core.purpose import Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -389,9 +390,17 @@ class Store:
         """`begin_trials` of one that is QUEUED: the number of its new attempt."""
         return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch)[0][1]
 
-    def start_repeat(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, why: str | None = None) -> int:
+    def start_repeat(
+        self,
+        trial_id: int,
+        epoch: int,
+        nodes: Sequence[str] | None = None,
+        *,
+        why: str | None = None,
+        purpose: Purpose = Purpose.CONFIRMATION,
+    ) -> int:
         """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
-        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why)], epoch=epoch)[0][1]
+        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch)[0][1]
 
     def record_ends(self, ends: Sequence[Ended], *, epoch: int) -> list[Recorded]:
         """Record how attempts of one sweep ended, with their trials' new states, in one commit; what each came to, in order.

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from db import readonly, schema
 from db.store import Store
 from docs.figures import measured_rows, score_rows, scoreboard_rows
-from docs.words import COLUMNS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
+from docs.words import COLUMNS, DRIFTS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
 from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.hardware import DEVICES, GIB
@@ -31,7 +31,7 @@ from orchestrator.core.spec import Axes, Confirm, Limits, Measuring, ModelSizes,
 from orchestrator.core.step_time import PRIORS
 from orchestrator.core.template import TEMPLATE_NAMES
 from orchestrator.core.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
-from orchestrator.core.workload_options import WORKLOADS, FaultKind, LlamaWorkload
+from orchestrator.core.workload_options import WORKLOADS, DriftKind, FaultKind, LlamaWorkload
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
@@ -96,6 +96,7 @@ def _part(name: str) -> str:
     parts: Mapping[str, Callable[[], str]] = {
         "capabilities": capability_table,
         "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
+        "drifts": lambda: _words("kind", "DRIFTS", DRIFTS, DriftKind),
         "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, TEMPLATE_NAMES),
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
         "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),

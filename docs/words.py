@@ -126,6 +126,12 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
             "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell",
         ),
         "confirm": _key("section", "Measure what stands at the top again, once the search has ended: [confirm](#confirm)"),
+        "anchor_every": _key(
+            "number",
+            "Measure one layout again after so many measured trials of a cell, twice as many each time while the machine stays as it was, after"
+            " pauses, and before anything is confirmed: [drift](search.md#a-machine-that-drifts). 0: never. Nothing is measured again where"
+            " `confirm.repeats` is 0",
+        ),
     },
     "plateau": {
         "trials": _key("number", "So many finished trials"),
@@ -133,7 +139,9 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
     },
     "confirm": {
         "contenders": _key(
-            "number", "How many of the fastest take part, as far as they cannot be told apart; half of them stay in each further round"
+            "number",
+            "How many of those that could be the fastest take part; half of them stay in each further round. Where the machine was seen to drift,"
+            " all of them do, 16 at most",
         ),
         "repeats": _key("number", "Of each at most, beside its first run, on top of `max_trials`. 0: the fastest single run is believed"),
     },
@@ -275,6 +283,7 @@ COLUMNS: Mapping[str, str] = {
     "is_remeasured": "what was measured there counts no more",
     "kernel": "version of the kernel",
     "key": "the cell's readable name",
+    "change_since_first": "of a repeat: its step time over that of its trial's first run, less 1; NULL: it is the first",
     "last_attempt_state": "how the last attempt ended",
     "layout": "the layout's key, such as `dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16`",
     "layout_key": "the same",
@@ -282,6 +291,7 @@ COLUMNS: Mapping[str, str] = {
     "loss_first": "loss of the first step",
     "loss_last": "loss of the last step",
     "matmul_flops": "FLOP/s of the node's slowest device, kept up over two seconds",
+    "measured_at": "when it was measured, by the clock that the sweep goes by: a simulation has dates of its own; NULL in `attempt`: as `ended_at`",
     "memory_by_part": "bytes at the peak by part, worst rank",
     "message_bytes": "of a collective: all that is reduced, gathered or sent",
     "mfu": "model FLOPs utilisation, 0 to 1; NULL: no peak is known",
@@ -326,6 +336,7 @@ COLUMNS: Mapping[str, str] = {
     "predicted_memory_bytes": "predicted peak of allocated memory",
     "predicted_tokens_per_second_per_gpu": "predicted before the trial; NULL on an unknown device",
     "processes_killed": "processes that were left beyond the ranks, and killed",
+    "purpose": "why it was made: `new`, `retry`, and of what is measured `doubt` (its neighbours contradict it), `physics` (a layout that does more work was faster), `anchor` (to see whether the machine has changed), `confirmation`; NULL: before that was noted",
     "python": "version of Python",
     "reason": "`slow`, `faults`, `asked`",
     "recompute": "none, selective or full",
@@ -465,6 +476,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "sleep": "`true`, `false`",
         "one_rank_per_node": "`true`, `false`",
         "faults": "list",
+        "drift": "list",
     },
     "command": {
         "argv": "list of texts",
@@ -476,6 +488,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "replay": {"table": "path", "table_id": "text", "through_ray": "`true`, `false`"},
 }
 
+DRIFTS: Mapping[str, str] = {
+    "slow_start": "steps take `1 + size` times as long until `seconds` have passed",
+    "step": "the same from `seconds` on; a negative `size` is faster",
+    "wave": "slower and back again within every `seconds`, by `size` at most",
+    "slow_node": "gangs with this `node` take `1 + size` times as long, always",
+}
 FAULTS: Mapping[str, str] = {
     "oom": "torch's out-of-memory error",
     "host_oom": "MemoryError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from db.rows import TrialRow
 from db.store import REFUSED, Store
 from orchestrator.blame import Blame
 from orchestrator.cell_run import CellRun
+from orchestrator.core.drift import Run
 from orchestrator.core.failures import (
     HANG_KINDS,
     OUT_OF_MEMORY_KINDS,
@@ -27,8 +29,8 @@ from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.machine_load import of_gang, relative_sd, said_of
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
 from orchestrator.core.protocol import Device, Phase, RankResult
+from orchestrator.core.purpose import REPEATS, Purpose
 from orchestrator.core.spec import SweepSpec
-from orchestrator.core.winner import Run
 from orchestrator.evidence import attempt_facts, failed_memory, fingerprint_of, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Slots
 from orchestrator.peaks import Peaks
@@ -47,10 +49,15 @@ class Flight:
     ticket: int  # of what it holds on the cluster (turns.py)
     since: float
     expected_gpu_seconds: float | None  # that it should hold; None: nothing tells
-    is_repeat: bool  # of what is measured: its trial's state stays as it is
+    purpose: Purpose
     phase: Phase | None = None
     step: int = 0
     stepped: bool = False  # FIRST_STEP is in the store
+
+    @property
+    def is_repeat(self) -> bool:
+        """Of what is measured: its trial's state stays as it is."""
+        return self.purpose in REPEATS
 
     @property
     def made_first_step(self) -> bool:
@@ -72,6 +79,7 @@ class _Ending:
     results: Sequence[RankResult]
     fingerprint: Fingerprint | None  # None: no rank left a result
     outcome: Measurement | Failure
+    at: dt.datetime  # by the clock that the sweep goes by
 
 
 class Books:
@@ -110,12 +118,12 @@ class Books:
             flight.stepped = True
             self._move(TrialState.LAUNCHING, TrialState.RUNNING)
 
-    def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float) -> list[tuple[str, Mapping[TrialState, int]]]:
+    def ended(self, over: Sequence[tuple[Flight, Finished]], *, now: float, at: dt.datetime) -> list[tuple[str, Mapping[TrialState, int]]]:
         """Write down how attempts ended, whatever became of them, in one commit; then tell their searches.
 
-        Returns each in words, with the counts as they stood then.
+        `now` is of the sweep's clock, `at` the date that it shows. Returns each in words, with the counts as they stood then.
         """
-        endings, events, recorded = self._record([self._judge(flight, event) for flight, event in over])
+        endings, events, recorded = self._record([self._judge(flight, event, at) for flight, event in over])
         rows = {row.id: row for row in self._store.trials_by_id([i for i, event in events.items() if event is TrialEvent.REQUEUED])}
         anew = self._measured_with_other_software(endings, recorded)
         words: list[tuple[str, Mapping[TrialState, int]]] = []
@@ -171,12 +179,17 @@ class Books:
         self.counts[TrialState.PRUNED] += self._store.add_pruned(self._condemned, epoch=self._epoch)
         self._condemned.clear()
 
-    def _judge(self, flight: Flight, event: Finished) -> _Ending:
+    def _judge(self, flight: Flight, event: Finished, at: dt.datetime) -> _Ending:
         """What an attempt came to, by what its ranks left."""
         results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
         fingerprint = fingerprint_of(event, results, code=self._code, device_name=self._slots.device_name) if results else None
         return _Ending(
-            flight=flight, event=event, results=results, fingerprint=fingerprint, outcome=self._outcome(flight, event, fingerprint)
+            flight=flight,
+            event=event,
+            results=results,
+            fingerprint=fingerprint,
+            outcome=self._outcome(flight, event, fingerprint),
+            at=at,
         )
 
     def _outcome(self, flight: Flight, event: Finished, fingerprint: Fingerprint | None) -> Measurement | Failure:
@@ -242,6 +255,10 @@ class Books:
             step_seconds=measurement.step_time.median,
             relative_confidence=measurement.step_time.relative_confidence,
             load_sd=relative_sd(load),
+            at=ending.at.timestamp(),
+            nodes=flight.nodes,
+            purpose=flight.purpose,
+            thrashing=measurement.thrashing,
         )
         if not flight.is_repeat:
             self._move(flight.state, TrialState.MEASURED)
@@ -253,6 +270,8 @@ class Books:
         if counts:
             peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
             run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
+            if flight.is_repeat:
+                run.correct_search()
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = said_of(load)
         return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{f'; {spoiled}' if spoiled is not None else ''}"
@@ -311,7 +330,7 @@ def _refused(ending: _Ending, exc: Exception) -> _Ending:
     said = str(exc).partition("\n")[0]
     failure = Failure(kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {type(exc).__name__}: {said}")
     event = replace(ending.event, reports=(), failure=failure)
-    return _Ending(flight=ending.flight, event=event, results=(), fingerprint=None, outcome=failure)
+    return _Ending(flight=ending.flight, event=event, results=(), fingerprint=None, outcome=failure, at=ending.at)
 
 
 def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
@@ -326,4 +345,5 @@ def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
         outcome = FailedEnd(failure=ending.outcome, event=failed, peak_memory_bytes=peak, device_memory_bytes=device)
     measurement = ending.outcome if isinstance(ending.outcome, Measurement) else None
     facts = attempt_facts(event, results, ending.fingerprint, num_gpus=flight.run.cell.num_gpus, measurement=measurement)
+    facts["measured_at"] = ending.at
     return Ended(trial_id=flight.trial_id, attempt=flight.attempt, outcome=outcome, stepped=flight.made_first_step, facts=facts)

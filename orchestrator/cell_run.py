@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from db.rows import Repeats, TrialRow
 from orchestrator.contest import Contest, contest_of
 from orchestrator.core.cell import Cell
+from orchestrator.core.drift import Run
 from orchestrator.core.failures import POLICIES, Fault
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
@@ -15,7 +16,6 @@ from orchestrator.core.limits import PredictedStep
 from orchestrator.core.packing import Shape
 from orchestrator.core.spec import Objective, Plateau, Search
 from orchestrator.core.trial_cost import TrialCost
-from orchestrator.core.winner import Run
 from orchestrator.evidence import relative_excess
 from orchestrator.progress import StopReason
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher
@@ -58,6 +58,8 @@ class CellRun:
     has_measured: bool = False
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
+    ended_at: float | None = None  # when the last attempt did; None: none has in this call
+    was_taken_up: bool = False  # what the store knew of it is known here
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats]) -> dict[Layout, tuple[Layout, int]]:
@@ -85,7 +87,10 @@ class CellRun:
                 self._note(trial.step_seconds_median)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
-        self.contest = contest_of(rows, repeats, under_way=self.contest)
+        # What an earlier call measured, it measured on the machine as it was then.
+        self.contest = contest_of(rows, repeats, under_way=self.contest, was_paused=not self.was_taken_up)
+        self.was_taken_up = True
+        self.correct_search()
         proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
 
@@ -176,7 +181,7 @@ class CellRun:
         # One that was repeated already, before a restart or to confirm it, does not stand in the way of the next.
         while self.doubt is None and (again := self.searcher.again()) is not None:
             trial_id = self.contest.trial_of(again.layout)
-            if trial_id is not None and not self.contest.was_repeated(trial_id):
+            if trial_id is not None and not self.contest.was_doubted(trial_id):
                 self.doubt = trial_id, again.layout, again.why
         return self.doubt
 
@@ -196,6 +201,12 @@ class CellRun:
         """A trial was measured for the first time."""
         self.contest.note(trial_id, layout, run)
         self._note(run.step_seconds)
+
+    def correct_search(self) -> None:
+        """Tell the search what was measured as the machine is now, where it was seen to change."""
+        if self.contest.change is not None:
+            for trial_id, seconds in self.contest.seconds.items():
+                self.searcher.correct(self.contest.layout_of(trial_id), self.value_of(seconds))
 
     def note_infeasible(self) -> None:
         """A trial ended without a number."""

@@ -1,6 +1,6 @@
-"""The measured layouts of one cell and all their runs: which is the best so far, and which to measure once more before one is called so.
+"""The measured layouts of one cell and all their runs: which is the best so far, and which to measure once more, and why.
 
-Under one fingerprint: runs of another are of another contest.
+Under one fingerprint: runs of another are of another contest. The machine's drift is taken out where repeats show it (core/drift.py).
 """
 
 from __future__ import annotations
@@ -8,47 +8,90 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp, log, sqrt
 
 from db.rows import Repeats, TrialRow
+from db.store import Store
+from orchestrator.blas_threads import one_blas_thread
+from orchestrator.core.contradiction import Contradiction, Taken, contradictions
+from orchestrator.core.drift import USUAL_SD, Change, Estimate, Run, estimate
 from orchestrator.core.failures import FailureKind, may_retry
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.machine_load import relative_sd
+from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Confirm
-from orchestrator.core.winner import Run, Verdict, judge, median_run
+from orchestrator.core.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run
 
-CONTENDERS = 16  # of a cell's fastest, that are compared with each other where results are shown
+LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT  # of a cell's fastest, that are read from the store once its machine was seen to change
+MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A measured trial to measure once more."""
+
+    trial_id: int
+    layout: Layout
+    purpose: Purpose
+    why: str
 
 
 @dataclass(eq=False)
 class Contest:
-    """By trial id; filled from the store and by what ends."""
+    """By trial id; filled from the store and by what ends, in the order of time."""
 
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
-    _repeating: set[int] = field(default_factory=set)  # trials with a repeat in flight
+    _repeating: dict[int, Purpose] = field(default_factory=dict)  # trials with a repeat in flight
     _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
     _leader: int | None = None  # the trial of the fastest layout, where that is known
     _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
+    _estimate: Estimate | None = None  # of drift, since the last repeat; None: not worked out
+    _was_paused: bool = False  # the machine may be another since the last run
+    _since_anchor: int = 0  # trials measured since the anchor was
+    _num_anchored: int = 0
+    _num_repeated: int = 0
+    _unchecked: set[int] = field(default_factory=set)  # trials that were not held against physics yet
+    _wrong: list[tuple[int, str]] = field(default_factory=list)  # trials of contradictions, to be repeated in this order, and why
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A run was measured."""
-        self._repeating.discard(trial_id)
+        self._repeating.pop(trial_id, None)
         self._layouts[trial_id] = layout
-        self._runs.setdefault(trial_id, []).append(run)
-        if trial_id == self._leader:
+        some = self._runs.setdefault(trial_id, [])
+        some.append(run)
+        if len(some) > 1:
+            self._note_repeat(trial_id)
+        else:
+            self._since_anchor += 1
+            self._unchecked.add(trial_id)
+        if trial_id == self._leader or len(some) > 1:
             self._leader = None  # it may have fallen behind
         elif self._leader is not None:
             self._leader = min(self._leader, trial_id, key=self._place)
 
-    def begin(self, trial_id: int) -> None:
+    def _note_repeat(self, trial_id: int) -> None:
+        self._estimate = None
+        self._num_repeated += 1
+        self._unchecked.add(trial_id)
+        if trial_id == self._anchor():
+            self._since_anchor, self._was_paused = 0, False
+            self._num_anchored += 1
+
+    def begin(self, trial_id: int, purpose: Purpose) -> None:
         """A repeat was started."""
-        self._repeating.add(trial_id)
+        self._repeating[trial_id] = purpose
+        self._wrong = [one for one in self._wrong if one[0] != trial_id]
+
+    def pause(self) -> None:
+        """Nothing ran for so long that the machine may be another."""
+        self._was_paused = True
 
     def fail(self, trial_id: int, kind: FailureKind) -> bool:
         """A repeat came to nothing. Says whether it may be tried again: the machine's fault may, as often as a first attempt."""
-        self._repeating.discard(trial_id)
+        self._repeating.pop(trial_id, None)
         if kind is FailureKind.CANCELLED:
             return True
         failures = self._failures.setdefault(trial_id, Counter())
@@ -60,7 +103,7 @@ class Contest:
 
     def end(self, trial_id: int) -> None:
         """A repeat was measured with other software than its trial: no repeat of this contest can count any more."""
-        self._repeating.discard(trial_id)
+        self._repeating.pop(trial_id, None)
         self._is_over = True
 
     def was_repeated(self, trial_id: int) -> bool:
@@ -69,79 +112,248 @@ class Contest:
 
     @property
     def num_repeats(self) -> int:
-        """Runs beside the first of each layout."""
-        return sum(len(some) - 1 for some in self._runs.values())
+        """Runs beyond the first of each layout."""
+        return self._num_repeated
+
+    def was_doubted(self, trial_id: int) -> bool:
+        """Whether a repeat was begun that tells whether its first run was right; anchors tell of the machine."""
+        others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
+        return others or trial_id in self._repeating or trial_id in self._failures
 
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout, and the seconds of a step that stand for it."""
         if not self._runs:
             return None
         if self._leader is None:
-            self._leader = min(self._runs, key=self._place)
+            seconds = self.seconds
+            self._leader = min(seconds, key=lambda trial_id: (seconds[trial_id], trial_id))
         return self._layouts[self._leader], self.seconds_of(self._leader)
 
     def _place(self, trial_id: int) -> tuple[float, int]:
         return self.seconds_of(trial_id), trial_id
 
     def seconds_of(self, trial_id: int) -> float:
-        """The seconds of a step that stand for a trial's runs."""
-        return median_run(self._runs[trial_id]).step_seconds
+        """The seconds of a step that stand for a trial's runs; as the machine is now, where it was seen to change."""
+        if self.change is None:
+            return median_run(self._runs[trial_id]).step_seconds
+        return self._corrected([trial_id])[trial_id]
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """The same of every trial."""
+        if self.change is None:
+            return {trial_id: median_run(some).step_seconds for trial_id, some in self._runs.items()}
+        return self._corrected(list(self._runs))
+
+    def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
+        """The mean of each trial's runs, each as it would be now."""
+        found = self._drift()
+        assert found is not None, "a change is told by repeats"
+        runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
+        corrections = iter(found.corrections(runs).tolist())
+        logs = {trial_id: [log(run.step_seconds) + next(corrections) for run in self._runs[trial_id]] for trial_id in trial_ids}
+        return {trial_id: exp(sum(some) / len(some)) for trial_id, some in logs.items()}
+
+    @property
+    def change(self) -> Change | None:
+        """How the machine has changed meanwhile; None: by no more than noise, or nobody can tell."""
+        found = self._drift()
+        return None if found is None else found.change
+
+    def _drift(self) -> Estimate | None:
+        """What the repeats tell; None: there are none."""
+        if self._estimate is None and self._num_repeated:
+            with one_blas_thread():
+                self._estimate = estimate(self._runs, ())
+        return self._estimate
+
+    def layout_of(self, trial_id: int) -> Layout:
+        """The layout of a measured trial."""
+        return self._layouts[trial_id]
 
     def trial_of(self, layout: Layout) -> int | None:
         """The measured trial of a layout."""
         return next((trial_id for trial_id, mine in self._layouts.items() if mine == layout), None)
 
-    def next_repeat(self, confirm: Confirm) -> tuple[int, Layout, str] | None:
-        """What to measure once more, and why; None: it is settled, or the repeats are spent or under way."""
-        # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
-        if self._is_over:
+    # -- what to measure once more -----------------------------------------------------------------------------------------------
+
+    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        """What to measure once more while the search goes on: an anchor that is due, else what contradicts physics. None: nothing."""
+        if self._is_over or not confirm.repeats or not self._runs:
             return None
-        runs = {key: [*some, median_run(some)] if key in self._repeating else some for key, some in self._runs.items()}
-        spent = {key: [*some, *[median_run(some)] * confirm.repeats] if key in self._given_up else some for key, some in runs.items()}
-        verdict = judge(spent, contenders=confirm.contenders, repeats=confirm.repeats)
+        gap = anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET)) if anchor_every else 0
+        if gap and (self._since_anchor >= gap or self._was_paused) and (anchor := self._next_anchor()) is not None:
+            return anchor
+        return self._next_wrong()
+
+    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        """What to measure once more, the search having ended; None: it is settled, or the repeats are spent or under way."""
+        if self._is_over or not confirm.repeats or not self._runs:
+            return None
+        wanted = self._next_wrong() or self._next_to_confirm(confirm)
+        if anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None)):
+            if Purpose.ANCHOR in self._repeating.values():
+                return None  # what it tells decides who contends
+            if (anchor := self._next_anchor()) is not None:
+                return anchor
+        return wanted
+
+    def _next_to_confirm(self, confirm: Confirm) -> Again | None:
+        # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
+        with one_blas_thread():
+            verdict = judge(
+                self._runs, contenders=confirm.contenders, repeats=confirm.repeats, under_way=self._repeating, given_up=self._given_up
+            )
         if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
             return None
-        trial_id = verdict.repeat
         others = len(verdict.tied) - 1
-        why = f"run {len(self._runs[trial_id]) + 1} to confirm it, " + (
+        why = f"run {len(self._runs[verdict.repeat]) + 1} to confirm it, " + (
             f"tied with {others} {'other' if others == 1 else 'others'} so far" if others else "the best so far"
         )
-        return trial_id, self._layouts[trial_id], why
+        return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
+
+    def _next_anchor(self) -> Again | None:
+        anchor = self._anchor()
+        if anchor is None or self._repeating:
+            return None  # one at a time, and of its own
+        why = "after a pause" if self._was_paused else f"{self._since_anchor} trials after the last look"
+        return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
+
+    def _anchor(self) -> int | None:
+        """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
+        if len(self._given_up) > 1:
+            return None
+        return next((trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing), None)
+
+    def _next_wrong(self) -> Again | None:
+        """A trial of a pair that contradicts physics, each once."""
+        if self._unchecked:
+            self._check()
+        for trial_id, why in self._wrong:
+            if trial_id not in self._repeating and not self._is_spent(trial_id):
+                return self._again(trial_id, Purpose.PHYSICS, why)
+        return None
+
+    def _is_spent(self, trial_id: int) -> bool:
+        return any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id]) or trial_id in self._failures
+
+    def _check(self) -> None:
+        """Hold what is new against physics."""
+        seconds = self.seconds
+        measured = {
+            trial_id: Taken(
+                layout=self._layouts[trial_id],
+                seconds=seconds[trial_id],
+                sd=sqrt(max(some[0].variance, USUAL_SD**2) / len(some)),
+                thrashing=any(run.thrashing for run in some),
+            )
+            for trial_id, some in self._runs.items()
+        }
+        unchecked, self._unchecked = self._unchecked, set()
+        waiting = {trial_id for trial_id, _ in self._wrong}
+        for one in contradictions(measured, unchecked):
+            for trial_id in (one.less, one.more):
+                if trial_id not in waiting and not self._is_spent(trial_id) and trial_id not in self._repeating:
+                    waiting.add(trial_id)
+                    self._wrong.append((trial_id, self._why_wrong(one)))
+
+    def _why_wrong(self, one: Contradiction) -> str:
+        less, more = self._layouts[one.less].short, self._layouts[one.more].short
+        return f"trial {one.less} ({less}) does less work than trial {one.more} ({more}), and was {one.slower:.0%} slower: both once more"
+
+    def _again(self, trial_id: int, purpose: Purpose, why: str) -> Again:
+        return Again(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
+
+    # -- how it stands -----------------------------------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict | None:
         """How it stands at the top; None: nothing was measured."""
-        return judge(self._runs, contenders=1, repeats=0)
+        with one_blas_thread():
+            return judge(self._runs, contenders=1, repeats=0)
 
     def tied(self) -> Sequence[Layout]:
         """The layouts that share the first place, fastest first: one alone is the winner."""
         verdict = self.verdict()
         return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
 
+    def num_runs(self, trial_id: int) -> int:
+        return len(self._runs.get(trial_id, ()))
 
-def contest_of(trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None) -> Contest:
+    @property
+    def newest(self) -> float | None:
+        """When the newest run was measured; None: nobody knows."""
+        return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
+
+
+def contest_of(
+    trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None, was_paused: bool = False
+) -> Contest:
     """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them.
 
     Of a contest that this takes the place of, the repeats under way are kept.
     """
     contest = Contest()
-    for trial in trials:
-        if trial.state is not TrialState.MEASURED or not trial.is_current_fingerprint or trial.step_seconds_median is None:
-            continue
-        alone = (
-            Run(
-                step_seconds=trial.step_seconds_median,
-                relative_confidence=trial.relative_confidence,
-                load_sd=relative_sd(trial.load),
-            ),
-        )
-        found = repeats.get(trial.id, Repeats(runs=alone, failures={}, num_apart=0))
-        for run in found.runs:
-            contest.note(trial.id, trial.layout, run)
-        for kind, times in found.failures.items():
+    measured = {
+        trial.id: trial
+        for trial in trials
+        if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None
+    }
+    runs = [
+        (run, trial_id, number)
+        for trial_id, trial in measured.items()
+        for number, run in enumerate(repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),))
+    ]
+    # In the order of time, as they came in; what has no time comes first.
+    for run, trial_id, _ in sorted(runs, key=lambda one: (one[2] > 0, one[1]) if one[0].at is None else (one[0].at, one[1])):
+        contest.note(trial_id, measured[trial_id].layout, run)
+    for trial_id in repeats.keys() & measured.keys():
+        for kind, times in repeats[trial_id].failures.items():
             for _ in range(times):
-                contest.fail(trial.id, kind)
-        if found.num_apart:
-            contest.end(trial.id)
-    for trial_id in under_way._repeating if under_way is not None else ():
-        contest.begin(trial_id)
+                contest.fail(trial_id, kind)
+        if repeats[trial_id].num_apart:
+            contest.end(trial_id)
+    for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
+        contest.begin(trial_id, purpose)
+    if runs and (was_paused or (under_way is not None and under_way._was_paused)):
+        contest.pause()
     return contest
+
+
+def _only_run(trial: TrialRow) -> Run:
+    assert trial.step_seconds_median is not None
+    return Run(
+        step_seconds=trial.step_seconds_median,
+        relative_confidence=trial.relative_confidence,
+        load_sd=relative_sd(trial.load),
+        at=trial.measured_at.timestamp() if trial.measured_at is not None else None,
+        nodes=trial.nodes,
+        purpose=Purpose.NEW,
+        thrashing=bool(trial.thrashing),
+    )
+
+
+def repeated_contest(store: Store, cell_id: int) -> Contest:
+    """The contest of all that was repeated in a cell: it tells how the machine has changed."""
+    repeats = store.repeats(cell_id)
+    return contest_of(store.trials_by_id(list(repeats)), repeats)
+
+
+def leading_contest(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Contest, list[TrialRow]]:
+    """The contest of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
+
+    `leading` are the fastest by their stored numbers. Where the machine was seen to change, more of them are read: order tells less then.
+    """
+    repeats = store.repeats(cell_id)
+    found = {trial.id: trial for trial in leading[:CONSIDERED]}
+    absent = [trial_id for trial_id in repeats if trial_id not in found]
+    found |= {trial.id: trial for trial in (store.trials_by_id(absent) if absent else ())}
+    contest = contest_of(found.values(), repeats)
+    if contest.change is not None and len(leading) >= CONSIDERED:
+        more = store.best(sweep_id, LEADING_WITH_DRIFT)[cell_id]
+        found |= {trial.id: trial for trial in more}
+        contest = contest_of(found.values(), repeats)
+    verdict = contest.verdict()
+    first = list(verdict.order) if verdict is not None else []
+    order = {trial_id: place for place, trial_id in enumerate(first)}
+    rows = sorted((found[i] for i in found if i in order), key=lambda trial: order[trial.id])
+    return contest, rows

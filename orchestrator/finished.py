@@ -11,10 +11,11 @@ from collections.abc import Callable
 from db.rows import CellStatus, TrialRow
 from db.schema import SweepState
 from db.store import Store
-from orchestrator.contest import CONTENDERS, contest_of
+from orchestrator.contest import leading_contest
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.spec import SweepSpec
+from orchestrator.core.winner import CONSIDERED
 from orchestrator.progress import StopReason, SweepResult
 
 
@@ -38,9 +39,10 @@ def finished_before(
     of_then = _fingerprint_of(store, measured, this_host, any_node=spec.device != "auto" and spec.gpus_per_node != "auto")
     if of_then is None or of_then.orchestrator_version != program_version:
         return None
-    fastest = store.best(row.id, CONTENDERS)
-    contests = {cell.cell.cell: contest_of(fastest.get(cell.cell.id, ()), store.repeats(cell.cell.id)) for cell in cells}
-    if any(contest.next_repeat(spec.search.confirm) is not None for contest in contests.values()):
+    fastest = store.best(row.id, CONSIDERED)
+    contests = {cell.cell.cell: leading_contest(store, row.id, cell.cell.id, fastest.get(cell.cell.id, ()))[0] for cell in cells}
+    search = spec.search
+    if any(contest.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None for contest in contests.values()):
         return None
     of_now = code()
     session = store.newest_session(row.id)

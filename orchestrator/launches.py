@@ -14,10 +14,12 @@ from db.news import NewAttempt, NewTrial
 from db.store import Store
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
+from orchestrator.contest import Again
 from orchestrator.core.layout import Layout
 from orchestrator.core.limits import PredictedStep
 from orchestrator.core.packing import Room
 from orchestrator.core.protocol import TrialRequest
+from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Exclusive, SweepSpec
 from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
@@ -31,6 +33,8 @@ from orchestrator.turns import Turns
 logger = logging.getLogger(__name__)
 
 MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md)
+PAUSE_SECONDS = 600.0  # that nothing of a cell ran: its machine may have changed meanwhile,
+PAUSE_TRIALS = 4.0  # if as many trials would have run
 CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
 DECIDED = frozenset(
     {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
@@ -70,7 +74,9 @@ class Launches:
         spending: Spending,
         trial_cost: Callable[[], TrialCost],
         learn: Callable[[CellRun], None],
+        began: float,
     ) -> None:
+        self._began = began
         self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
         self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
         self._health = health
@@ -127,6 +133,7 @@ class Launches:
         del self.flights[flight.trial_id]
         self._turns.ended(flight.ticket)
         flight.run.landed(is_repeat=flight.is_repeat, seconds=self._clock() - flight.since)
+        flight.run.ended_at = self._clock()
 
     @property
     def _most_at_once(self) -> int:
@@ -192,9 +199,13 @@ class Launches:
             return True
         if run.num_new:
             return False
-        has_repeat = run.contest.next_repeat(self._spec.search.confirm) is not None
+        has_repeat = self._next_repeat(run) is not None
         run.is_settled = not has_repeat and not run.num_repeats
         return has_repeat
+
+    def _next_repeat(self, run: CellRun) -> Again | None:
+        search = self._spec.search
+        return run.contest.next_repeat(search.confirm, anchor_every=search.anchor_every)
 
     def _within_trials(self, run: CellRun) -> bool:
         most = self._spec.search.max_trials
@@ -227,17 +238,36 @@ class Launches:
             return StopReason.BOUND
         passed = self._passed_by(run, None)
         if passed is None:
+            self._note_pause(run)
             # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
             if not self._books.blame.suspects_the_machine and self._waiting(run, nodes, elsewhere=not is_over):
                 return None
+            search = self._spec.search
+            check = run.contest.next_check(search.confirm, anchor_every=search.anchor_every) if self._goes_on(run) else None
+            if check is not None:
+                self._repeat(run, nodes, check)
+                return None
             doubt = run.take_doubt()
             if doubt is not None:
-                self._repeat(run, nodes, *doubt)
+                trial_id, layout, why = doubt
+                self._repeat(run, nodes, Again(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why))
                 return None
         reason = self._new(run, nodes)
         if reason is not StopReason.EXHAUSTED or not (run.waiting or run.doubt):
             return reason
         return None if passed is None and self._waiting(run, nodes) else passed or reason
+
+    def _note_pause(self, run: CellRun) -> None:
+        """Nothing of the cell ran for long: others had their turn, or its nodes were gone."""
+        if run.ended_at is None or run.num_new or run.num_repeats:
+            return
+        if self._clock() - run.ended_at > max(PAUSE_SECONDS, PAUSE_TRIALS * run.trial_seconds):
+            run.contest.pause()
+            run.ended_at = None
+
+    def _goes_on(self, run: CellRun) -> bool:
+        """Whether anything new is still to be launched: else anchors come with the confirmation."""
+        return run.ahead is not None or (self._within_trials(run) and run.searcher.untried > 0)
 
     def _new(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
         """Start what the search asks for, or say why it is not started."""
@@ -287,9 +317,10 @@ class Launches:
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
         """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner."""
-        found = None if run.num_new else run.contest.next_repeat(self._spec.search.confirm)
+        found = None if run.num_new else self._next_repeat(run)
         if not run.waiting and found is None:
             return False
+        self._note_pause(run)
         spent = self._spending.spent() or self._passed_by(run, None)
         if spent is not None:
             if spent not in SPENT or not self._is_anything_under_way:
@@ -299,7 +330,7 @@ class Launches:
             return True
         if found is None:
             return False
-        self._repeat(run, nodes, *found)
+        self._repeat(run, nodes, found)
         return True
 
     # -- budgets -------------------------------------------------------------------------------------------------------------
@@ -335,12 +366,12 @@ class Launches:
 
     # -- starting ------------------------------------------------------------------------------------------------------------
 
-    def _repeat(self, run: CellRun, nodes: tuple[str, ...], trial_id: int, layout: Layout, why: str) -> None:
+    def _repeat(self, run: CellRun, nodes: tuple[str, ...], again: Again) -> None:
         """Measure a measured trial once more, beside its other runs."""
-        run.contest.begin(trial_id)
-        begins = NewAttempt(trial_id=trial_id, nodes=nodes, is_repeat=True, why=why)
-        measured = run.contest.seconds_of(trial_id)
-        self._choose(run, layout, nodes, begins, predicted=run.predicted_step(layout, at_least=measured))
+        run.contest.begin(again.trial_id, again.purpose)
+        begins = NewAttempt(trial_id=again.trial_id, nodes=nodes, purpose=again.purpose, why=again.why)
+        measured = run.contest.seconds_of(again.trial_id)
+        self._choose(run, again.layout, nodes, begins, predicted=run.predicted_step(again.layout, at_least=measured))
 
     def _choose(
         self,
@@ -391,7 +422,7 @@ class Launches:
             ticket=one.ticket,
             since=self._clock(),
             expected_gpu_seconds=one.expected_gpu_seconds,
-            is_repeat=one.is_repeat,
+            purpose=one.begins.purpose if isinstance(one.begins, NewAttempt) else Purpose.NEW,
         )
         workload = self._spec.workload
         request = TrialRequest(
@@ -409,5 +440,7 @@ class Launches:
             seed=self._spec.search.seed,
             one_rank_per_node=isinstance(workload.options, SyntheticOptions) and workload.options.one_rank_per_node,
             peaks=self._books.peaks.of(layout.precision),
+            elapsed_seconds=self._clock() - self._began,
+            nodes=one.nodes,
         )
         self._scheduler.start(request, run.shape, one.nodes)

@@ -7,7 +7,7 @@ Optuna's samplers are in row_searcher.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import exp, inf, isnan, log
 
@@ -29,6 +29,8 @@ from orchestrator.core.spec import Objective, Search
 from orchestrator.optuna_proposals import HEADROOM, UNKNOWN_EXCESS
 from orchestrator.row_searcher import Asked, RowSearcher, RowStatus
 from orchestrator.search_axes import free_axes, lattice_of
+
+CORRECTED_FROM = 0.02  # of the logarithm: a smaller correction is within what runs vary by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,17 @@ class Searcher:
         if not isinstance(outcome, OutOfMemory) or not proves:
             return []
         return [self._candidates.table.layout(r) for r in self._condemn(layout)]
+
+    def correct(self, layout: Layout, value: float) -> None:
+        """A measured layout has this objective, as the machine is now; what differs by no more than noise is left as it was told."""
+        row = self._of_layout.get(layout)
+        told = self._rows.told.get(row) if row is not None else None
+        if row is None or told is None or told.score is None:
+            return
+        score = self._told(row, Measured(value=value)).score
+        assert score is not None, "a measured layout has a score"
+        if abs(score - told.score) > CORRECTED_FROM:
+            self._rows.tell(replace(told, score=score))
 
     def replay(self, known: Iterable[tuple[Layout, Known]]) -> dict[Layout, Layout]:
         """Rebuild the state from the store. Returns what its out-of-memories condemn beyond what it knew: layout -> the one that proves it.

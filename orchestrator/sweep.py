@@ -6,6 +6,7 @@ orchestrator are given back first. Nothing here knows Ray, a terminal or a file 
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 import socket
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
+PAUSE_SECONDS = 120.0  # that the loop stood still: a process that was stopped, a machine that slept
 SHOW_SECONDS = 0.1  # between two looks of whoever watches
 
 
@@ -161,6 +163,8 @@ class _Loop:
         self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
         self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.hold.spool
         self._began, self._renewed = call.clock(), time.monotonic()
+        self._epoch_seconds = time.time()  # the date when it began; after all that is stored, where that was dated by a simulated clock
+        self._seen_at = time.time()
         self._requested = Stop.GO_ON
         self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
         self._take_up_what_was_left(call.code)
@@ -181,6 +185,7 @@ class _Loop:
             spending=self._spending,
             trial_cost=lambda: self._learned.trial_cost(),
             learn=self._learn_from_others,
+            began=self._began,
         )
         self._runs: list[CellRun] = []
         self._finished_now = 0
@@ -195,6 +200,7 @@ class _Loop:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
         self._health.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
+        self._epoch_seconds = max([time.time(), *(run.contest.newest or 0.0 for run in self._runs)])
         self._store.while_away(self._wait)
         try:
             self._await_nodes(shapes.values())
@@ -329,6 +335,7 @@ class _Loop:
 
     def _work(self) -> None:
         while True:
+            self._note_pauses()
             asked = self._asked()
             if asked is Stop.CANCEL and not self._cancelling:
                 self._cancelling = True
@@ -380,7 +387,8 @@ class _Loop:
                     self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
         self._finished_now += len(over)
         to_come, launched = len(over), self._num_launched
-        for (flight, end), (words, counts) in zip(over, self._books.ended(over, now=self._clock()), strict=True):
+        ended = self._books.ended(over, now=self._clock(), at=self._date())
+        for (flight, end), (words, counts) in zip(over, ended, strict=True):
             to_come -= 1
             self._say(flight, words, counts, num_launched=launched, num_running=len(self._flights) + to_come)
             if self._spool is not None:
@@ -389,6 +397,19 @@ class _Loop:
             self._inbox.popleft()
         for flight, event in over:
             self._measure_again(self._health.ended(flight.trial_id, event, self._flights, began=flight.since))
+
+    def _date(self) -> dt.datetime:
+        """Now, by the clock that the sweep goes by: simulated time has dates of its own."""
+        return dt.datetime.fromtimestamp(self._epoch_seconds + self._clock() - self._began, tz=dt.UTC)
+
+    def _note_pauses(self) -> None:
+        """A loop that stood still was stopped, or the machine slept: it may be another since."""
+        now, before = time.time(), self._seen_at
+        self._seen_at = now
+        if now - before > PAUSE_SECONDS:
+            logger.warning("The orchestrator stood still for %.0f s: one layout of each cell is measured again", now - before)
+            for run in self._runs:
+                run.contest.pause()
 
     def _measure_again(self, cells: Collection[int]) -> None:
         """Trials of these cells wait again, since a node that they were measured on is sick: their searches begin anew with what still counts."""

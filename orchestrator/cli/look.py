@@ -36,8 +36,9 @@ from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import CellRow, CellStatus, Repeats, SweepRow, TrialRow
+    from db.rows import CellRow, CellStatus, SweepRow, TrialRow
     from db.store import Store
+    from orchestrator.core.drift import Change
 
 STATE_STYLES: Mapping[str, str] = {
     TrialState.MEASURED: "green",
@@ -83,11 +84,8 @@ def best(
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
         cells = store.status(row.id)
-        from orchestrator.contest import CONTENDERS  # needs SQLAlchemy
-
-        leading = store.best(row.id, max(top, CONTENDERS))
-        fastest = {cell_id: found[:top] for cell_id, found in leading.items()}
-        standings = {cell_id: _standing(found, store.repeats(cell_id)) for cell_id, found in leading.items()}
+        standings = {cell_id: standing(store, row.id, cell_id, found) for cell_id, found in store.best(row.id, max(top, LEADING)).items()}
+        fastest = {cell_id: of_cell.leading[:top] for cell_id, of_cell in standings.items()}
         others = _other_fingerprints(db, row.id)
     found = [
         {
@@ -101,7 +99,9 @@ def best(
     ]
     if chosen is Format.JSON:
         without = [{**records.cell_record(cell.cell), "reason": why_no_best(cell)} for cell in cells if not fastest.get(cell.cell.id)]
-        write_json("best", {"sweep": row.name, "top": top, "best": found, "cells_without": without, "other_fingerprints": others})
+        drifted = {cell.cell.cell.key: drift for cell in cells if (drift := _drift_of(standings.get(cell.cell.id))) is not None}
+        told = {"sweep": row.name, "top": top, "best": found, "cells_without": without, "drift": drifted, "other_fingerprints": others}
+        write_json("best", told)
     elif chosen is Format.CSV:
         write_csv(_BEST_FIELDS, ([record[name] for name in _BEST_FIELDS] for record in found))
     elif chosen is Format.MD:
@@ -110,33 +110,61 @@ def best(
         _print_best(row.name, cells, fastest, standings, others)
 
 
+LEADING = 16  # of a cell's fastest, that are compared with each other where results are shown
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Standing:
+class Standing:
     """How sure the first place of a cell is."""
 
+    leading: Sequence[TrialRow]  # the fastest first, as the machine is now
     tied: Sequence[int]
     text: str
+    drift: str | None  # how the machine has changed meanwhile; None: by no more than noise
 
 
-def _standing(leading: Sequence[TrialRow], repeats: Mapping[int, Repeats]) -> _Standing:
-    from orchestrator.contest import CONTENDERS, contest_of
+def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Standing:
+    """Of a cell of which these are the fastest by their stored numbers."""
+    from orchestrator.contest import leading_contest  # needs SQLAlchemy
+    from orchestrator.core.winner import USUAL_VARIATION
 
-    verdict = contest_of(leading[:CONTENDERS], repeats).verdict()
+    contest, rows = leading_contest(store, sweep_id, cell_id, leading)
+    verdict = contest.verdict()
     if verdict is None:
-        return _Standing(tied=(), text="")
-    best = repeats.get(verdict.best)
-    num_runs = 1 if best is None else len(best.runs)
-    varies = f"runs of one layout vary by {verdict.run_sd:.1%}"
+        return Standing(leading=leading, tied=(), text="", drift=None)
+    num_runs = contest.num_runs(verdict.best)
+    repeats = show.counted(verdict.num_repeats, "repeat")
+    usual = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
+    varies = f"runs of one layout vary by {verdict.run_sd:.1%} ({repeats})" if verdict.num_repeats else usual
     if not verdict.is_settled:
         shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
-        text = f"No single winner: trials {shown} are tied; {varies}, and with that the 95 % intervals of their step times overlap"
-    elif len(leading) == 1:
+        text = f"No single winner: trials {shown} are tied; {varies}, and with that any of them could be the fastest"
+    elif len(rows) == 1:
         text = f"Trial {verdict.best} is the only layout that was measured"
     elif num_runs == 1:
-        text = f"Trial {verdict.best} is ahead after one run; not confirmed by another (search.confirm)"
+        text = f"Trial {verdict.best} is ahead after one run; {varies}; not confirmed by another (search.confirm)"
     else:
-        text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}, and its 95 % interval still stands apart"
-    return _Standing(tied=verdict.tied, text=text)
+        text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}, and with that no other could be faster"
+    # Those beyond what is compared stand behind, as the store has them.
+    compared = {row.id for row in rows}
+    behind = [row for row in leading if row.id not in compared]
+    return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
+
+
+def _drift_of(of_cell: Standing | None) -> str | None:
+    return None if of_cell is None else of_cell.drift
+
+
+def drift_text(change: Change | None) -> str | None:
+    """One line; None: the machine stayed as it was."""
+    if change is None:
+        return None
+    later = "later" if change.apart_seconds is None else f"{show.duration(change.apart_seconds)} later"
+    return (
+        f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at first and"
+        f" {show.step_time(change.then_seconds)} {later}; where layouts are compared, what was measured"
+        f" meanwhile is corrected by up to {change.largest_correction:.0%}, and its intervals are wider"
+    )
 
 
 _BEST_FIELDS = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
@@ -187,7 +215,7 @@ def _print_best(
     sweep: str,
     cells: Sequence[CellStatus],
     fastest: Mapping[int, Sequence[TrialRow]],
-    standings: Mapping[int, _Standing],
+    standings: Mapping[int, Standing],
     others: Sequence[Mapping[str, Any]],
 ) -> None:
     if not cells:
@@ -203,6 +231,8 @@ def _print_best(
             for trial in found:
                 if (said := said_of(trial.load)) is not None:
                     write_line(f"  trial {trial.id}: {said} while it was measured", style="yellow")
+            if (drift := standings[cell.cell.id].drift) is not None:
+                write_line(f"  {drift}", style="yellow")
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]

@@ -84,7 +84,8 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
         only = chosen[0].id
-        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only], unwaited[only])
+        drifts = _drifts(store, chosen[0], cells[only])
+        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only], unwaited[only], drifts)
     else:
         _print_sweeps([(row, cells[row.id], held[row.id], sessions[row.id]) for row in chosen])
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
@@ -158,6 +159,18 @@ def _status_record(
     }
 
 
+def _drifts(store: Store, row: SweepRow, cells: Sequence[CellStatus]) -> list[str]:
+    """How the machine has changed while each cell was measured, where it was seen to."""
+    from orchestrator.contest import repeated_contest  # needs SQLAlchemy
+
+    found = []
+    for cell in cells:
+        drift = look.drift_text(repeated_contest(store, cell.cell.id).change)
+        if drift is not None:
+            found.append(f"{cell.cell.cell.key}: {drift}" if len(cells) > 1 else drift)
+    return found
+
+
 def _print_status(
     row: SweepRow,
     cells: Sequence[CellStatus],
@@ -165,6 +178,7 @@ def _print_status(
     held: SweepHeld,
     session: SessionRow | None,
     num_unwaited: int,
+    drifts: Sequence[str],
 ) -> None:
     write_line(f"Sweep {row.name}: {_state_text(row, session)}", style="bold")
     write_line(
@@ -196,6 +210,8 @@ def _print_status(
         Column(title="cell", wrap=True),
     ]
     write_table(columns, [_best_so_far(cell) for cell in cells])
+    for line in drifts:
+        write_line(line, style="yellow")
     if not running:
         return
     write()

@@ -120,6 +120,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
     write_line(f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{superseded}", style="bold")
     phases = ", ".join(f"{phase.replace('_', ' ')} {show_as.duration(value)}" for phase, value in attempt.phase_seconds.items())
     facts: list[tuple[str, str | None]] = [
+        ("made for", str(attempt.purpose) if attempt.purpose is not None else None),
         ("started", f"{show_as.at(attempt.started_at)} UTC" + (f", took {show_as.duration(seconds)}" if seconds is not None else "")),
         ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
         ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),

@@ -134,6 +134,8 @@ class TrialRequest(_Message):
     seed: int
     one_rank_per_node: bool = False  # it stands for the others there
     peaks: tuple[KnownPeak, ...] = ()  # at the layout's precision, of the nodes where one was measured already
+    elapsed_seconds: float = 0.0  # from the beginning of the orchestrator's call to this attempt
+    nodes: tuple[str, ...] = ()  # of the gang, as the scheduler calls them
 
     @property
     def tag(self) -> str:

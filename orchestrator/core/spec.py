@@ -219,6 +219,9 @@ class Plateau(Section):
     gain: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
 
 
+ANCHOR_EVERY = 8
+
+
 class Confirm(Section):
     """Measure the fastest layouts of a cell again once its search has ended: a winner is one whose interval stands apart."""
 
@@ -239,11 +242,13 @@ class Search(Section):
     plateau: Plateau | None = None
     bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
+    anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY  # measured trials of a cell; 0: never
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a limit of money where there is none: a stored sweep reads as it did before there could be one."""
-        return {name: value for name, value in write(self).items() if name != "max_cost" or value is not None}
+        """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
+        unasked = {"max_cost": None, "anchor_every": ANCHOR_EVERY}
+        return {name: value for name, value in write(self).items() if name not in unasked or value != unasked[name]}
 
 
 class Objective(StrEnum):

@@ -6,18 +6,18 @@ drawn from what a thing is called, so that the same attempt always goes the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
-from math import exp
+from math import cos, exp, pi
 from statistics import NormalDist
 
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout, Precision, RecomputeMode
 from orchestrator.core.model_shape import ModelShape
 from orchestrator.core.protocol import TrialRequest
-from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
+from orchestrator.core.workload_options import DriftKind, SyntheticDrift, SyntheticFault, SyntheticOptions
 
 SIMULATED_SUFFIX = "-simulated"  # of the name of a sweep that is simulated
 
@@ -55,9 +55,32 @@ def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByP
 def noisy_steps(request: TrialRequest, options: SyntheticOptions, hardware: Hardware) -> Iterator[float]:
     """Seconds of one step after the other, for ever. All ranks draw the same noise, as ranks that wait for each other do."""
     seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
+    seconds *= slowness(options.drift, request.elapsed_seconds, request.nodes)
     name = request.seed, request.layout.key, request.attempt
     for step in count(1):
         yield seconds * log_normal(options.noise, *name, step)
+
+
+def slowness(drifts: Sequence[SyntheticDrift], elapsed_seconds: float, nodes: Sequence[str]) -> float:
+    """How many times as long steps take of an attempt that began then, on these nodes."""
+    factor = 1.0
+    for drift in drifts:
+        if drift.node is None or drift.node in nodes:
+            factor *= 1.0 + drift.size * _strength(drift, elapsed_seconds)
+    return factor
+
+
+def _strength(drift: SyntheticDrift, elapsed_seconds: float) -> float:
+    """0 to 1."""
+    match drift.kind:
+        case DriftKind.SLOW_START:
+            return float(elapsed_seconds < drift.seconds)
+        case DriftKind.STEP:
+            return float(elapsed_seconds >= drift.seconds)
+        case DriftKind.WAVE:
+            return (1.0 - cos(2 * pi * elapsed_seconds / drift.seconds)) / 2
+        case DriftKind.SLOW_NODE:
+            return 1.0
 
 
 def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:

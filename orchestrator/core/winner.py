@@ -1,37 +1,36 @@
-"""Which of a cell's fastest layouts is the winner: told from repeated runs, and called one only where its interval stands apart.
+"""Which of a cell's fastest layouts is the winner: told from repeated runs, and called one only where no other could be faster.
 
-One run says how its own steps vary; how runs of one layout vary among themselves (another node, a busier network) only repeats say.
+What a layout takes is judged with the machine's drift taken out (drift.py). The contenders are those that could be the fastest, given when and where they ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
+from orchestrator.core.drift import USUAL_SD, Change, Estimate, Run, estimate
+from orchestrator.core.purpose import Purpose
+
 WIDTH = 1.96  # standard deviations to either side: 95 %
-RUN_SD = 0.01  # relative, of runs of one layout, before any repeat has shown it: published repeats differ by 0.7 to 4 %
-RUN_SD_WEIGHT = 4.0  # in runs: how long that is believed against what repeats show
-STEP_SD = 0.02  # relative, of a run's median step time where the run itself cannot tell
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What one attempt of a layout measured."""
-
-    step_seconds: float  # median
-    relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
-    load_sd: float = 0.0  # relative standard deviation that the machine's load by others adds (core/machine_load.py)
+COULD_WIN = 0.004  # probability of being faster than the best, above which a layout is tied with it
+USUAL_VARIATION = "1 to 4 %"  # of published repeats of one layout
+CONSIDERED = 16  # of a cell's fastest, besides what was repeated, that are compared with each other
+CONSIDERED_WITH_DRIFT = 64  # once the machine was seen to change: the order of what was measured tells less
+MOST_CONTENDERS = 16  # once the machine was seen to change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What is known of the order at the top, of things named by integers (trial ids)."""
 
-    best: int  # smallest median of its runs
-    tied: Sequence[int]  # with the best and among themselves, fastest first, the best included: alone it is the winner
-    intervals: Mapping[int, tuple[float, float]]  # seconds of a step, of every one that was given
-    run_sd: float  # relative standard deviation of one layout's runs, as the intervals take it
+    best: int  # smallest expected step time
+    tied: Sequence[int]  # that could be faster than the best, the likeliest first, the best included: alone it is the winner
+    order: Sequence[int]  # all that was considered, the fastest first
+    intervals: Mapping[int, tuple[float, float]]  # seconds of a step as the machine is at the last run, of all that was considered
+    run_sd: float  # relative standard deviation of one layout's runs next to each other
+    num_repeats: int  # that it is told from; 0: it is what is usual
+    change: Change | None  # how the machine changed; None: not by more than noise
     repeat: int | None  # to be measured once more next; None: it is settled, or the repeats are spent
 
     @property
@@ -40,26 +39,32 @@ class Verdict:
         return len(self.tied) == 1
 
 
-def judge(runs: Mapping[int, Sequence[Run]], *, contenders: int, repeats: int) -> Verdict | None:
-    """Judge by successive halving in repeats: of the `contenders` fastest that cannot be told apart, half stay in each further round.
+def judge(
+    runs: Mapping[int, Sequence[Run]],
+    *,
+    contenders: int,
+    repeats: int,
+    under_way: Collection[int] = (),
+    given_up: Collection[int] = (),
+) -> Verdict | None:
+    """Judge, and say what to repeat next: of those that could be the best, each in turn, half of the `contenders` in each further round.
 
-    `repeats` is how often one layout is measured beyond its first run. The best is always repeated once, so that no single lucky run wins.
-    None: nothing was measured.
+    `repeats` is how often one layout is measured beyond its first run. The best is always repeated once, so that no single lucky run wins. Once the
+    machine was seen to change, all that could be the best are contenders, and only runs that were made to confirm count as repeats.
+    `under_way` are repeated now; `given_up` cannot be repeated. None: nothing was measured.
     """
     if not runs:
         return None
-    centres = {key: log(median_run(some).step_seconds) for key, some in runs.items()}
-    run_variance = _run_variance(runs)
-    half = {key: WIDTH * sqrt((_step_variance(some) + run_variance) / len(some)) for key, some in runs.items()}
-    order = sorted(runs, key=lambda key: (centres[key], key))
-    best = order[0]
-    tied = [key for key in order if centres[key] - half[key] <= centres[best] + half[best]]
+    standing = _standing(runs)
     return Verdict(
-        best=best,
-        tied=tuple(tied),
-        intervals={key: (exp(centres[key] - half[key]), exp(centres[key] + half[key])) for key in order},
-        run_sd=sqrt(run_variance),
-        repeat=_next(runs, tied, contenders=contenders, repeats=repeats),
+        best=standing.order[0],
+        tied=tuple(standing.tied),
+        order=tuple(standing.order),
+        intervals=standing.intervals,
+        run_sd=standing.run_sd,
+        num_repeats=sum(len(some) - 1 for some in runs.values()),
+        change=standing.change,
+        repeat=_next(runs, standing, contenders=contenders, repeats=repeats, under_way=under_way, given_up=given_up) if repeats else None,
     )
 
 
@@ -68,32 +73,94 @@ def median_run(runs: Sequence[Run]) -> Run:
     return sorted(runs, key=lambda run: run.step_seconds)[len(runs) // 2]
 
 
-def _next(runs: Mapping[int, Sequence[Run]], tied: Sequence[int], *, contenders: int, repeats: int) -> int | None:
-    best = tied[0]
-    staying = contenders
+@dataclass(frozen=True, kw_only=True)
+class _Standing:
+    order: Sequence[int]
+    tied: Sequence[int]
+    could_win: Sequence[int]  # the same with all that drift may have done before any repeat showed it
+    intervals: Mapping[int, tuple[float, float]]
+    run_sd: float
+    change: Change | None
+
+
+def _standing(runs: Mapping[int, Sequence[Run]]) -> _Standing:
+    fastest = _fastest(runs, None, CONSIDERED)
+    found = estimate(runs, fastest)
+    if found.change is not None:
+        found = estimate(runs, _fastest(runs, found, CONSIDERED_WITH_DRIFT))
+    means, faster = found.faster()
+    order = sorted(range(len(found.keys)), key=lambda place: (means[place], found.keys[place]))
+    could_win = [found.keys[place] for place in sorted(order, key=lambda place: -faster[place]) if faster[place] > COULD_WIN]
+    if all(len(some) == 1 for some in runs.values()):
+        return _by_what_is_usual({key: runs[key][0] for key in found.keys}, could_win)
+    sds = found.sd()
+    return _Standing(
+        order=[found.keys[place] for place in order],
+        tied=could_win,
+        could_win=could_win,
+        intervals={found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order},
+        run_sd=found.run_sd,
+        change=found.change,
+    )
+
+
+def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Standing:
+    """Nothing was repeated: what runs of one layout vary by is not known, and taken from what was published."""
+    order = sorted(runs, key=lambda key: (runs[key].step_seconds, key))
+    best = runs[order[0]]
+    sds = {key: sqrt(max(run.variance, USUAL_SD**2)) for key, run in runs.items()}
+    tied = [key for key in order if log(runs[key].step_seconds / best.step_seconds) <= WIDTH * sqrt(sds[key] ** 2 + sds[order[0]] ** 2)]
+    return _Standing(
+        order=order,
+        tied=tied,
+        could_win=could_win,
+        intervals={key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order},
+        run_sd=USUAL_SD,
+        change=None,
+    )
+
+
+def _fastest(runs: Mapping[int, Sequence[Run]], found: Estimate | None, num: int) -> list[int]:
+    """By what stands for their runs, as the machine is at the last run where that is known."""
+    standing = {key: median_run(some) for key, some in runs.items()}
+    seconds = {key: log(run.step_seconds) for key, run in standing.items()}
+    if found is not None:
+        corrections = found.corrections(list(standing.values()))
+        seconds = {key: value + float(off) for (key, value), off in zip(seconds.items(), corrections, strict=True)}
+    return sorted(seconds, key=lambda key: (seconds[key], key))[:num]
+
+
+def _next(
+    runs: Mapping[int, Sequence[Run]],
+    standing: _Standing,
+    *,
+    contenders: int,
+    repeats: int,
+    under_way: Collection[int],
+    given_up: Collection[int],
+) -> int | None:
+    changed = standing.change is not None
+    best, could_win = standing.order[0], standing.could_win
+    done = {key: _num_repeats(runs[key], only_confirming=changed) + (key in under_way) for key in could_win}
+    done |= {key: repeats for key in given_up if key in done}
+    newest = {key: max((run.at for run in runs[key] if run.at is not None), default=None) for key in could_win}
+    last = max((key for key in could_win if newest[key] is not None), key=lambda key: newest[key] or 0.0, default=None)
+    staying = MOST_CONTENDERS if changed else contenders
     for round_of in range(1, repeats + 1):
-        still = tied[: max(1, staying)]
-        if len(still) == 1 and len(tied) == 1 and len(runs[best]) > 1:
+        still = could_win[: max(1, staying)]
+        if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]):
             return None
-        behind = [key for key in still if len(runs[key]) <= round_of]
+        behind = [key for key in still if done[key] < round_of]
         if behind:
-            return min(behind, key=lambda key: (len(runs[key]), still.index(key)))
-        staying = min(contenders, max(2, (staying + 1) // 2))  # one alone could not be told from the others
+            # Not the same one twice in a row: what two runs next to each other agree on may be the hour's, not the layout's.
+            others = [key for key in behind if key != last and key not in under_way]
+            return min(others or behind, key=lambda key: (done[key], still.index(key)))
+        if not changed:
+            staying = min(contenders, max(2, (staying + 1) // 2))  # one alone could not be told from the others
     return None
 
 
-def _run_variance(runs: Mapping[int, Sequence[Run]]) -> float:
-    """Of log step times of one layout's runs, pooled over layouts, beside what is believed beforehand."""
-    total, degrees = RUN_SD_WEIGHT * RUN_SD**2, RUN_SD_WEIGHT
-    for some in runs.values():
-        logs = [log(run.step_seconds) for run in some]
-        mean = sum(logs) / len(logs)
-        total += sum((x - mean) ** 2 for x in logs)
-        degrees += len(logs) - 1
-    return total / degrees
-
-
-def _step_variance(some: Sequence[Run]) -> float:
-    """Of one run's median, by what its steps and the load of its machine say; the mean over the runs."""
-    known = [STEP_SD if run.relative_confidence is None else run.relative_confidence / WIDTH for run in some]
-    return sum(sd**2 + run.load_sd**2 for sd, run in zip(known, some, strict=True)) / len(known)
+def _num_repeats(runs: Sequence[Run], *, only_confirming: bool) -> int:
+    if not only_confirming:
+        return len(runs) - 1
+    return sum(run.purpose is Purpose.CONFIRMATION for run in runs)

@@ -176,6 +176,28 @@ class SyntheticFault(WorkloadOptions):
     first_attempt_only: Flag = False
 
 
+class DriftKind(StrEnum):
+    SLOW_START = "slow_start"  # slower by `size` until `seconds` have passed
+    STEP = "step"  # from then on
+    WAVE = "wave"  # and back again within every `seconds`
+    SLOW_NODE = "slow_node"  # always, on `node`
+
+
+class SyntheticDrift(WorkloadOptions):
+    """How the machine's speed changes: by the seconds since the call of `sweep run` began, on `node` or everywhere."""
+
+    kind: DriftKind
+    size: Annotated[float, Field(strict=True, gt=-0.9, le=10.0)]  # relative: 0.6 is 1.6 times as long
+    seconds: PositiveFloat = 600.0
+    node: Annotated[str, Field(strict=True, min_length=1, max_length=255)] | None = None  # as the scheduler calls it
+
+    @model_validator(mode="after")
+    def _has_its_node(self) -> Self:
+        if self.kind is DriftKind.SLOW_NODE and self.node is None:
+            raise ValueError("slow_node needs the node that is slow: {kind: slow_node, size: 0.3, node: node-1}")
+        return self
+
+
 def _device_name(value: str) -> str:
     if value not in DEVICES:
         close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(value[:80], DEVICES, n=1)
@@ -201,6 +223,9 @@ class SyntheticOptions(WorkloadOptions):
     sleep: Annotated[Flag, Field(description="Take the time that is reported; without it a trial takes milliseconds")] = False
     one_rank_per_node: Annotated[Flag, Field(description="One process stands for all ranks of a node")] = False
     faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), Field(description="What goes wrong, below")] = ()
+    drift: Annotated[
+        tuple[SyntheticDrift, ...], BeforeValidator(_few), Field(description="How the machine's speed changes meanwhile, below")
+    ] = ()
 
     def conditions(self) -> dict[str, Any]:
         """How many processes stand for the ranks changes no number: all of them draw the same noise."""

@@ -143,10 +143,13 @@ def everything_of(bench: Bench) -> list[Any]:
     store, found = bench.store, []
     for row in store.trials(bench.sweep_id):
         detail = store.trial(row.id)
-        trial = replace(detail.trial, id=0, cell_id=0, created_at=None, updated_at=None)
+        trial = replace(detail.trial, id=0, cell_id=0, created_at=None, updated_at=None, measured_at=None)
         attempts = [replace(attempt, started_at=None, ended_at=attempt.ended_at is not None) for attempt in detail.attempts]
         events = [replace(event, id=0, trial_id=0, at=None) for event in detail.events]
-        found.append((trial, attempts, events, store.repeats(bench.cell_id).get(row.id)))
+        repeats = store.repeats(bench.cell_id).get(row.id)
+        if repeats is not None:
+            repeats = replace(repeats, runs=tuple(replace(run, at=None) for run in repeats.runs))
+        found.append((trial, attempts, events, repeats))
     return [found, store.cells(bench.sweep_id)[0].fingerprint_digest]
 
 

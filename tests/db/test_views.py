@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from db import readonly
 from db.store import Store
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.purpose import Purpose
 from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
 
 
@@ -131,3 +133,26 @@ def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
         bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
     bench.store.release(bench.sweep_id, bench.epoch)
     assert bench.store.invalidate("options ->> 'kernel' = 'a'") == 1
+
+
+def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_url: str) -> None:
+    trial_id = bench.measure(2, tokens_per_second_per_gpu=1000.0)
+    for purpose, seconds in ((Purpose.ANCHOR, 0.8), (Purpose.CONFIRMATION, 0.5)):
+        number = bench.store.start_repeat(trial_id, bench.epoch, ["node-a"], purpose=purpose)
+        taken = measurement()
+        taken = replace(taken, step_time=replace(taken.step_time, median=seconds))
+        bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
+    rows = ask(store_url, "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY attempt")
+    assert [(row["attempt"], row["purpose"], row["step_seconds_median"]) for row in rows] == [
+        (1, "new", 0.5),
+        (2, "anchor", 0.8),
+        (3, "confirmation", 0.5),
+    ]
+    assert [row["change_since_first"] for row in rows] == [None, pytest.approx(0.6), pytest.approx(0.0)]
+
+
+def test_an_attempt_says_why_it_was_made(bench: Bench) -> None:
+    trial_id, number = bench.start()
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    bench.store.start_attempt(trial_id, bench.epoch, ["node-b"])
+    assert [attempt.purpose for attempt in bench.store.trial(trial_id).attempts] == [Purpose.NEW, Purpose.RETRY]

@@ -10,13 +10,14 @@ import pytest
 from db.store import Store
 from orchestrator.cell_run import CellRun, known_of
 from orchestrator.core.cell import Cell
+from orchestrator.core.drift import Run
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.packing import Shape
+from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Measuring, Objective, Strategy
 from orchestrator.core.trial_cost import TrialCost
-from orchestrator.core.winner import Run
 from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
 from tests.db.builders import Bench, failure
 from tests.orchestrator.cli_store import fill
@@ -92,7 +93,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
         run.note_measured(trial_id, layout, Run(step_seconds=1.0))
-    run.contest.begin(1)
+    run.contest.begin(1, Purpose.CONFIRMATION)
     found = run.take_doubt()
     assert found is not None
     assert found[:2] == (2, lone)

@@ -74,7 +74,8 @@ def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attemp
     for _ in range(12):
         dying = Dies(fast)
         try:
-            run(store, fast, spec=spec(gpus=1, repeats=1, search={"confirm": {"contenders": 1, "repeats": 1}}), scheduler=dying)
+            confirmed = {"confirm": {"contenders": 1, "repeats": 1}, "anchor_every": 0}
+            run(store, fast, spec=spec(gpus=1, repeats=1, search=confirmed), scheduler=dying)
         except KeyboardInterrupt:
             pass
         started.append(len(dying.started))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def run(store: Store, wanted: SweepSpec, **options: Any) -> tuple[SweepResult, S
 
 
 def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(tmp_path: Path) -> None:
-    asked = order(options={"noise": 0.05})
+    drift = [{"kind": "slow_node", "size": 0.5, "node": "node-0"}, {"kind": "wave", "size": 0.4, "seconds": 600.0}]
+    asked = order(options={"noise": 0.05, "drift": drift})
+    asked = replace(asked, request=asked.request.model_copy(update={"elapsed_seconds": 200.0, "nodes": ("node-0",)}))
     launcher = NodeLauncher(tmp_path, node="here")
     try:
         real = launcher.run(asked)

@@ -1,4 +1,4 @@
-"""An attempt says what its node was busy with beside it: the load by others, and how its GPUs were clocked and slowed down."""
+"""An attempt says why it was made, when it was measured by the clock that its sweep goes by, and what its node was busy with meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-NUMBERS = (
+LOAD = (
     "cpu_cores",
     "own_cpu_cores",
     "sweep_cpu_cores",
@@ -22,12 +22,14 @@ NUMBERS = (
 
 
 def upgrade() -> None:
-    for name in NUMBERS:
+    op.add_column("attempt", sa.Column("purpose", sa.Text()))
+    op.add_column("attempt", sa.Column("measured_at", sa.DateTime()))
+    for name in LOAD:
         op.add_column("attempt", sa.Column(name, sa.Double()))
     op.add_column("attempt", sa.Column("foreign_gpu_processes", sa.Integer()))
     op.add_column("attempt", sa.Column("gpu_throttle_reasons", sa.Text()))
 
 
 def downgrade() -> None:
-    for name in ("gpu_throttle_reasons", "foreign_gpu_processes", *reversed(NUMBERS)):
+    for name in ("gpu_throttle_reasons", "foreign_gpu_processes", *reversed(LOAD), "measured_at", "purpose"):
         op.drop_column("attempt", name)

@@ -1,0 +1,288 @@
+"""Sweeps on machines that drift: how often a layout is called the winner that is not, and what it costs to be sure; print a table, write JSON.
+
+python -m benchmarks.drift [--seeds 200] [--drifts none,slow_start,...] [--rules now,earlier] [--parallel 2] [--max-trials N] [--out FILE.json]
+
+Each run is a whole `run_sweep` over one cell of 32 layouts on the simulated scheduler, with a store of its own; its drift is drawn from the seed. True
+step times are those of workload synthetic without drift and noise. `wrong`: more than 3 % slower than the truly best and called the winner. Rule `earlier`
+is what this project did before it looked at drift: no anchors, no physics, the fastest measured were repeated, and the median of a layout's runs stood for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import exp, log, sqrt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.machine import describe_machine, write_result
+from db.store import Store
+from orchestrator import contest as contest_module
+from orchestrator.contest import Again, Contest
+from orchestrator.core.drift import Run
+from orchestrator.core.fingerprint import Fingerprint
+from orchestrator.core.hardware import DEVICES
+from orchestrator.core.layout import Layout
+from orchestrator.core.purpose import REPEATS, Purpose
+from orchestrator.core.spec import Confirm, SweepSpec
+from orchestrator.core.synthetic import step_seconds
+from orchestrator.core.winner import Verdict, median_run
+from orchestrator.simulation import SimulatedScheduler, simulated
+from orchestrator.sweep import run_sweep
+
+WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
+DEVICE = "h100-sxm"
+NUM_NODES = 4  # where one of them is slow
+
+Entry = dict[str, Any]
+
+
+def _slow_start(random: Random) -> list[Entry]:
+    return [{"kind": "slow_start", "size": random.uniform(0.2, 0.8), "seconds": random.uniform(70, 900)}]
+
+
+def _step(random: Random) -> list[Entry]:
+    size = random.choice([random.uniform(0.1, 0.6), random.uniform(-0.4, -0.1)])
+    return [{"kind": "step", "size": size, "seconds": random.uniform(150, 2200)}]
+
+
+def _steps(random: Random) -> list[Entry]:
+    return [entry for _ in range(3) for entry in _step(random)]
+
+
+def _wave(random: Random) -> list[Entry]:
+    return [{"kind": "wave", "size": random.uniform(0.1, 0.5), "seconds": random.uniform(300, 3000)}]
+
+
+def _slow_node(random: Random) -> list[Entry]:
+    return [{"kind": "slow_node", "size": random.uniform(0.1, 0.5), "node": f"node-{random.randrange(NUM_NODES)}"}]
+
+
+DRIFTS: Mapping[str, Callable[[Random], list[Entry]]] = {
+    "none": lambda _: [],
+    "slow_start": _slow_start,
+    "step": _step,
+    "three_steps": _steps,
+    "wave": _wave,
+    "slow_node": _slow_node,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    drift: str
+    rule: str
+    seed: int
+    max_trials: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    drift: str
+    rule: str
+    seed: int
+    named: bool
+    off: float | None  # of the winner: relative, against the truly best
+    num_tied: int
+    among_tied: bool  # a layout within WRONG of the truly best
+    first_off: float  # of the first of those tied
+    launches: int
+    repeats: int
+
+
+def sweep(case: Case) -> SweepSpec:
+    drift = DRIFTS[case.drift](Random(f"{case.drift}/{case.seed}"))
+    return simulated(
+        SweepSpec.model_validate(
+            {
+                "name": "drift",
+                "model": "llama-3.2-1b",
+                "gpus": 8,
+                "gpus_per_node": 8,
+                "device": DEVICE,
+                "sequence_length": 4096,
+                "global_batch_size": 128,
+                "workload": {"name": "synthetic", "options": {"drift": drift} if drift else {}},
+                "axes": {
+                    "tensor_parallel_size": [1, 2],
+                    "micro_batch_size": [1, 2, 4, 8],
+                    "zero_stage": [1],
+                    "recompute": ["none", "selective_attention", "selective_ops", "full"],
+                },
+                "search": {"seed": case.seed, **({"max_trials": case.max_trials} if case.max_trials else {})},
+            }
+        )
+    )
+
+
+def run_case(case: Case) -> Outcome:
+    spec = sweep(case)
+    if case.rule == "earlier":
+        contest_module.Contest = EarlierContest  # type: ignore[misc]
+    num_nodes = NUM_NODES if case.drift == "slow_node" else 1
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "sweep.sqlite")
+            file.write_bytes(_empty_store())
+            with Store.open(f"sqlite:///{file}") as store:
+                scheduler = SimulatedScheduler(spec, num_nodes=num_nodes)
+                result = run_sweep(
+                    spec,
+                    store=store,
+                    open_scheduler=lambda: scheduler,
+                    code=Fingerprint(orchestrator_version="benchmark"),
+                    hardware=lambda _: DEVICES[DEVICE],
+                    clock=scheduler.clock,
+                )
+                trials = store.trials(result.sweep_id)
+                details = [store.trial(trial.id) for trial in trials if trial.num_attempts > 1]
+    finally:
+        contest_module.Contest = Contest  # type: ignore[misc]
+    ((_, tied),) = result.tied.items()
+    truth = _truth(spec, [trial.layout for trial in trials if trial.step_seconds_median is not None])
+    best = min(truth.values())
+    offs = [truth[layout] / best - 1 for layout in tied]
+    return Outcome(
+        drift=case.drift,
+        rule=case.rule,
+        seed=case.seed,
+        named=len(tied) == 1,
+        off=offs[0] if len(tied) == 1 else None,
+        num_tied=len(tied),
+        among_tied=min(offs) <= WRONG,
+        first_off=offs[0],
+        launches=sum(trial.num_attempts for trial in trials),
+        repeats=sum(attempt.purpose in REPEATS for detail in details for attempt in detail.attempts),
+    )
+
+
+def _truth(spec: SweepSpec, layouts: Sequence[Layout]) -> dict[Layout, float]:
+    (cell,) = spec.cells()
+    return {layout: step_seconds(cell.model, layout, cell.sequence_length, DEVICES[DEVICE]) for layout in layouts}
+
+
+@cache
+def _empty_store() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        Store.open(f"sqlite:///{folder}/sweep.sqlite").close()
+        return Path(folder, "sweep.sqlite").read_bytes()
+
+
+# --- the earlier rule ---------------------------------------------------------------------------------------------------------------
+
+
+class EarlierContest(Contest):
+    """Repeats what was measured fastest, back to back, and takes the median."""
+
+    change = None
+
+    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        return None
+
+    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        runs = {key: [*some, median_run(some)] if key in self._repeating else some for key, some in self._runs.items()}
+        found = _earlier_next(runs, confirm) if runs else None
+        if found is None or found in self._repeating:
+            return None
+        return Again(trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier")
+
+    def verdict(self) -> Verdict | None:
+        tied, _ = _earlier_tied(self._runs)
+        return Verdict(best=tied[0], tied=tied, order=tied, intervals={}, run_sd=0.0, num_repeats=0, change=None, repeat=None)
+
+
+def _earlier_tied(runs: Mapping[int, Sequence[Run]]) -> tuple[list[int], float]:
+    centres = {key: log(median_run(some).step_seconds) for key, some in runs.items()}
+    total, degrees = 4.0 * 0.01**2, 4.0
+    for some in runs.values():
+        logs = [log(run.step_seconds) for run in some]
+        mean = sum(logs) / len(logs)
+        total += sum((x - mean) ** 2 for x in logs)
+        degrees += len(logs) - 1
+    half = {key: 1.96 * sqrt((_earlier_steps(some) + total / degrees) / len(some)) for key, some in runs.items()}
+    order = sorted(runs, key=lambda key: (centres[key], key))
+    return [key for key in order if centres[key] - half[key] <= centres[order[0]] + half[order[0]]], exp(total / degrees)
+
+
+def _earlier_steps(some: Sequence[Run]) -> float:
+    known = [0.02 if run.relative_confidence is None else run.relative_confidence / 1.96 for run in some]
+    return sum(sd**2 for sd in known) / len(known)
+
+
+def _earlier_next(runs: Mapping[int, Sequence[Run]], confirm: Confirm) -> int | None:
+    tied, _ = _earlier_tied(runs)
+    staying = confirm.contenders
+    for round_of in range(1, confirm.repeats + 1):
+        still = tied[: max(1, staying)]
+        if len(still) == 1 and len(tied) == 1 and len(runs[tied[0]]) > 1:
+            return None
+        behind = [key for key in still if len(runs[key]) <= round_of]
+        if behind:
+            return min(behind, key=lambda key: (len(runs[key]), still.index(key)))
+        staying = min(confirm.contenders, max(2, (staying + 1) // 2))
+    return None
+
+
+# --- the table ----------------------------------------------------------------------------------------------------------------------
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    offs = [one.off for one in outcomes if one.off is not None]
+    return {
+        "runs": len(outcomes),
+        "named": len(offs),
+        "wrong": sum(off > WRONG for off in offs),
+        "worst_winner_off": round(max(offs, default=0.0), 4),
+        "tied": len(outcomes) - len(offs),
+        "tied_without_a_good_one": sum(not one.among_tied for one in outcomes),
+        "first_off_over_3_percent": sum(one.first_off > WRONG for one in outcomes),
+        "launches_mean": round(statistics.mean(one.launches for one in outcomes), 2),
+        "repeats_mean": round(statistics.mean(one.repeats for one in outcomes), 2),
+        "repeats_most": max(one.repeats for one in outcomes),
+        "wrong_seeds": [one.seed for one in outcomes if one.off is not None and one.off > WRONG],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--drifts", default=",".join(DRIFTS))
+    parser.add_argument("--rules", default="now,earlier")
+    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--max-trials", type=int, help="default: all layouts are measured")
+    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    cases = [
+        Case(drift=drift, rule=rule, seed=seed, max_trials=arguments.max_trials)
+        for drift in arguments.drifts.split(",")
+        for rule in arguments.rules.split(",")
+        for seed in range(arguments.seeds)
+    ]
+    found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    with ProcessPoolExecutor(max_workers=arguments.parallel) as pool:
+        for outcome in pool.map(run_case, cases, chunksize=4):
+            found[outcome.drift][outcome.rule].append(outcome)
+    table = {drift: {rule: summary(outcomes) for rule, outcomes in rules.items()} for drift, rules in found.items()}
+    shown = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
+    print("| drift | rule |", " | ".join(shown), "|")
+    for drift, rules in table.items():
+        for rule, numbers in rules.items():
+            print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in shown), "|", numbers["wrong_seeds"][:12])
+    if arguments.out is not None:
+        runs = [asdict(one) for rules in found.values() for outcomes in rules.values() for one in outcomes]
+        result = {"max_trials": arguments.max_trials, "wrong_beyond": WRONG, "drifts": table, "outcomes": runs}
+        write_result(arguments.out, benchmark="drift", machine=machine, result=result)
+        print(json.dumps({drift: rules["now"]["wrong"] for drift, rules in table.items() if "now" in rules}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""How the speed of a machine changed between runs, told from layouts that were run more than once; and what each layout takes without that.
+
+Log step time of a run = its layout's + the machine's drift at that time + its nodes' + noise. Drift wanders (an Ornstein-Uhlenbeck process) and may
+step once. How far, how quickly and when is not known: each of a few settings counts by how likely it makes the repeats (numpy). Times are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from math import exp, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.purpose import Purpose
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+
+USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: published repeats differ by 0.7 to 4 %
+# Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
+DRIFT_SDS = ((0.003, 0.40), (0.01, 0.33), (0.03, 0.14), (0.1, 0.08), (0.3, 0.04), (0.6, 0.01))
+LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))  # of what drift remembers, in the time from the first run to the last
+STEPS = (
+    0.25  # probability that the machine changes at once, some time between the first run and the last: a job of others begins, a GPU cools
+)
+STEP_SD = 0.4  # of the logarithm: by how much
+MOST_STEPS = 12  # places where it may have been
+NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
+RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
+MOST_RUNS = 96  # of repeated layouts, the newest: the cost is cubic in them
+KEPT_WEIGHT = 0.998  # of the settings that verdicts rest on, the likeliest
+SEEN = 0.03  # relative: a smaller change of the machine is not spoken of
+LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measured: no limit in practice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one attempt of a layout measured."""
+
+    step_seconds: float  # median
+    relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
+    load_sd: float = 0.0  # relative standard deviation that the load of others adds
+    at: float | None = None  # seconds, from whatever beginning all runs have; None: not known
+    nodes: tuple[str, ...] = ()
+    purpose: Purpose | None = None  # None: not known
+    thrashing: bool = False  # it ran at the memory edge
+
+    @property
+    def variance(self) -> float:
+        """Of the logarithm of its step time, by what the run itself tells."""
+        own = USUAL_SD if self.relative_confidence is None else self.relative_confidence / 1.96
+        return own**2 + self.load_sd**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A layout that showed how the machine has changed, and how much that matters to the others."""
+
+    key: int
+    first_seconds: float
+    then_seconds: float
+    apart_seconds: float | None  # between the two runs; None: not known
+    largest_correction: float  # relative: of a run between the first and the last
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """Of each considered layout the logarithm of its step time, as the machine is at the last run, under each setting that is likely."""
+
+    keys: tuple[int, ...]
+    weights: Floats  # of the settings
+    means: Floats  # settings x layouts
+    covariances: Floats  # settings x layouts x layouts
+    run_sd: float  # of runs of one layout next to each other
+    change: Change | None  # None: the machine did not change by more than noise
+    _rows: _Rows
+    _settings: _Settings
+    _alpha: Floats  # settings x runs: what each run says of drift
+
+    def faster(self) -> tuple[Floats, Floats]:
+        """The mean of each layout, and the probability that it is faster than the one of the smallest mean."""
+        mean = self.weights @ self.means
+        best = int(np.argmin(mean))
+        ahead = self.means[:, [best]] - self.means
+        variance = np.diagonal(self.covariances, axis1=1, axis2=2)
+        of_both = variance + variance[:, [best]] - 2 * self.covariances[:, best, :]
+        faster = self.weights @ _normal_cdf(ahead / np.sqrt(np.maximum(of_both, 1e-12)))
+        faster[best] = 1.0
+        return mean, faster
+
+    def corrections(self, runs: Sequence[Run]) -> Floats:
+        """What is to be added to the logarithm of each run, to have it as the machine is at the last run."""
+        mine, last = self._rows.alone(runs), self._rows.last
+        to_runs = _drift_covariance(mine, self._rows, self._settings)
+        from_last = _drift_covariance(self._rows, self._rows, self._settings)[:, [last], :]
+        found: Floats = -self.weights @ np.einsum("gkm,gm->gk", to_runs - from_last, self._alpha)
+        return found
+
+    def sd(self) -> Floats:
+        """Standard deviation of each layout's logarithm, the settings' disagreement included."""
+        mean = self.weights @ self.means
+        variance = np.diagonal(self.covariances, axis1=1, axis2=2) + (self.means - mean) ** 2
+        found: Floats = np.sqrt(self.weights @ variance)
+        return found
+
+
+def estimate(runs: Mapping[int, Sequence[Run]], considered: Collection[int]) -> Estimate:
+    """What the repeats tell of drift, nodes and noise, and with that of the `considered` layouts; these are at least one.
+
+    A layout that ran once says nothing of drift, for its own time is not known: so its cost is only paid where it is considered.
+    """
+    repeated = _newest({key: some for key, some in runs.items() if len(some) > 1})
+    settings = _settings(runs)
+    if repeated:
+        settings = _weighed(settings, _Rows.of(repeated, settings.span))
+    keys = tuple(dict.fromkeys((*repeated, *considered)))
+    rows = _Rows.of({key: repeated.get(key) or runs[key] for key in keys}, settings.span)
+    means, covariances, drift, alpha = _posterior(rows, settings)
+    return Estimate(
+        keys=keys,
+        weights=settings.weights,
+        means=means,
+        covariances=covariances,
+        run_sd=float(np.sqrt(settings.weights @ settings.run_sd**2)),
+        change=_change(rows, settings.weights @ drift, settings) if repeated else None,
+        _rows=rows,
+        _settings=settings,
+        _alpha=alpha,
+    )
+
+
+# --- settings: how large and how quick drift may be ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Settings:
+    drift_sd: Floats
+    length: Floats  # in spans
+    step_at: Floats  # likewise; below 0: there was none
+    node_sd: Floats
+    run_sd: Floats
+    weights: Floats
+    span: tuple[float, float]  # the first and the last time
+
+    def take(self, chosen: Ints) -> _Settings:
+        parts = {name: getattr(self, name)[chosen] for name in ("drift_sd", "length", "step_at", "node_sd", "run_sd", "weights")}
+        return replace(self, **(parts | {"weights": parts["weights"] / parts["weights"].sum()}))
+
+
+def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
+    """Every combination. Where all ran on the same nodes, what nodes add is in every run."""
+    one_place = len({run.nodes for some in runs.values() for run in some}) < 2
+    times = sorted({run.at for some in runs.values() for run in some if run.at is not None})
+    span = (times[0], times[-1]) if times else (0.0, 0.0)
+    wandering = [(sd, length, -1.0, first * second * (1 - STEPS)) for (sd, first), (length, second) in product(DRIFT_SDS, LENGTHS)]
+    quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
+    share = STEPS / sum(weight for _, weight in quiet)
+    steps = [(sd, 0.3, at, share * weight * part) for (sd, weight), (at, part) in product(quiet, _step_places(times))]
+    nodes = ((0.0, 1.0),) if one_place else NODE_SDS
+    found = np.array(
+        [(*drift[:3], node, run, drift[3] * a * b) for drift, (node, a), (run, b) in product(wandering + steps, nodes, RUN_SDS)]
+    )
+    drift_sd, length, step_at, node_sd, run_sd, weights = found.T
+    return _Settings(drift_sd=drift_sd, length=length, step_at=step_at, node_sd=node_sd, run_sd=run_sd, weights=weights, span=span)
+
+
+def _step_places(times: Sequence[float]) -> list[tuple[float, float]]:
+    """Where the machine may have changed at once: between two runs that follow each other; each place stands for as many such gaps as are nearest."""
+    if len(times) < 3:
+        return []
+    gaps = [(before + after) / 2 for before, after in pairwise(times)]
+    chosen = sorted({round(place) for place in np.linspace(0, len(gaps) - 1, min(len(gaps), MOST_STEPS))})
+    scale = times[-1] - times[0]
+    return [((gaps[place] - times[0]) / scale, 1 / len(chosen)) for place in chosen]
+
+
+def _weighed(settings: _Settings, rows: _Rows) -> _Settings:
+    """The settings under which the repeats are likely, by how likely (restricted maximum likelihood: the layouts' own times are not known)."""
+    lower = _factor(rows, settings)
+    whitened: Floats = np.linalg.solve(lower, np.broadcast_to(rows.design, (len(lower), *rows.design.shape)))
+    y: Floats = np.linalg.solve(lower, np.broadcast_to(rows.y[:, None], (len(lower), len(rows.y), 1)))[..., 0]
+    information = np.einsum("gml,gmk->glk", whitened, whitened)
+    means = np.linalg.solve(information, np.einsum("gml,gm->gl", whitened, y)[..., None])
+    rest = y - (whitened @ means)[..., 0]
+    likelihood = -np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1) - 0.5 * np.linalg.slogdet(information)[1]
+    likelihood = likelihood - 0.5 * (rest**2).sum(axis=1) + np.log(settings.weights)
+    weights = np.exp(likelihood - likelihood.max())
+    order = np.argsort(-weights, kind="stable")
+    share = np.cumsum(weights[order]) / weights.sum()
+    return replace(settings, weights=weights).take(order[: int(np.searchsorted(share, KEPT_WEIGHT)) + 1])
+
+
+# --- the Gaussian model -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """Runs as arrays, in the order of their layouts."""
+
+    keys: tuple[int, ...]  # layouts
+    of_layout: Ints  # place of each run's layout
+    seconds: Floats  # of a step
+    y: Floats  # its logarithm
+    at: Floats  # in spans
+    times: Floats
+    is_timed: bool
+    member: Floats  # runs x nodes: products of two rows are the share of nodes that they have in common
+    nodes: Mapping[str, int]  # columns; the last is of runs of which nobody knows where they were
+    span: tuple[float, float]
+    variance: Floats
+
+    @classmethod
+    def of(cls, runs: Mapping[int, Sequence[Run]], span: tuple[float, float]) -> _Rows:
+        every = [run for some in runs.values() for run in some]
+        first, last = span
+        times = np.array([last if run.at is None else run.at for run in every])
+        names = {name: i for i, name in enumerate(sorted({name for run in every for name in run.nodes}))}
+        return cls(
+            keys=tuple(runs),
+            of_layout=np.repeat(np.arange(len(runs)), [len(some) for some in runs.values()]),
+            seconds=np.array([run.step_seconds for run in every]),
+            y=np.log([run.step_seconds for run in every]),
+            at=(times - first) / max(last - first, 1e-9),
+            times=times,
+            is_timed=all(run.at is not None for run in every),
+            member=_member(every, names),
+            nodes=names,
+            span=span,
+            variance=np.array([run.variance for run in every]),
+        )
+
+    def alone(self, runs: Sequence[Run]) -> _Rows:
+        """Other runs, each as a layout, in the same terms."""
+        found = _Rows.of({place: [run] for place, run in enumerate(runs)}, self.span)
+        return replace(found, member=_member(runs, self.nodes), nodes=self.nodes)
+
+    @property
+    def last(self) -> int:
+        return int(np.argmax(self.at))
+
+    @property
+    def design(self) -> Floats:
+        """1 where a run is of a layout: runs x layouts."""
+        found: Floats = (self.of_layout[:, None] == np.arange(len(self.keys))[None, :]).astype(np.float64)
+        return found
+
+
+def _member(runs: Sequence[Run], nodes: Mapping[str, int]) -> Floats:
+    """Nodes that nothing is known of are in no column: they have nothing in common with others."""
+    member = np.zeros((len(runs), len(nodes) + 1))
+    for row, run in enumerate(runs):
+        member[row, [nodes[name] for name in run.nodes if name in nodes] or [len(nodes)]] = 1.0
+    found: Floats = member / np.sqrt(member.sum(axis=1, keepdims=True))
+    return found
+
+
+def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats:
+    """Of drift and nodes: settings x rows x others."""
+    apart = np.abs(rows.at[:, None] - others.at[None, :])
+    drift = settings.drift_sd[:, None, None] ** 2 * np.exp(-apart / settings.length[:, None, None])
+    before = rows.at[None, :] < settings.step_at[:, None], others.at[None, :] < settings.step_at[:, None]
+    stepped = STEP_SD**2 * (before[0][:, :, None] & before[1][:, None, :])
+    found: Floats = drift + stepped + settings.node_sd[:, None, None] ** 2 * (rows.member @ others.member.T)
+    return found
+
+
+def _factor(rows: _Rows, settings: _Settings) -> Floats:
+    """The Cholesky factor of the runs' covariance, the layouts' own times left out."""
+    covariance = _drift_covariance(rows, rows, settings)
+    noise = rows.variance[None, :] + settings.run_sd[:, None] ** 2
+    lower: Floats = np.linalg.cholesky(covariance + noise[:, None, :] * np.eye(len(rows.y)))
+    return lower
+
+
+def _posterior(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats, Floats, Floats]:
+    """Per setting: means and covariances of the layouts as the machine was at the last run; each run's drift against that; and its weights."""
+    covariance = _drift_covariance(rows, rows, settings)
+    design = rows.design
+    # Layouts have a wide prior about the mean of all: with it everything is one Gaussian vector, conditioned on the runs.
+    level = float(rows.y.mean())
+    y = rows.y - level
+    whole = covariance + LEVEL_SD**2 * (design @ design.T)[None]
+    noise = rows.variance[None, :] + settings.run_sd[:, None] ** 2
+    whole_with_noise = whole + noise[:, None, :] * np.eye(len(y))
+    last = rows.last
+    # What is asked for: layout + drift at the last run, and drift of each run less that at the last.
+    to_layout = LEVEL_SD**2 * design.T[None] + covariance[:, [last], :]
+    to_drift = covariance - covariance[:, [last], :]
+    asked = np.concatenate([to_layout, to_drift], axis=1)
+    weights = np.linalg.solve(whole_with_noise, np.swapaxes(asked, 1, 2))
+    found = level + np.einsum("gmk,m->gk", weights, y)
+    num = len(rows.keys)
+    at_last = covariance[:, last, last][:, None, None]
+    prior = LEVEL_SD**2 * np.eye(num)[None] + at_last
+    posterior = prior - np.einsum("glm,gmk->glk", to_layout, weights[:, :, :num])
+    alpha: Floats = np.linalg.solve(whole_with_noise, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
+    return found[:, :num], posterior, found[:, num:] - level, alpha
+
+
+def _change(rows: _Rows, drifted: Floats, settings: _Settings) -> Change | None:
+    """How the machine has changed, where it has: shown by the repeated layout whose runs differ most."""
+    largest = float(np.abs(drifted).max())
+    changes = (np.maximum(settings.drift_sd, settings.node_sd) >= SEEN) | (settings.step_at >= 0)
+    likely = float(settings.weights[changes].sum())
+    if largest < log(1 + SEEN) or likely < 0.5:
+        return None
+    widest: tuple[float, int, int] | None = None
+    for place in range(len(rows.keys)):
+        mine = np.flatnonzero(rows.of_layout == place)
+        mine = mine[np.argsort(rows.at[mine], kind="stable")]
+        for other in mine[1:]:
+            off = abs(float(rows.y[other] - rows.y[mine[0]]))
+            if widest is None or off > widest[0]:
+                widest = off, int(mine[0]), int(other)
+    assert widest is not None, "drift is told by repeats"
+    _, first, then = widest
+    return Change(
+        key=rows.keys[int(rows.of_layout[first])],
+        first_seconds=float(rows.seconds[first]),
+        then_seconds=float(rows.seconds[then]),
+        apart_seconds=float(rows.times[then] - rows.times[first]) if rows.is_timed else None,
+        largest_correction=exp(largest) - 1,
+    )
+
+
+def _newest(runs: Mapping[int, Sequence[Run]]) -> dict[int, Sequence[Run]]:
+    """As many layouts as there is room for, those with the newest runs; in the order given."""
+    room, kept = MOST_RUNS, set[int]()
+    for key in sorted(runs, key=lambda key: -max((run.at or 0.0) for run in runs[key])):
+        room -= len(runs[key])
+        if room < 0 and kept:
+            break
+        kept.add(key)
+    return {key: some for key, some in runs.items() if key in kept}
+
+
+def _normal_cdf(z: Floats) -> Floats:
+    """Abramowitz and Stegun 26.2.17, absolute error below 8e-8; numpy has no error function."""
+    t = 1.0 / (1.0 + 0.2316419 * np.abs(z))
+    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    tail = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi) * series
+    values: Floats = np.where(z >= 0, 1.0 - tail, tail)
+    return values
