@@ -24,6 +24,7 @@ def _key(takes: str, means: str) -> KeyWords:
     return KeyWords(takes=takes, means=means)
 
 
+_LIMIT = "`auto`, duration"
 _COUNTS = "`auto`, a number, a list"
 _BYTES = "number (per token), or [bytes](#bytes)"
 
@@ -95,14 +96,25 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
             "`node`: nobody else on a gang's nodes, for cleaner numbers. `none`: gangs of less than a node share one (column `shared_nodes` of an attempt says whether they did)",
         ),
         "preflight": _key("`true`, `false`", "Look at a node before its first trial, and use none that is not fit: [nodes.md](nodes.md)"),
+        "wait_for_nodes": _key(
+            "duration",
+            "How long a cell whose gangs the nodes that are left cannot hold waits for those that are gone, or for others in their place: from when the"
+            " last of them went. Others go on meanwhile; then the call ends with exit code 75",
+        ),
     },
     "limits": {
-        "start": _key("duration", "Process start to the workload's `main`"),
-        "rendezvous": _key("duration", "Process group, model and optimizer"),
-        "first_step": _key("duration", "The first optimizer step, compilation included"),
-        "steady": _key("duration", "From one later step to the next"),
-        "teardown": _key("duration", "After the result was written"),
-        "total": _key("duration", "The whole attempt"),
+        "start": _key(_LIMIT, "Process start to the workload's `main`. `auto`: 120 s"),
+        "rendezvous": _key(_LIMIT, "Process group, model and optimizer. `auto`: 120 s, and 0.5 s for each rank"),
+        "first_step": _key(_LIMIT, "The first optimizer step, compilation included. `auto`: 300 s, and 5 times the predicted step"),
+        "steady": _key(
+            _LIMIT,
+            "From one later step to the next. `auto`: 60 s, 5 times the predicted step, or 5 times the slowest step so far: the longest of them",
+        ),
+        "teardown": _key(_LIMIT, "After the result was written. `auto`: 20 s"),
+        "total": _key(
+            _LIMIT,
+            "The whole attempt. `auto`: 1800 s, or what is around its steps and twice the time of `warmup_steps` + `max_steps` steps, if that is longer",
+        ),
     },
     "search": {
         "strategy": _key(
@@ -366,7 +378,7 @@ COLUMNS: Mapping[str, str] = {
     "sweep": "the sweep's name",
     "sweep_cpu_cores": "the same to other attempts of the sweep, its orchestrator and Ray, where they are on the node",
     "sweep_id": "number of the sweep",
-    "teardown_seconds": "time in phase teardown, slowest rank",
+    "teardown_seconds": "from the end of the last step, or for a program that tells none from its end, to the last process gone",
     "tensor_parallel_size": "ranks that share each layer",
     "thrashing": "ran at the memory edge with allocator retries: slower than it looks like",
     "tied_embeddings": "whether the output head is the input embedding",
@@ -424,11 +436,11 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     ),
     _K.HUNG: _failure(
         "no progress within the phase's limit, after the first step began",
-        "its log ends with every rank's stack; raise the limit if it was only slow",
+        "its log ends with every rank's stack; if it was only slow, the message says which limit to change",
     ),
     _K.START_TIMEOUT: _failure(
         "the limit of `start` or `rendezvous` passed",
-        "a slow import or a network that does not connect; raise the limit if it was only slow",
+        "a slow import or a network that does not connect; if it was only slow, the message says which limit to change",
     ),
     _K.NCCL: _failure(
         "communication failed, and no rank did worse before", "`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`"

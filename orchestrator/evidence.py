@@ -25,9 +25,9 @@ def attempt_facts(
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
     """What an attempt cost, whatever became of it. A phase took as long as the slowest rank's."""
-    phases = {
-        phase: max(r.phase_seconds.get(phase, 0.0) for r in results) for phase in Phase if any(phase in r.phase_seconds for r in results)
-    }
+    notes = [outcome.failure for report in event.reports for outcome in report.ranks if outcome.failure is not None]
+    told = [said.phase_seconds for said in results or notes]  # of a failed attempt: until it failed
+    phases = {phase: max(each.get(phase, 0.0) for each in told) for phase in Phase if any(phase in each for each in told)}
     teardowns = [report.teardown_seconds for report in event.reports if report.teardown_seconds is not None]
     if results and teardowns:  # a rank tells of its own until it has handed its result over
         phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)

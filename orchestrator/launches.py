@@ -294,7 +294,7 @@ class Launches:
     def _waiting(self, run: CellRun, nodes: tuple[str, ...], *, elsewhere: bool = False) -> bool:
         """Start what was launched before, and waits; what should be alone, only where it is.
 
-        What hung goes to other nodes where these are such, and else, unless it is asked for `elsewhere` alone, comes last.
+        What hung goes to other nodes. Where it cannot, it comes last: not while only what can go `elsewhere` is asked for.
         """
         is_alone = bool(run.waiting) and self._turns.are_unused(nodes)
         trials = [trial for trial in run.waiting if is_alone or trial.id not in run.suspects]
@@ -302,6 +302,13 @@ class Launches:
         trial = next(iter(fresh if elsewhere or fresh else trials), None)
         if trial is None:
             return False
+        if trial not in fresh:
+            hung_on = run.hung_on[trial.id]
+            if self._turns.is_possible_without(run.shape, hung_on):
+                others = self._turns.elsewhere(run, hung_on, self._scheduler.rooms())
+                if others is None and run.num_new:
+                    return False  # they may be free when what runs has ended
+                nodes = others or nodes
         run.waiting.remove(trial)
         run.launched += trial.num_attempts == 0
         self._books.launched(is_new=False)

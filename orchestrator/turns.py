@@ -56,6 +56,15 @@ class Turns:
         start = self._floor.next_start(waiting, now=now, rooms=rooms)
         return None if start is None else (runs[start.index], start.nodes)
 
+    def is_possible_without(self, shape: Shape, nodes: Collection[str]) -> bool:
+        """The same of the other nodes."""
+        return self._floor.holds_without(shape, nodes)
+
+    def elsewhere(self, run: CellRun, without: Collection[str], rooms: Mapping[str, Room]) -> tuple[str, ...] | None:
+        """Free nodes for a gang of the cell, none of these among them; None: there are not enough now."""
+        gang = WaitingGang(shape=run.shape, seconds=run.expected_seconds, exclusive=self._is_exclusive(run))
+        return self._floor.place_elsewhere(gang, without, rooms=rooms)
+
     def _is_exclusive(self, run: CellRun) -> bool:
         """Whether all gangs of the cell get their nodes for themselves: as asked, or since one of its trials ran a node out of memory."""
         return self._exclusive or run.needs_own_nodes

@@ -171,6 +171,7 @@ def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
         phase=rank.phase,
         step=rank.step,
         at_unix_seconds=time.time(),
+        phase_seconds=rank.phase_seconds(),
         out_of_memory=any(is_out_of_memory(_qualified_name(cls), message) for cls in type(exc).__mro__[:-1]),
         peak_memory_allocated_bytes=allocated,
         device_memory_bytes=capacity,

@@ -111,6 +111,11 @@ class Floor:
         self._count()
         self._emptied = {key: self._emptied_by(held) for key, held in self._held.items()}
 
+    def holds_without(self, shape: Shape, nodes: Collection[str]) -> bool:
+        """Whether the others of these nodes, all of them free, hold such a gang."""
+        others = sum(slots >= shape.slots_per_node for node, slots in self._slots_of.items() if node not in nodes)
+        return others >= shape.num_nodes
+
     def holds(self, shape: Shape) -> bool:
         """Whether these nodes, all of them free, hold such a gang."""
         least = shape.slots_per_node
@@ -174,6 +179,11 @@ class Floor:
                 if _is_overdue(gang, len(waiting)):
                     starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
         return None
+
+    def place_elsewhere(self, gang: WaitingGang, without: Collection[str], *, rooms: Mapping[str, Room]) -> tuple[str, ...] | None:
+        """Nodes that have room for the gang now, none of these among them; None: there are not enough."""
+        nodes = self._place(gang, rooms, without=frozenset(without))
+        return None if nodes is None else tuple(sorted(nodes))
 
     def _place(self, gang: WaitingGang, rooms: Mapping[str, Room], *, without: frozenset[str]) -> tuple[str, ...] | None:
         """Nodes that have room now: where agents with room stand, then those that it leaves the fewest free slots on."""

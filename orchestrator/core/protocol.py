@@ -195,6 +195,7 @@ class RankFailure(_Message):
     step: Step = 0
     at_unix_seconds: Annotated[float, Field(ge=0, le=1e11)]
     out_of_memory: bool = False
+    phase_seconds: Annotated[dict[Phase, Seconds], Field(max_length=8)] = {}  # until then
     peak_memory_allocated_bytes: Bytes | None = None
     device_memory_bytes: Bytes | None = None
 

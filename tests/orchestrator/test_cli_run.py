@@ -114,3 +114,59 @@ def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
 def test_a_bound_is_refused_where_the_strategy_expects_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(file), "search.bound=0.01", "search.strategy=random"]) == 2
     assert "search.bound: strategy random expects nothing of a layout" in capsys.readouterr().err
+
+
+# -- time limits -----------------------------------------------------------------------------------------------------------------
+
+LARGE = [
+    "workload=synthetic",
+    "model=llama-3.1-70b",
+    "gpus=16",
+    "global_batch_size=256",
+    "axes.tensor_parallel_size=8",
+    "axes.pipeline_parallel_size=2",
+]
+
+
+def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, file, *LARGE, "measurement.limits.steady=60")
+    assert re.search(
+        r"llama-3\.1-70b_16gpu_s4096_gb256: measurement\.limits\.steady is 1 min 00 s, and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16"
+        r" is predicted to take [\d.]+ s, [\d.]+ s at most \(and 1 more of 2 layouts that should fit\): they may end as hung\."
+        r" Write auto, or at least \d{3,}",
+        " ".join(text.split()).replace("dp1 ", ""),
+    ), text
+    (cell,) = json.loads(planned(capsys, file, *LARGE, "measurement.limits.steady=60", "--json"))["cells"]
+    assert len(cell["limit_warnings"]) == 1
+
+
+@pytest.mark.parametrize("limits", ["steady=auto", "steady=1h", "start=1", "teardown=1"])
+def test_a_plan_warns_of_no_other_limit(file: Path, limits: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell,) = json.loads(planned(capsys, file, *LARGE, f"measurement.limits.{limits}", "--json"))["cells"]
+    assert cell["limit_warnings"] == []
+
+
+def test_validate_warns_as_well(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["validate", str(file), *LARGE, "measurement.limits={first_step: 60, total: 10min}"]
+    assert cli.main(arguments) == 0
+    told = capsys.readouterr().err
+    assert "warning: llama-3.1-70b_16gpu_s4096_gb256: measurement.limits.first_step is 1 min 00 s" in told
+    assert "measurement.limits.total is 10 min 00 s" in told
+    assert cli.main([*arguments, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
+
+
+def test_a_cell_that_hangs_is_told_at_the_end_in_the_exit_code_and_in_the_status(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
+    slow = ["model=[llama-3.1-8b, llama-3.1-70b]", "gpus=16", "global_batch_size=256", "axes.tensor_parallel_size=8",
+            "axes.pipeline_parallel_size=[1, 2]", "axes.zero_stage=[0, 1]", "axes.micro_batch_size=[1, 2, 4]", "search.confirm.repeats=0"]  # fmt: skip
+    assert cli.main(["run", str(file), *slow, "measurement.limits.steady=30", "--simulate"]) == 4
+    told = capsys.readouterr().err
+    assert "llama-3.1-70b_16gpu_s4096_gb256 was stopped: its attempts failed again and again while others ran" in told
+    assert "steady limit of 30 s passed without a new step after step 2 (measurement.limits.steady of the sweep file" in told
+    assert cli.main(["status", "priced-simulated"]) == 0
+    assert "stopped (every layout is known; its attempts failed again and again while others ran)" in capsys.readouterr().out
+    assert cli.main(["run", str(file), *slow, "--simulate", "-q"]) == 0, "without the number the same sweep goes on, and measures it"

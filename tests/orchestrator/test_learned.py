@@ -58,6 +58,7 @@ class Past:
 
     def __init__(self, store: Store, chosen: SweepSpec, *, device_name: str = DRIVER_NAME, torch: str = "2.13.0") -> None:
         self.store, self.spec, self.device_name, self.torch = store, chosen, device_name, torch
+        self.waits = True  # for the steps that it tells of
         self.sweep_id = store.ensure_sweep(chosen.name, chosen.model_dump_json(), chosen.conditions())
         self.epoch = store.acquire(self.sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=600)
 
@@ -92,7 +93,7 @@ class Past:
                 epoch=self.epoch,
                 measurement=value,
                 fingerprint=fingerprint().model_copy(update={"stack": stack}),
-                phases={Phase.STEADY: 15 * float(taken)},
+                phases={Phase.STEADY: 15 * float(taken) if self.waits else 0.0},
                 gpu_seconds=cell.num_gpus * (15 * float(taken) + 40.0),
             )
 
@@ -161,6 +162,17 @@ def test_a_new_cell_starts_from_what_another_sweep_measured_on_other_gpus(store:
     assert 1.1 < ratio(found, large) < 1.35
     assert found.launch_seconds == pytest.approx(40.0)
     assert found.timed_steps == 12
+
+
+def test_what_a_launch_costs_is_not_learned_of_trials_that_did_not_wait_for_their_steps(store: Store) -> None:
+    small, large = spec().cells()
+    past = Past(store, spec(name="relative"))
+    past.waits = False
+    past.measure(small, layouts_of(small), times(small, 1.3))
+    assert ask(store, spec()).launch_seconds is None
+    past.waits = True
+    past.measure(large, layouts_of(large), times(large, 1.3))
+    assert ask(store, spec()).launch_seconds == pytest.approx(40.0)
 
 
 def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_not(store: Store) -> None:

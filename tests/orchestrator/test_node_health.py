@@ -17,7 +17,7 @@ from db.store import Store
 from orchestrator import node_health
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.core.failures import FailureKind
+from orchestrator.core.failures import HANG_KINDS, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout_table import LayoutTable
@@ -432,6 +432,23 @@ def test_where_a_gang_of_several_nodes_hangs_nobody_is_blamed(store: Store) -> N
     scheduler = TwoReports(script, device=Device.CUDA, nodes={f"n{i}": 1 for i in range(4)})
     run(store, scheduler, spec(gpus=2, gpus_per_node=1, search={"max_parallel_trials": 1}))
     assert store.benches(store.sweep_named("t").id) == []
+
+
+@pytest.mark.parametrize("kind", sorted(HANG_KINDS))
+def test_a_node_on_which_two_trials_hung_that_ran_elsewhere_is_benched(store: Store, kind: FailureKind) -> None:
+    result = run(store, failing_on("n1", kind))
+    assert [(bench.node, bench.reason) for bench in store.benches(store.sweep_named("t").id)] == [("n1", BenchReason.FAULTS)]
+    assert result.counts[TrialState.MEASURED] == 6
+
+
+@pytest.mark.parametrize("kind", sorted(HANG_KINDS))
+def test_layouts_that_hang_wherever_they_run_bench_nobody(store: Store, kind: FailureKind) -> None:
+    def script(request: TrialRequest) -> float | FailureKind:
+        return kind if request.layout.micro_batch_size > 1 else fast(request)
+
+    result = run(store, FakeScheduler(script, device=Device.CUDA, nodes={"n0": 1, "n1": 1, "n2": 1}))
+    assert store.benches(store.sweep_named("t").id) == []
+    assert (result.counts[TrialState.MEASURED], result.counts[TrialState.FAILED]) == (2, 4)
 
 
 def test_the_bench_can_be_asked_about_in_sql(store: Store, sqlite_url: str) -> None:

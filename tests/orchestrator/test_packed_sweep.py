@@ -149,6 +149,46 @@ def test_without_enough_nodes_a_cell_waits_for_others_and_is_then_given_up(store
     assert not result.finished
 
 
+@pytest.mark.parametrize("patience", [60.0, 7200.0])
+def test_how_long_nodes_are_waited_for_is_the_files_to_say(store: Store, patience: float) -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += 20.0
+
+    chosen = spec(**SIZES, measurement={"wait_for_nodes": patience})
+    result, _ = run(store, fast, spec=chosen, scheduler=Nodes(fast, {1: {"a": 2}}, at_idle=wait), clock=lambda: now[0])
+    assert StopReason.NODES in result.stopped.values()
+    assert patience < now[0] <= patience + 40.0
+
+
+def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_not(store: Store) -> None:
+    """Of four nodes one is gone from the first end on, another after 50 s, and this one comes and goes ever after."""
+    now = [0.0]
+    all_nodes = {"a": 2, "b": 2, "c": 2, "d": 2}
+    without_d = dict.fromkeys("abc", 2)
+
+    class Flapping(Nodes):
+        def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+            events = super().poll(timeout_seconds)
+            if events:
+                return events
+            now[0] += 10.0
+            is_gone = now[0] >= 50.0 and int(now[0] // 10) % 2 == 1
+            nodes = dict.fromkeys("ab", 2) if is_gone else without_d
+            self._slots = Slots(device=Device.CUDA, device_name=None, nodes=nodes)
+            self._floor.resize(nodes)
+            return events
+
+    scheduler = Flapping(fast, {1: without_d})
+    scheduler._slots = Slots(device=Device.CUDA, device_name=None, nodes=all_nodes)
+    scheduler._floor.resize(all_nodes)
+    chosen = spec(gpus=[1, 8], gpus_per_node=2, axes={"micro_batch_size": [1], "recompute": "none"}, measurement={"wait_for_nodes": 100})
+    result, _ = run(store, fast, spec=chosen, scheduler=scheduler, clock=lambda: now[0])
+    assert StopReason.NODES in result.stopped.values()
+    assert 50.0 + 100.0 < now[0] <= 50.0 + 120.0
+
+
 def test_nodes_that_come_back_are_used_again(store: Store) -> None:
     now = [0.0]
     scheduler = Nodes(fast, {1: {"a": 2}})

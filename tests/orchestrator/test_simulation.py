@@ -20,7 +20,7 @@ from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
-from orchestrator.core.spec import SweepSpec
+from orchestrator.core.spec import WAIT_FOR_NODES_SECONDS, SweepSpec
 from orchestrator.gang import Finished
 from orchestrator.launcher import NodeLauncher
 from orchestrator.progress import StopReason, SweepResult
@@ -156,6 +156,50 @@ def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
     assert {a.state for a in lost} == {AttemptState.REQUEUED}
     assert not {t.state for t in store.trials(result.sweep_id)} & {TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING}
     assert len(scheduler.slots.nodes) < 8 or scheduler.clock() > NODE_AWAY_SECONDS
+
+
+def test_a_lost_node_is_back_before_a_sweep_that_needs_it_gives_up(store: Store) -> None:
+    """All of its nodes, of which one is lost every quarter of an hour in the mean: every gang waits for it."""
+    result, scheduler = run(
+        store, spec(gpus=64, global_batch_size=64, axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]}), node_loss_hours=2.0
+    )
+    assert NODE_AWAY_SECONDS < WAIT_FOR_NODES_SECONDS
+    assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
+    attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
+    assert any(a.failure is not None and a.failure.kind is FailureKind.NODE_LOST for a in attempts)
+    assert scheduler.clock() > NODE_AWAY_SECONDS
+
+
+def test_a_sweep_that_does_not_wait_for_a_lost_node_ends_with_what_it_has(store: Store) -> None:
+    impatient = spec(
+        gpus=64, global_batch_size=64, axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]}, measurement={"wait_for_nodes": 60}
+    )
+    result, _ = run(store, impatient, node_loss_hours=2.0)
+    assert StopReason.NODES in result.stopped.values()
+
+
+def test_nodes_go_while_nobody_runs_as_well() -> None:
+    scheduler = SimulatedScheduler(simulated(spec(gpus=64)), node_loss_hours=1.0)
+    while scheduler.clock() < 3600.0:
+        scheduler.poll(0.5)
+    fewest = len(scheduler.slots.nodes)
+    assert fewest < 8, "eight nodes that run for an hour each, and are away for ten minutes"
+
+
+def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell(store: Store) -> None:
+    """70B on 16 GPUs takes 60 to 160 s a step, and 8B takes 5."""
+    slow = spec(model=["llama-3.1-8b", "llama-3.1-70b"], gpus=16, global_batch_size=256, measurement={"limits": {"steady": 60}},
+                axes={"micro_batch_size": [1, 2], "tensor_parallel_size": 8, "pipeline_parallel_size": [1, 2], "recompute": ["none", "full"], "zero_stage": [0, 1]})  # fmt: skip
+    result, _ = run(store, slow)
+    reasons = {cell.model.name: reason for cell, reason in result.stopped.items()}
+    assert reasons["llama-3.1-8b"] is StopReason.EXHAUSTED
+    assert [cell.model.name for cell in result.nothing_feasible] == ["llama-3.1-70b"]
+    hung = [t for t in store.trials(result.sweep_id) if t.failure_kind is FailureKind.HUNG]
+    assert hung
+    assert all("steady limit of 60 s" in (t.failure_message or "") for t in hung)
+    automatic = SweepSpec.model_validate(slow.model_dump() | {"name": "auto", "measurement": {}})
+    result, _ = run(store, automatic)
+    assert result.nothing_feasible == []
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])

@@ -118,6 +118,18 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
         run(store, fast, spec=spec(workload="synthetic"))
 
 
+def test_a_sweep_that_was_stored_with_limits_in_numbers_goes_on_as_the_same(store: Store) -> None:
+    """As an earlier program wrote its defaults."""
+    numbers = {"start": 120.0, "rendezvous": 120.0, "first_step": 300.0, "steady": 60.0, "teardown": 20.0, "total": 1800.0}
+    before = spec(measurement={"limits": numbers}, search={"max_trials": 2})
+    run(store, fast, spec=before)
+    stored = SweepSpec.model_validate_json(store.sweep_named("t").spec_json)
+    assert stored.measurement.limits.steady == 60.0
+    result, scheduler = run(store, fast)
+    assert len(scheduler.started) == 12 - 4
+    assert result.finished
+
+
 def test_an_out_of_memory_condemns_what_needs_more_without_a_launch(store: Store) -> None:
     _, scheduler = run(store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "random", "seed": 5}))
     rows = store.trials(store.sweep_named("t").id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def test_a_heartbeat_replaces_the_one_before_whatever_their_lengths(run_dir: Pat
     rank = ranks.context()
     for phase, step, timed in [(Phase.RENDEZVOUS, 0, False), (Phase.STEADY, 123456789, True), (Phase.STEADY, 1, False)]:
         rank.heartbeat(phase, step, timed=timed)
-        assert decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes()) == Heartbeat(phase=phase, step=step, timed=timed)
+        said = decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes())
+        assert said == Heartbeat(phase=phase, step=step, timed=timed, at=said.at)
+        assert said.at == pytest.approx(time.monotonic(), abs=60.0)
 
 
 def test_an_exception_becomes_a_note_that_says_where(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

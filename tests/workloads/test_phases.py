@@ -1,0 +1,102 @@
+"""Where the time of a real attempt went: no phase of any workload is left out that could be known, and together they are the attempt."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.protocol import Phase
+from orchestrator.evidence import attempt_facts
+from orchestrator.gang import Finished
+from orchestrator.launcher import NodeLauncher
+from tests.orchestrator.launching import order
+
+ALL = set(Phase)
+STEPS = """
+    import json, os, time
+    time.sleep(0.4)  # it imports, meets the others and compiles
+    with open(os.environ["SWEEP_METRICS_FILE"], "w", buffering=1) as file:
+        for _ in range(8):
+            time.sleep(0.1)
+            file.write(json.dumps({"step_seconds": 0.1}) + "\\n")
+    time.sleep(0.3)  # it saves
+"""
+AT_ITS_END = """
+    import json, os, time
+    time.sleep(0.2)
+    json.dump({"step_seconds": [0.1, 0.1]}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+"""
+
+_trial_ids = count(1)
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
+    launcher = NodeLauncher(tmp_path_factory.mktemp("phases"), node="node-a")
+    yield launcher
+    launcher.close()
+
+
+def phases_of(launcher: NodeLauncher, program: str, options: dict[str, Any]) -> tuple[Mapping[Phase, float], float]:
+    """As the store is told them, of an attempt whose rank server has imported its program already; and how long it took in all."""
+    launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
+    report = launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
+    assert report.failure is None, report.failure
+    results = [outcome.result for outcome in report.ranks if outcome.result is not None]
+    end = Finished(trial_id=1, reports=[report], failure=None, gpu_seconds=report.seconds)
+    return attempt_facts(end, results, None, num_gpus=1)["phases"], report.seconds
+
+
+def command(source: str) -> dict[str, Any]:
+    return {"argv": [sys.executable, "-c", textwrap.dedent(source).replace("{", "{{").replace("}", "}}")]}
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "known"),
+    [
+        ("workloads.llama", {}, ALL),
+        ("workloads.synthetic", {"sleep": True, "time_scale": 30.0}, ALL),
+        ("workloads.command", command(STEPS), ALL - {Phase.RENDEZVOUS}),  # what comes before its first step is one to us
+    ],
+    ids=["llama", "synthetic", "command"],
+)
+def test_the_phases_of_an_attempt_add_up_to_it(launcher: NodeLauncher, program: str, options: dict[str, Any], known: set[Phase]) -> None:
+    if program == "workloads.llama":
+        pytest.importorskip("torch")
+    phases, seconds = phases_of(launcher, program, options)
+    assert set(phases) == known
+    assert min(phases.values()) >= 0
+    assert sum(phases.values()) == pytest.approx(seconds, rel=0.2, abs=0.3)
+
+
+def test_a_program_that_tells_of_each_step_is_timed_by_its_lines(launcher: NodeLauncher) -> None:
+    phases, _ = phases_of(launcher, "workloads.command", command(STEPS))
+    assert phases[Phase.FIRST_STEP] == pytest.approx(0.5, abs=0.4), "0.4 s and a step, and Python starts"
+    assert phases[Phase.STEADY] == pytest.approx(0.7, abs=0.3)
+    assert phases[Phase.TEARDOWN] >= 0.25
+
+
+def test_of_a_program_that_tells_nothing_until_its_end_no_phase_is_made_up(launcher: NodeLauncher) -> None:
+    phases, _ = phases_of(launcher, "workloads.command", command(AT_ITS_END))
+    assert set(phases) == {Phase.START, Phase.TEARDOWN}
+
+
+def test_an_attempt_that_failed_has_the_phases_until_then(launcher: NodeLauncher) -> None:
+    options = {"faults": [{"fault": "oom", "at": "step_3"}], "sleep": True, "time_scale": 20.0}
+    report = launcher.run(order(trial_id=next(_trial_ids), options=options))
+    end = Finished(trial_id=1, reports=[report], failure=report.failure, gpu_seconds=report.seconds)
+    assert set(attempt_facts(end, [], None, num_gpus=1)["phases"]) == ALL - {Phase.TEARDOWN}
+
+
+def test_a_hang_in_teardown_is_time_of_the_teardown(launcher: NodeLauncher, tmp_path: Path) -> None:
+    options = {"faults": [{"fault": "hang", "at": "teardown"}]}
+    report = launcher.run(order(trial_id=next(_trial_ids), options=options, limits={"teardown": 0.5}))
+    assert report.failure is None
+    assert report.teardown_seconds is not None
+    assert 0.5 <= report.teardown_seconds <= report.seconds
