@@ -494,7 +494,7 @@ class _Loop:
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
             num_running=len(self._flights),
-            most_to_come=new + repeats,
+            most_to_come=new + repeats if self._asked() is Stop.GO_ON else 0,
             may_end_early=bool(repeats) or search.plateau is not None or search.bound is not None,
             wall_seconds_left=self._spending.wall_seconds_left,
             gpu_seconds_left=self._spending.gpu_seconds_left,
