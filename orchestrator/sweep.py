@@ -488,8 +488,11 @@ class _Loop:
     def _time_left(self) -> TimeLeft | None:
         search, confirm = self._spec.search, self._spec.search.confirm
         new = sum(self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs)
-        open_cells = [run for run in self._runs if not run.is_settled and run.stopped in {None, *DECIDED}]
-        repeats = sum(max(confirm.contenders * confirm.repeats - run.contest.num_repeats, 0) for run in open_cells)
+        most = confirm.contenders * confirm.repeats
+        searching = sum(run.stopped is None for run in self._runs)
+        # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
+        confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
+        repeats = most * searching + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
