@@ -521,13 +521,16 @@ class _Loop:
     def _time_left(self) -> TimeLeft | None:
         search, confirm = self._spec.search, self._spec.search.confirm
         new = sum(self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs)
-        open_cells = [run for run in self._runs if not run.is_settled and run.stopped in {None, *DECIDED}]
-        repeats = sum(max(confirm.contenders * confirm.repeats - run.contest.num_repeats, 0) for run in open_cells)
+        most = confirm.contenders * confirm.repeats
+        searching = sum(run.stopped is None for run in self._runs)
+        # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
+        confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
+        repeats = most * searching + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
             num_running=len(self._flights),
-            most_to_come=new + repeats,
+            most_to_come=new + repeats if self._asked() is Stop.GO_ON else 0,
             may_end_early=bool(repeats) or search.plateau is not None or search.bound is not None,
             wall_seconds_left=self._spending.wall_seconds_left,
             gpu_seconds_left=self._spending.gpu_seconds_left,

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from db.store import Store
 from tests import ambient, guard, new_store
 
 FOLDER = pytest.StashKey[Path]()  # of this pytest process: its home, its first working folder and its PostgreSQL lie in it
+
+# A busy machine takes long over an example that is quick to draw.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
 LONGEST_FIRST = ("clusters", "faults", "acceptance", "ray")

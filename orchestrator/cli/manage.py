@@ -113,7 +113,7 @@ def invalidate(
 def _confirm(total: int, *, as_json: bool) -> None:
     # Without a terminal nobody can answer, and who wants JSON is a program; a script has to say so.
     if as_json or not sys.stdin.isatty():
-        raise UsageInvalid(f"{counted(total, 'trial')} would be measured again; nobody is here to ask; if that is meant, add --yes")
+        raise UsageInvalid(f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes")
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)
 

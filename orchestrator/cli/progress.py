@@ -63,7 +63,7 @@ class Progress:
         now = time.monotonic()
         notes, self._notes = self._notes, []
         for text in notes:
-            self._console.print(Text(text, style="yellow"))
+            self._console.print(Text(text, style="yellow"), soft_wrap=True)
         if self._quiet:
             return
         if self._live is not None:

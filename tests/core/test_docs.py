@@ -193,3 +193,16 @@ def test_yaml_blocks_are_yaml() -> None:
     assert found
     for text in found:
         yaml.safe_load(text)
+
+
+def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
+    """Without --yes the command asks, and refuses where nobody is there. Of its own examples some are for people."""
+    sources = [*documents(), *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py"))]
+    hints = [
+        (path.name, hint)
+        for path in sources
+        if path.name != "manage.py"
+        for hint in re.findall(r"sweep invalidate [^\n]*--where[^\n]*", path.read_text())
+    ]
+    assert len(hints) >= 5
+    assert [hint for hint in hints if "--yes" not in hint[1]] == []

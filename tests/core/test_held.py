@@ -72,3 +72,9 @@ def test_sums_keep_each_part_apart() -> None:
     found = HeldGpuSeconds(useful=1.0, idle=2.0) + HeldGpuSeconds(useful=3.0, lost=4.0)
     assert found == HeldGpuSeconds(useful=4.0, idle=2.0, lost=4.0)
     assert found.held == 10.0
+
+
+def test_what_somebody_ended_did_not_fail() -> None:
+    assert outcome_of(FailureKind.CANCELLED, counts=False) is Outcome.CANCELLED
+    found = of_attempt(8.0, num_gpus=2, outcome=Outcome.CANCELLED, timed_seconds=None, warmup_seconds=None)
+    assert (found.cancelled, found.failed, found.held) == (8.0, 0.0, 8.0)

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from orchestrator.core.layout import Layout, Recompute
 from orchestrator.core.measurement import (
+    FEWEST_STEPS,
     ImplausibleMeasurement,
     Measurement,
+    Unsure,
     _median_interval_rank,
     enough,
     measure,
     relative_confidence,
     summarise_steps,
+    why_unsure,
 )
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import MeasurementPlan, RankResult
@@ -204,3 +207,24 @@ def test_a_summary_lies_within_its_samples(samples: list[float]) -> None:
     assert summary.num_steps == len(samples)
     assert summary.median == statistics.median(samples)
     assert 0 <= summary.iqr <= max(samples) - min(samples) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("confident", "num_steps", "relative_confidence", "why"),
+    [
+        (True, 20, 0.01, None),
+        (None, None, None, None),
+        (False, 1, None, Unsure.ONE_NUMBER),
+        (False, FEWEST_STEPS - 1, None, Unsure.FEW_STEPS),
+        (False, 40, 0.15, Unsure.VARIED),
+    ],
+)
+def test_why_a_number_is_less_sure_than_asked_for(
+    confident: bool | None, num_steps: int | None, relative_confidence: float | None, why: Unsure | None
+) -> None:
+    assert why_unsure(confident=confident, num_steps=num_steps, relative_confidence=relative_confidence) is why
+
+
+def test_the_fewest_steps_that_have_an_interval_are_those_that_are_named() -> None:
+    assert relative_confidence([1.0] * (FEWEST_STEPS - 1)) is None
+    assert relative_confidence([1.0] * FEWEST_STEPS) is not None

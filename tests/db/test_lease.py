@@ -25,7 +25,7 @@ from db.store import Store
 from orchestrator.core.errors import LeaseLost, SweepHeld
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialEvent, TrialState
-from tests.db.builders import CONDITIONS, Bench, layout, measurement
+from tests.db.builders import CONDITIONS, Bench, cell, layout, measurement
 
 NUM_KILLS = 20
 AT_ONCE = 3  # trials written together
@@ -273,3 +273,33 @@ def test_an_orchestrator_that_slept_past_its_lease_writes_nothing(store: Store, 
         assert "lease of epoch" in told.recv()
     assert store.trial(trial_id).attempts[number - 1].measurement is None
     assert store.trial(trial_id).trial.state is TrialState.QUEUED
+
+
+def test_a_refused_owner_gives_a_new_sweep_back_as_if_it_had_never_come_and_a_known_one_as_it_was(store: Store) -> None:
+    sweep_id = store.ensure_sweep("new", "{}", CONDITIONS)
+    before = store.sweep_named("new")
+    epoch = store.acquire(sweep_id, host="h", pid=1)
+    store.ensure_cell(sweep_id, cell(), epoch)
+    store.give_back(before, epoch)
+    assert store.sweeps() == []
+
+    bench = Bench.on(store, "known")
+    bench.measure()
+    store.release(bench.sweep_id, bench.epoch, SweepState.FINISHED)
+    before = store.sweep_named("known")
+    epoch = store.acquire(bench.sweep_id, host="h", pid=1, spec_json='{"gpus": 64}', conditions=CONDITIONS)
+    assert store.sweep_named("known").spec_json == '{"gpus": 64}'
+    store.give_back(before, epoch)
+    after = store.sweep_named("known")
+    assert (after.state, after.spec_json, after.holder) == (SweepState.FINISHED, "{}", None)
+    assert len(store.trials(bench.sweep_id)) == 1
+    with pytest.raises(LeaseLost):
+        store.give_back(before, epoch)
+
+
+def test_an_owner_that_has_launched_anything_was_not_refused(store: Store) -> None:
+    bench = Bench.on(store)
+    before = store.sweep_named("tiny")
+    bench.start()
+    store.give_back(before, bench.epoch)
+    assert store.sweep_named("tiny").state is SweepState.STOPPED

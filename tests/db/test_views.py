@@ -10,6 +10,7 @@ import pytest
 from db import readonly
 from db.store import Store
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.held import outcome_of
 from orchestrator.core.lifecycle import TrialEvent
 from orchestrator.core.purpose import Purpose
 from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
@@ -156,3 +157,12 @@ def test_an_attempt_says_why_it_was_made(bench: Bench) -> None:
     bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
     bench.store.start_attempt(trial_id, bench.epoch, ["node-b"])
     assert [attempt.purpose for attempt in bench.store.trial(trial_id).attempts] == [Purpose.NEW, Purpose.RETRY]
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_v_gpu_seconds_sorts_failures_as_the_core_does(bench: Bench, store_url: str, kind: FailureKind) -> None:
+    trial_id, number = bench.start()
+    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(kind), event=TrialEvent.REQUEUED, gpu_seconds=2.0)
+    part = outcome_of(kind, counts=False)
+    (row,) = ask(store_url, f"SELECT {part}_gpu_seconds AS own, held_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL")
+    assert (row["own"], row["held"]) == (2.0, 2.0)

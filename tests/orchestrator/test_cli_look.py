@@ -24,7 +24,7 @@ from orchestrator import cli
 from orchestrator.cli import console_log
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
-from tests.db.builders import Bench
+from tests.db.builders import CONDITIONS, Bench, cell
 from tests.orchestrator.cli_store import FORMULA, Filled, fill, layout
 
 Sweep = Callable[..., str]
@@ -454,3 +454,103 @@ def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, mo
     assert "thrashing" in text
     assert "±1.5%?" in text
     assert "7: thrashing at the memory edge" in sweep("show", str(trial_id))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "relative_confidence", "said"),
+    [(1, None, "one number is all that is known"), (5, None, "too few timed steps"), (50, 0.2, "the steps varied too much")],
+)
+def test_the_question_mark_beside_a_number_says_what_it_stands_for(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, num_steps: int, relative_confidence: float | None, said: str
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unsure.sqlite")
+    with Store.open(url) as store:
+        unsure_trial(Bench.on(store), 4, num_steps, relative_confidence)
+    for command in ("best", "trials"):
+        marks = [line for line in sweep(command).splitlines() if line.startswith("?: ")]
+        assert len(marks) == 1
+        assert said in marks[0]
+    assert f"less sure than asked for: {said}" in sweep("show", "1")
+
+
+def test_of_several_reasons_each_names_its_trials(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unsure.sqlite")
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, num_steps in ((1, 1), (2, 5), (4, 4)):
+            unsure_trial(bench, micro_batch_size, num_steps, None)
+    marks = [line for line in sweep("best", "--top", "3").splitlines() if line.startswith("?: ")]
+    assert [line.partition(", of ")[2] for line in sorted(marks)] == ["trial 1", "trials 2 and 3"]
+
+
+def unsure_trial(bench: Bench, micro_batch_size: int, num_steps: int, relative_confidence: float | None) -> None:
+    from orchestrator.core.measurement import StepTime
+    from tests.db.builders import fingerprint, measurement
+
+    trial_id, attempt = bench.store.begin_trial(bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"])
+    steps = StepTime(median=0.5, iqr=0.0, num_steps=num_steps, relative_confidence=relative_confidence)
+    unsure = measurement(500.0 - trial_id, step_time=steps, confident=False)
+    bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=unsure, fingerprint=fingerprint())
+
+
+def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.db.builders import fingerprint, measurement
+
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unwaited.sqlite")
+    with Store.open(url) as store:
+        bench = Bench.on(store)
+        for micro_batch_size, timed_seconds in ((1, 1.0), (2, 2.0)):  # of 2 s that each held its two GPUs for; the steps tell of 3 s
+            trial_id, attempt = bench.start(micro_batch_size)
+            told = measurement(step_seconds=(1.0, 1.0, 1.0))
+            facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}
+            store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
+    assert "  1 attempt told of more seconds in steps than it was held" in sweep("status", "tiny")
+    assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
+    assert "its steps tell of 3.0 s, more than the 2.0 s that it was held" in sweep("show", "2")
+    assert "more than the" not in sweep("show", "1")
+
+
+def simulation(store: Store, name: str) -> Bench:
+    sweep_id = store.ensure_sweep(name, "{}", CONDITIONS | {"workload": "synthetic"})
+    epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid())
+    return Bench(store, sweep_id, store.ensure_cell(sweep_id, cell(), epoch), epoch)
+
+
+def test_a_simulation_is_not_the_newest_sweep_and_is_found_by_the_name_of_what_it_simulates(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/simulated.sqlite")
+    with Store.open(url) as store:
+        simulation(store, "big-simulated").measure(tokens_per_second_per_gpu=7777.0)
+        assert "7,777" in sweep("best")  # where there is no other
+        Bench.on(store, "first").measure(tokens_per_second_per_gpu=1111.0)
+        simulation(store, "first-simulated").measure(tokens_per_second_per_gpu=8888.0)
+        assert "1,111" in sweep("best")
+        assert "1,111" in sweep("best", "first")
+        assert "8,888" in sweep("best", "first-simulated")
+        capsys.readouterr()
+        assert cli.main(["status", "big"]) == 0
+        out, err = capsys.readouterr()
+        assert "Sweep big-simulated" in out
+        assert "there is no sweep big; this is big-simulated: simulated" in err
+
+
+def test_export_takes_the_newest_sweep_in_every_format_says_which_and_all_only_when_asked(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/exported.sqlite")
+    with Store.open(url) as store:
+        Bench.on(store, "first").measure()
+        Bench.on(store, "second").measure(2)
+    for target in ("csv", "json", "parquet"):
+        capsys.readouterr()
+        assert cli.main(["export", target, "-o", str(tmp_path / target)]) == 0
+        assert f"1 trial of sweep second written to {tmp_path / target}" in capsys.readouterr().err
+    optuna = document(sweep("export", "optuna", "-o", f"sqlite:///{tmp_path}/one.sqlite", "--json"))
+    assert (optuna["sweep"], len(optuna["studies"])) == ("second", 1)
+    assert {trial["sweep"] for trial in document(sweep("export", "json", "--all"))["trials"]} == {"first", "second"}
+    everything = document(sweep("export", "optuna", "--all", "-o", f"sqlite:///{tmp_path}/all.sqlite", "--json"))
+    assert (everything["sweep"], len(everything["studies"])) == (None, 2)
+    assert "contradict" in sweep("export", "csv", "first", "--all", code=2)

@@ -11,8 +11,13 @@ import pytest
 
 from db.store import Store
 from orchestrator import cli
+from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.hardware import DEVICES
-from tests.db.builders import Bench
+from orchestrator.core.layout import Layout, Recompute
+from orchestrator.core.spec import SweepSpec
+from tests.db.builders import Bench, measurement
+
+CPU = Fingerprint(orchestrator_version="0", stack=Stack(device_name="Some CPU"))
 
 SPEC = {
     "name": "priced",
@@ -170,3 +175,87 @@ def test_a_cell_that_hangs_is_told_at_the_end_in_the_exit_code_and_in_the_status
     assert cli.main(["status", "priced-simulated"]) == 0
     assert "stopped (every layout is known; its attempts failed again and again while others ran)" in capsys.readouterr().out
     assert cli.main(["run", str(file), *slow, "--simulate", "-q"]) == 0, "without the number the same sweep goes on, and measures it"
+
+
+COMMAND = {"device": "cpu", "workload": {"name": "command", "options": {"argv": ["train", "{micro_batch_size}"]}}}
+
+
+def full(micro_batch_size: int) -> Layout:
+    """A layout of the file."""
+    return Layout(
+        data_parallel_size=8,
+        micro_batch_size=micro_batch_size,
+        grad_accum_steps=8 // micro_batch_size,
+        recompute=Recompute.parse("full"),
+    )
+
+
+def command_sweep(file: Path, store: Store, **changes: Any) -> tuple[Bench, SweepSpec]:
+    """The sweep of the file with a program of one's own, and the same in the store."""
+    file.write_text(json.dumps({**SPEC, **COMMAND, **changes}))
+    spec = SweepSpec.model_validate(json.loads(file.read_text()))
+    sweep_id = store.ensure_sweep(spec.name, spec.model_dump_json(), spec.conditions())
+    epoch = store.acquire(sweep_id, host="here", pid=1)
+    return Bench(store, sweep_id, store.ensure_cell(sweep_id, spec.cells()[0], epoch), epoch), spec
+
+
+def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_none_ran(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/own.sqlite")
+    wanted = full(1)
+    with Store.open(url) as store:
+        bench, _ = command_sweep(file, store)
+        assert cli.main(["explain", str(file), "mbs=1"]) == 0
+        assert "nothing of this workload was measured on it yet: have the program tell peak_flops" in capsys.readouterr().out
+        trial_id, attempt = store.begin_trial(bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"])
+        told = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None)
+        store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=CPU, gpu_seconds=8.0)
+    for arguments in (["explain", str(file), "mbs=1"], ["calibration"]):
+        assert cli.main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "1 trial of this workload ran on it, and none says how fast it is: have the program tell peak_flops" in said
+        assert "nothing" not in said
+
+
+def test_a_plan_counts_what_earlier_calls_left(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/own.sqlite")
+
+    def left(*overrides: str) -> tuple[int, int]:
+        (found,) = json.loads(planned(capsys, file, *overrides, "--json"))["cells"]
+        return found["num_done"], found["num_to_run"]
+
+    assert left() == (0, 2)
+    with Store.open(url) as store:
+        spec = SweepSpec.model_validate(SPEC)
+        sweep_id = store.ensure_sweep(spec.name, spec.model_dump_json(), spec.conditions())
+        epoch = store.acquire(sweep_id, host="here", pid=1)
+        bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, spec.cells()[0], epoch), epoch)
+        for micro_batch_size in (1, 2):
+            known = full(micro_batch_size)
+            trial_id, attempt = store.begin_trial(bench.cell_id, known, epoch=epoch, nodes=["here"])
+            store.record_measurement(trial_id, attempt, epoch=epoch, measurement=measurement(), fingerprint=CPU, gpu_seconds=8.0)
+            assert left() == (micro_batch_size, 2 - micro_batch_size)
+            assert left("search.max_trials=1") == (micro_batch_size, 0)
+    assert "known 2, left to run 0" in planned(capsys, file)
+
+
+def test_what_is_to_change_for_a_layout_to_fit_reads_as_from_and_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(json.dumps(SPEC | {"axes": {"micro_batch_size": [1, 8], "recompute": ["none", "full"]}}))
+    assert cli.main(["explain", str(file), "mbs=8", "recompute=none"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"To fit: .*mbs 8 -> 1", said), said
+    assert " > " not in said
+
+
+def test_sizes_of_messages_that_no_line_can_be_told_from_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/none.sqlite")
+    assert cli.main(["netbench", "--max-bytes", "4096"]) == 2
+    said = capsys.readouterr().err
+    assert "2 sizes (1024, 4096 bytes)" in said
+    assert "--max-bytes 16384 at least" in said
+    assert not list(tmp_path.glob("*.sqlite"))

@@ -237,3 +237,18 @@ def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
         search.tell(proposal.layout, Measured(value=1000.0))
     # 50 ms amortised are promised, and 24 measured on a quiet core (benchmarks/searcher_scale.py); here four times as much.
     assert (time.process_time() - began) / 40 < 0.2
+
+
+def test_what_is_stored_as_predicted_is_what_the_words_say_also_on_an_unknown_device() -> None:
+    cell = without_times(planted())
+    search = searcher(cell, Strategy.AUTO)
+    proposals = []
+    while len(proposals) < 8 and (proposal := search.ask()) is not None:
+        proposals.append(proposal)
+        search.tell(proposal.layout, cell.outcome(proposal.layout))
+    told = [proposal for proposal in proposals if proposal.why.startswith("predicted ")]
+    assert told
+    for proposal in proposals:
+        said = proposal.predicted_tokens_per_second_per_gpu
+        assert (said is not None) == (proposal in told)
+        assert said is None or f"predicted {said:,.0f} tokens/s/GPU" in proposal.why

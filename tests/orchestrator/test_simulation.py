@@ -18,12 +18,12 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
-from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.lifecycle import TERMINAL, TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.spec import WAIT_FOR_NODES_SECONDS, SweepSpec
 from orchestrator.gang import Finished
 from orchestrator.launcher import NodeLauncher
-from orchestrator.progress import StopReason, SweepResult
+from orchestrator.progress import Snapshot, StopReason, SweepResult
 from orchestrator.simulation import NODE_AWAY_SECONDS, SimulatedScheduler, simulated
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.launching import faulty, order
@@ -260,5 +260,31 @@ def test_the_command_simulates_and_shows_the_best(
     told = capsys.readouterr()
     assert {row["sweep"] for row in json.loads(told.out)["best"]} == {"s-simulated"}
     assert "Simulated, on a clock of its own: 3 node(s) of 8 h100-sxm. Nothing is measured" in told.err
+    assert f"new store at sqlite:///{tmp_path}/s.sqlite\n" in told.err
+    assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
+    assert f"store at sqlite:///{tmp_path}/s.sqlite: 1 sweep\n" in capsys.readouterr().err
     assert cli.main(["run", str(file), "--nodes", "4"]) == 2
     assert "add --simulate" in capsys.readouterr().err
+
+
+def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(sqlite_store: Store) -> None:
+    acted = simulated(spec(search={"max_trials": 6, "confirm": {"repeats": 0}}))
+    scheduler = SimulatedScheduler(acted, num_nodes=2)
+    seen: list[Snapshot] = []
+    run_sweep(
+        acted,
+        store=sqlite_store,
+        open_scheduler=lambda: scheduler,
+        code=Fingerprint(orchestrator_version="test"),
+        hardware=lambda _: None,
+        clock=scheduler.clock,
+        observe=seen.append,
+    )
+    ends = [one for snapshot in seen for one in snapshot.ended]
+    over = [sum(one.counts.get(state, 0) for state in TERMINAL - {TrialState.PRUNED}) for one in ends]
+    assert over == list(range(1, len(ends) + 1))
+    assert [one.seconds for one in ends] == sorted(one.seconds for one in ends)
+    assert len({one.seconds for one in ends}) > 1
+    searched = [one for snapshot in seen for one in snapshot.searched]
+    assert {one.cell for one in searched} == set(acted.cells())
+    assert seen[-1].untried == sum(one.untried for one in searched) > 0

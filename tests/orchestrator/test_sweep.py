@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from db.schema import AttemptState
+from db.schema import AttemptState, SweepState
 from db.store import Store
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
@@ -851,3 +851,44 @@ def test_a_trial_is_given_time_by_what_its_step_is_predicted_to_take(store: Stor
     assert 300.0 < first.steady < 1200.0
     assert first.first_step == pytest.approx(300.0 + first.steady)
     assert repeat.steady >= 5 * 80.0, "of what was measured, the measurement tells"
+
+
+def test_a_call_that_is_refused_before_its_first_launch_leaves_the_store_as_it_was(store: Store) -> None:
+    too_large = spec(gpus=64, global_batch_size=64)
+    with pytest.raises(ResourcesInsufficient):
+        run(store, fast, spec=too_large)
+    assert store.sweeps() == []
+
+    def no_cluster() -> FakeScheduler:
+        raise ClusterUnavailable("nobody answers")
+
+    known = spec(gpus=1)
+    run(store, fast, spec=known)
+    before = store.sweep_named("t")
+    for refused, open_scheduler in ((too_large, lambda: FakeScheduler(fast)), (known, no_cluster)):
+        with pytest.raises((ResourcesInsufficient, ClusterUnavailable)):
+            run_sweep(refused, store=store, open_scheduler=open_scheduler, code=CODE, hardware=lambda _: None, clock=time.monotonic)
+        after = store.sweep_named("t")
+        assert (after.state, after.spec_json, after.holder) == (before.state, before.spec_json, None)
+
+
+def test_a_call_that_fails_after_its_first_launch_leaves_a_stopped_sweep(store: Store) -> None:
+    with pytest.raises(UsageInvalid, match="failed in the same way"):
+        run(store, lambda _: FailureKind.USER_ERROR)
+    assert store.sweep_named("t").state is SweepState.STOPPED
+
+
+def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) -> None:
+    result, _ = run(store, fast, scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA), stop=after(3, Stop.CANCEL))
+    held = store.held(result.sweep_id).total
+    cancelled = [a for row in store.trials(result.sweep_id) for a in store.trial(row.id).attempts if a.failure is not None]
+    assert {a.failure.kind for a in cancelled if a.failure is not None} == {FailureKind.CANCELLED}
+    assert held.failed == 0.0
+    assert held.cancelled == pytest.approx(sum(a.gpu_seconds or 0.0 for a in cancelled))
+
+
+def test_untried_layouts_are_counted_also_once_a_search_has_ended(store: Store) -> None:
+    seen: list[Snapshot] = []
+    result, _ = run(store, fast, spec=spec(gpus=1, search={"max_trials": 2}), observe=seen.append)
+    assert (seen[-1].untried, result.untried, seen[-1].at_most, seen[-1].num_launched) == (4, 4, 2, 2)
+    assert [(one.reason, one.untried) for snapshot in seen for one in snapshot.searched] == [(StopReason.TRIALS, 4)]
