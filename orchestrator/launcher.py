@@ -41,7 +41,7 @@ from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
 from orchestrator.interfaces import rank_interfaces
 from orchestrator.kernel_log import kernel_records
 from orchestrator.launcher_gang import Gang
-from orchestrator.launcher_server import ProcessesStuck, RankServer, ServerLost
+from orchestrator.launcher_server import WARDEN_SECONDS, ProcessesStuck, RankServer, ServerLost
 from orchestrator.launcher_watch import judge
 from orchestrator.processes import kill_found, launcher_identity, num_oom_kills, orphaned
 
@@ -274,6 +274,9 @@ class NodeLauncher:
     def _sweep_leftovers(self) -> None:
         """End what launchers of this root left behind on this node when they were killed together with their rank servers."""
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
+        until = time.monotonic() + WARDEN_SECONDS
+        while orphaned(self.root) and time.monotonic() < until:
+            time.sleep(0.02)  # wardens that are at it end what shows no tag, too
         found, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
         if killed := found.union(escaped):
             logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})

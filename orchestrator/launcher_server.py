@@ -24,6 +24,8 @@ from orchestrator.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
 from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
 from orchestrator.ray_guard import FOLDER_VARIABLE
 
+WARDEN_SECONDS = 2.0  # for wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
+
 _numbers = count(1)  # of the servers of this process
 
 # A client of torch's store looks its server's name up in reverse; a resolver that does not answer costs 5 s in each process.
@@ -128,16 +130,19 @@ class RankServer:
         return len(killed.union(escaped))
 
     def _end_wardens(self) -> None:
-        """Have them kill everything, the server too, and wait until both have ended: a search before that would disturb them."""
+        """Have them kill everything, the server too, and wait until all three have ended: a search before that would disturb them.
+
+        One that still imports has nothing to clear up, and is not waited for where the wardens were killed.
+        """
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
         kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it
         with suppress(OSError):
             self._life_line.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(until - time.monotonic())
-            self._life_line.settimeout(max(0.1, until - time.monotonic()))
+            self._life_line.settimeout(max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS)
             with suppress(OSError):  # the time is over
-                self._life_line.recv(1)  # ends when nobody holds the other end any more: the inner warden may outlive the outer one
+                self._life_line.recv(1)  # ends when nobody holds the other end any more: they may outlive the outer warden
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

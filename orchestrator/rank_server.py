@@ -58,10 +58,9 @@ def _fork_inner(control: socket.socket, life_line: socket.socket, cgroup: Cgroup
     server = os.fork()
     if server == 0:
         os.setsid()
-        life_line.close()
         if cgroup is not None:
             cgroup.join()
-        _Server(control, inner).serve(preload)
+        _Server(control, life_line, inner).serve(preload)
         os._exit(0)
     control.close()
     os._exit(_keep_watch(life_line, server, outer, cgroup))
@@ -136,8 +135,9 @@ class _Signals:
 class _Server:
     """Forks ranks, reports their ends, and clears its subtree when told to."""
 
-    def __init__(self, control: socket.socket, parent: int) -> None:
+    def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
         self._control = control
+        self._life_line = life_line  # held until it ends: so the launcher sees when it has cleared up
         self._parent = parent
         self._signals = _Signals()
         self._selector = selectors.DefaultSelector()
@@ -217,6 +217,7 @@ class _Server:
             self._signals.__exit__()
             self._selector.close()
             self._control.close()
+            self._life_line.close()
             code = _be_rank(message, place)
         except BaseException:  # noqa: BLE001 - a fork must never return into the server's loop
             traceback.print_exc()

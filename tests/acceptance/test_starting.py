@@ -1,0 +1,154 @@
+"""A sweep that is stopped or killed while it starts: the exit code says which signal it was, and nothing of Ray is left."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.processes import descendants, start_time
+from tests.acceptance.command import SWEEP, Command, write_sweep
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+
+SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  # 1 to 6 s a trial
+PROMISED_SECONDS = 5.0
+END_SECONDS = 15.0  # promised for SIGTERM
+START_SECONDS = 60.0
+
+# Moments of the start, told by what there is already; each with seconds to wait beyond it.
+MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
+    "imports": (lambda below: True, 0.8),
+    "guard": (lambda below: any("ray_guard" in command for command in below), 0.0),
+    "gcs": (lambda below: any("gcs_server" in command.partition(" --")[0] for command in below), 0.0),
+    "raylet": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.0),
+    "joining": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.4),
+    "agent": (lambda below: any("ray::" in command and "NodeAgent" in command for command in below), 0.0),
+    "rank server": (lambda below: any("rank_server" in command for command in below), 0.0),
+}
+SIGNALS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
+
+
+def _begin(command: Command, file: Path, moment: str) -> tuple[subprocess.Popen[str], dict[int, int | None]]:
+    """A call of the command that has come so far, and all that was seen below it."""
+    begun, seconds = MOMENTS[moment]
+    call = command.start("run", file).process
+    seen: dict[int, int | None] = {}
+    until = time.monotonic() + START_SECONDS
+    while not begun(_commands(call.pid, seen)):
+        assert call.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(seconds)
+    _commands(call.pid, seen)
+    return call, seen
+
+
+def _commands(call: int, seen: dict[int, int | None]) -> list[str]:
+    found = []
+    for pid in descendants(call):
+        seen.setdefault(pid, start_time(pid))
+        try:
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[list[int], list[str]]:
+    """Who is alive after the promised time, and which folders of that Ray are there."""
+    until = time.monotonic() + PROMISED_SECONDS
+    while True:
+        alive = {pid for pid, started in seen.items() if started is not None and start_time(pid) == started} | _marked(command)
+        folders = [path.name for path in Path("/tmp").glob(f"sweep-ray-{call}-*")]
+        if not (alive or folders) or time.monotonic() > until:
+            return sorted(alive), folders
+        time.sleep(0.05)
+
+
+def _marked(command: Command) -> set[int]:
+    """Whoever has this test's database in its environment: also what nobody has seen below the call."""
+    entry, found = f"SWEEP_DB={command.store_url}".encode(), set()
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and entry in (process / "environ").read_bytes().split(b"\0"):
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(command: Command, tmp_path: Path, moment: str) -> None:
+    call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
+    call.kill()
+    call.communicate()
+    assert _left(command, seen, call.pid) == ([], [])
+
+
+@pytest.mark.parametrize("moment", ["imports", "gcs", "joining", "rank server"])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(command: Command, tmp_path: Path, moment: str, number: signal.Signals) -> None:
+    call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
+    call.send_signal(number)
+    if number == signal.SIGINT and moment == "rank server":  # the sweep runs by now, and Ctrl-C waits for its trials
+        time.sleep(0.2)
+        call.send_signal(number)
+    _, said = call.communicate(timeout=END_SECONDS)
+    assert call.returncode == SIGNALS[number], said
+    assert "Traceback" not in said
+    assert _left(command, seen, call.pid) == ([], [])
+
+
+@pytest.mark.parametrize("moment", ["joining", "rank server"])
+def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(command: Command, tmp_path: Path, moment: str) -> None:
+    """The call is the leader of the terminal's session, as where the terminal runs nothing else; the kernel hangs up on all in its group."""
+    file, begun = write_sweep(tmp_path, workload=SLOW), MOMENTS[moment]
+    environment = {name: value for name, value in os.environ.items() if name not in ("SWEEP_HOME", "RAY_ADDRESS")}
+    call, terminal = pty.fork()
+    if call == 0:
+        os.chdir(tmp_path)
+        os.execve(SWEEP, [str(SWEEP), "run", str(file)], environment | {"SWEEP_DB": command.store_url})
+    seen: dict[int, int | None] = {}
+    until = time.monotonic() + START_SECONDS
+    os.set_blocking(terminal, False)
+    while not begun[0](_commands(call, seen)):
+        assert time.monotonic() < until
+        _read(terminal)
+        time.sleep(0.01)
+    time.sleep(begun[1])
+    _commands(call, seen)
+    os.close(terminal)
+    until = time.monotonic() + END_SECONDS
+    while (ended := os.waitpid(call, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+        time.sleep(0.02)
+    if ended[0] == 0:
+        os.kill(call, signal.SIGKILL)
+        os.waitpid(call, 0)
+    assert ended[0] == call, "it goes on"
+    assert os.waitstatus_to_exitcode(ended[1]) == 129
+    assert _left(command, seen, call) == ([], [])
+
+
+def _read(terminal: int) -> None:
+    """A terminal that nobody reads fills up."""
+    try:
+        os.read(terminal, 65536)
+    except BlockingIOError:
+        return
+
+
+def test_a_second_signal_ends_a_start_that_hangs(command: Command, tmp_path: Path) -> None:
+    """Also where the first one finds a place that swallows it, three of them end the call at once."""
+    call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), "gcs")
+    for _ in range(4):
+        call.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    call.communicate(timeout=END_SECONDS)
+    assert call.returncode == 143
+    assert _left(command, seen, call.pid) == ([], [])
