@@ -48,8 +48,9 @@ def endless_loops(number: int) -> Iterator[None]:
     program = "import os, time\nos.setsid()\nend = time.time() + 60\nwhile time.time() < end: pass"
     started = []
     for _ in range(number):
-        # A shell that ends at once leaves its child to init.
-        done = subprocess.run(["sh", "-c", f"{sys.executable} -c '{program}' & echo $!"], stdout=subprocess.PIPE, text=True, check=True)
+        # A shell that ends at once leaves its child to init; one that kept the pipe open would be waited for.
+        command = f"{sys.executable} -c '{program}' > /dev/null 2>&1 & echo $!"
+        done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True)
         started.append(int(done.stdout))
     try:
         yield
