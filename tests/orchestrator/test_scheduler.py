@@ -212,7 +212,7 @@ def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_wh
 
 
 def test_an_agent_that_is_asked_from_outside_to_end_was_preempted(scheduler: RayScheduler) -> None:
-    begin(scheduler, request(1, sleep=True), SINGLE)
+    begin(scheduler, request(1, faults=[{"fault": "hang", "at": "forward"}]), SINGLE)
     while not any(isinstance(event, Placed) for event in scheduler.poll(0.2)):
         pass
     time.sleep(0.5)
