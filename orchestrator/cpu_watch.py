@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
@@ -42,9 +43,7 @@ class CpuWatch:
 
     def __init__(self, *, root: Path, warden: Callable[[], int | None], orchestrator: str, cpus: Collection[int] = ()) -> None:
         self._root, self._warden, self._orchestrator = root, warden, orchestrator
-        self._is_pinned = bool(cpus)
-        self._cpus = frozenset(cpus or os.sched_getaffinity(0))
-        self._quota = None if self._is_pinned else _cgroup_quota()
+        self._pinned_to = frozenset(cpus)
         self._began: float | None = None
         self._first: CpuTimes | None = None
         self._timed_first: CpuTimes | None = None
@@ -74,6 +73,14 @@ class CpuWatch:
             return load_between(timed[0], timed[1], cores=self._cores)
         return load_between(self._first, end, cores=self._cores)
 
+    @cached_property
+    def _cpus(self) -> frozenset[int]:
+        return self._pinned_to or frozenset(os.sched_getaffinity(0))
+
+    @cached_property
+    def _quota(self) -> float | None:
+        return None if self._pinned_to else _cgroup_quota()
+
     @property
     def _cores(self) -> float:
         return min(float(len(self._cpus)), self._quota or float("inf"))
@@ -87,7 +94,7 @@ class CpuWatch:
                 at=time.monotonic(),
                 busy=_busy_seconds(self._cpus) if self._quota is None else _cgroup_seconds(),
                 own=sum(processes[pid].seconds for pid in own) / _TICKS,
-                sweep=0.0 if self._is_pinned else sum(processes[pid].seconds for pid in sweep) / _TICKS,
+                sweep=0.0 if self._pinned_to else sum(processes[pid].seconds for pid in sweep) / _TICKS,
             )
         except (OSError, ValueError, IndexError):
             return None

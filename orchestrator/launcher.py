@@ -70,6 +70,7 @@ class NodeLauncher:
         self._killing = threading.Lock()  # guards both, and the pipe's writing end
         self._gang: Gang | None = None
         self._closed = False
+        self._is_preempted = False
         self._sweep_leftovers()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._wake_is_open = True
@@ -102,6 +103,11 @@ class NodeLauncher:
             self._cancelled.add(tag)
             with suppress(BlockingIOError):
                 os.write(self._wake_write, b"k")
+
+    def preempt(self) -> None:
+        """End what runs, and refuse to run anything more: this process was asked from outside to end. Returns when all is gone."""
+        self._is_preempted = True
+        self.close()
 
     def progress(self) -> Heartbeat | None:
         """How far the least advanced rank of the running attempt is; None between attempts."""
@@ -201,6 +207,9 @@ class NodeLauncher:
                 if not watch.measured
             ]
         )
+        if gang.cancelled and self._is_preempted and verdict is None:
+            text = f"{self._node}: SIGTERM from outside ended the launcher"
+            return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal.SIGTERM, evidence=text), time.time()
         if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
             return Failure(kind=FailureKind.CANCELLED, message="cancelled", node=self._node), time.time()
         if verdict is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread, main_thread
+from types import FrameType
 
 import ray
 
@@ -27,6 +29,8 @@ class NodeAgent:
         self._root, self._node = Path(root), node
         self._launchers: dict[int, NodeLauncher] = {}  # by slot
         self._making = Lock()
+        if current_thread() is main_thread():
+            self._end_by_ray = signal.signal(signal.SIGTERM, self._preempted)
         self._launcher(0).prepare(program)  # imports torch while the rest of the gang still forms
         self._head_watch = HeadWatch(ray.get_runtime_context().gcs_address, self._end)
 
@@ -53,6 +57,16 @@ class NodeAgent:
     def close(self) -> None:
         self._head_watch.let_go()
         self._close_launchers()
+
+    def _preempted(self, number: int, frame: FrameType | None) -> None:
+        """Asked from outside to end: first the ranks, so that no thread waits for them, then this process as Ray ends it."""
+        within(CLOSE_SECONDS, self._preempt_launchers)
+        if callable(self._end_by_ray):
+            self._end_by_ray(number, frame)
+
+    def _preempt_launchers(self) -> None:
+        with self._making, ThreadPoolExecutor(max_workers=max(1, len(self._launchers))) as pool:
+            list(pool.map(NodeLauncher.preempt, self._launchers.values()))
 
     def _launcher(self, slot: int) -> NodeLauncher:
         """The one whose attempts begin at this slot."""

@@ -185,6 +185,7 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
             _K.PREEMPTED,
             r"SignalException: Process \d+ got signal: (?:1|2|15)\b|\bSignal (?:1|2|15) \(SIG(?:HUP|INT|TERM)\) received by PID",
         ),
+        (_K.PREEMPTED, r"(?m)^(?:\[rank\d+\]: ?)?KeyboardInterrupt$|\bSIGTERMException\b"),
         (_K.PREEMPTED, r"spot instance interruption|instance (?:is being|was|has been) preempted|node (?:is being|was|has been) preempted"),
         # Of programs that look themselves: Megatron-LM, torch's clip_grad_norm_ and anomaly mode, Lightning, detectron2, fairseq, DeepSpeed.
         (

@@ -230,19 +230,16 @@ def decode_request(text: bytes) -> TrialRequest:
 
 def decode_result(text: bytes) -> RankResult:
     """Parse a rank's result. Raises BadResult for rubbish of any kind: too large, no JSON, negative, missing, unknown; its kind NotFiniteResult
-    where the loss or gradient norm is NaN or infinite, also as a text or, after a loss that was a number, as null: so some write NaN.
+    where the loss or gradient norm is NaN or infinite, also as a text.
     """
     try:
-        result = _decode(_RESULT, text, "result")
+        return _decode(_RESULT, text, "result")
     except BadResult as exc:
         errors = exc.__cause__.errors(include_url=False) if isinstance(exc.__cause__, ValidationError) else []
         for error in errors:
             if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
                 raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
         raise
-    if result.loss_first is not None and result.loss_last is None and "loss_last" in result.model_fields_set:
-        raise NotFiniteResult("loss_last", "null")
-    return result
 
 
 def decode_failure(text: bytes) -> RankFailure:

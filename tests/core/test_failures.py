@@ -115,6 +115,9 @@ CORPUS: list[tuple[FailureKind, str]] = [
     # github.com/Facico/Chinese-Vicuna/issues/73: torchrun in a terminal that was closed
     (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17871 got signal: 1"),
     (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got signal: 15"),
+    # Python on SIGINT, Lightning on SIGTERM
+    (K.PREEMPTED, 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    time.sleep(600)\nKeyboardInterrupt'),
+    (K.PREEMPTED, "lightning.pytorch.utilities.exceptions.SIGTERMException"),
     # github.com/alibaba/Pai-Megatron-Patch/issues/366 and /60, github.com/facebookresearch/detectron2/issues/214,
     # github.com/facebookresearch/fairseq/issues/1529, github.com/KaiyangZhou/CoOp/issues/73; torch.nn.utils.clip_grad_norm_, torch's anomaly
     # mode, Lightning's detect_nan_parameters, DeepSpeed's loss scaler

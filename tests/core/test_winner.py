@@ -25,6 +25,13 @@ def settle(
     return taken
 
 
+def test_a_run_on_a_busy_machine_is_not_told_from_one_that_is_slower_by_less() -> None:
+    quiet = {1: [run(1.0)] * 3, 2: [run(1.2)] * 3}
+    assert tied(quiet) == [1]
+    busy = {1: [run(1.0)] * 3, 2: [Run(step_seconds=1.2, relative_confidence=0.01, load_sd=0.3)] * 3}
+    assert tied(busy) == [1, 2]
+
+
 def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
     verdict = judge(runs, contenders=4, repeats=3)
     assert verdict is not None

@@ -20,6 +20,7 @@ from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageIn
 from orchestrator.core.failures import POLICIES, FailureKind
 from orchestrator.core.layout import Layout, Precision, Recompute
 from orchestrator.core.lifecycle import IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import GpuUsage, Phase
 from tests.db.builders import CONDITIONS, Bench, cell, failure, fingerprint, layout, measurement
@@ -128,6 +129,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     with_settings = fingerprint().model_copy(update={"settings": (("NCCL_ALGO", "Ring"),)})
     environment = {"GLOO_SOCKET_IFNAME": {"node-c": "eth0", "node-d": None}, "NCCL_ALGO": "Ring"}
+    load = MachineLoad(cpu_cores=2.0, own_cpu_cores=0.2, others_cpu_cores=1.8, foreign_gpu_processes=0, gpu_throttle_reasons=("a", "b"))
     trial_id, number = bench.start()
     assert number == 1
     assert store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1) is TrialState.RUNNING
@@ -145,6 +147,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
         gpu_seconds=25.0,
         processes_killed=1,
         environment=environment,
+        load=load,
     )
     assert counts
     detail = store.trial(trial_id)
@@ -153,6 +156,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     assert attempt.gpu == GpuUsage(utilisation=0.93, power_watts=612.5)
     assert attempt.fingerprint == with_settings
     assert attempt.environment == environment
+    assert attempt.load == detail.trial.load == load
     assert attempt.phase_seconds == {Phase.START: 0.05, Phase.STEADY: 12.5}
     assert attempt.memory_by_part == {"weights": 16 << 30, "activations": 40 << 30}
     assert (attempt.nodes, attempt.shared_nodes, attempt.gpu_seconds, attempt.processes_killed) == (("node-c",), False, 25.0, 1)

@@ -10,12 +10,23 @@ from db.store import Store
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.layout import Layout, Recompute
 from orchestrator.core.lifecycle import TrialEvent
+from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.model_shape import PRESETS
 from orchestrator.core.protocol import GpuUsage, Phase
 from tests.db.builders import Bench, cell, failure, fingerprint, measurement
 
 HOSTILE = '[/bold] [link=x]y \x1b[31mred\x1b]0;title\x07 \x9b2J\u202eevil | <script>alert(1)</script>\n=cmd("calc")'
 FORMULA = "=HYPERLINK(1)"
+BUSY = MachineLoad(
+    cpu_cores=2.0,
+    own_cpu_cores=0.2,
+    sweep_cpu_cores=0.0,
+    others_cpu_cores=1.8,
+    gpu_clock_ratio=0.6,
+    gpu_throttled_fraction=0.5,
+    gpu_throttle_reasons=("hw_thermal_slowdown", "sw_power_cap"),
+    gpu_temperature_celsius=91.0,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
             nodes=["node-a"],
         )
 
-    def measured(shape: Layout, speed: float, torch: str = "2.13.0") -> int:
+    def measured(shape: Layout, speed: float, torch: str = "2.13.0", load: MachineLoad = NO_LOAD) -> int:
         trial_id, attempt = started(shape)
         store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
         store.record_measurement(
@@ -74,6 +85,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
             memory_by_part={"parameters": 16 << 30, "gradients": 8 << 30, "activations": 40 << 30},
             phases={Phase.START: 0.02, Phase.RENDEZVOUS: 1.2, Phase.FIRST_STEP: 14.0, Phase.STEADY: 31.0},
             gpu_seconds=94.0,
+            load=load,
         )
         return trial_id
 
@@ -92,7 +104,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
         return trial_id
 
     old = measured(layout(16), 2000.0, torch="2.9.0")
-    fast, slow = measured(layout(4), 1234.5), measured(layout(2), 900.0)
+    fast, slow = measured(layout(4), 1234.5), measured(layout(2), 900.0, load=BUSY)
     oom = failed(layout(8), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 1 ran out of device memory in first_step")
     condemned = Pruned(cell_id=bench.cell_id, layout=layout(32), why=f"needs more than trial {oom}", condemned_by=oom)
     store.add_pruned([condemned], epoch=bench.epoch)

@@ -160,6 +160,25 @@ def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> N
     assert "±1.5%" in text
 
 
+def test_a_result_that_was_disturbed_is_marked_and_says_by_what(sweep: Sweep, ids: Filled) -> None:
+    said = "the machine was busy: 1.8 of 2 cores were somebody else's"
+    text = sweep("best", "--top", "5")
+    line = next(line for line in text.splitlines() if "900" in line)
+    assert line.endswith("(disturbed)")
+    assert text.count("disturbed") == 1
+    assert (
+        f"  trial {ids.slower}: {said}; its GPUs were slowed down for 50% of the time (hw thermal slowdown), at 60% of their clock" in text
+    )
+    assert said not in sweep("best")
+    shown = sweep("show", str(ids.slower))
+    assert said in shown and "of 2 cores: its own 0.2, its sweep's 0.0, others' 1.8" in shown and "91 °C" in shown
+    assert "machine load" not in sweep("show", str(ids.measured))
+    found = {trial["trial_id"]: trial for trial in document(sweep("trials", "--json"))["trials"]}
+    assert found[ids.slower]["others_cpu_cores"] == 1.8 and found[ids.measured]["others_cpu_cores"] is None
+    (row,) = document(sweep("sql", "select trial_id, gpu_throttle_reasons from v_trial where others_cpu_cores > 1", "--json"))["rows"]
+    assert row == [ids.slower, "hw_thermal_slowdown, sw_power_cap"]
+
+
 def test_best_and_trials_come_as_csv_and_markdown(sweep: Sweep, ids: Filled) -> None:
     rows = list(csv.DictReader(io.StringIO(sweep("best", "--format", "csv"))))
     assert [(row["trial_id"], row["tokens_per_second_per_gpu"]) for row in rows] == [(str(ids.measured), "1234.5")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.gpu_monitor import DeviceMemory, GpuMonitor, clean, driver_version, gpu_facts, wait_until_clean
 
 GIB = 1 << 30
@@ -17,9 +19,23 @@ class NvmlError(Exception):
     pass
 
 
-def nvml(*, used_gib: list[int] | None = None, processes: dict[int, list[Any]] | None = None, power: bool = True) -> Any:
-    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W."""
+def nvml(
+    *,
+    used_gib: list[int] | None = None,
+    processes: dict[int, list[Any]] | None = None,
+    power: bool = True,
+    reasons: Sequence[int] = (0, 0),
+    xids: list[int] | None = None,
+) -> Any:
+    """Two GPUs: the first 60 % busy at 300 W, the second 80 % at 500 W; at three quarters and at all of their clock."""
     used = used_gib or [0, 0]
+    events = list(xids or [])
+
+    def next_event(_: object, milliseconds: int) -> Any:
+        assert milliseconds == 0
+        if not events:
+            raise NvmlError("timeout")
+        return SimpleNamespace(eventData=events.pop(0))
 
     def by_index(index: int) -> int:
         if index >= 2:
@@ -52,6 +68,18 @@ def nvml(*, used_gib: list[int] | None = None, processes: dict[int, list[Any]] |
         nvmlDeviceGetPowerUsage=power_usage,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle] * GIB, total=80 * GIB),
         nvmlDeviceGetComputeRunningProcesses=lambda handle: (processes or {}).get(handle, []),
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetClockInfo=lambda handle, kind: [1500, 2000][handle],
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 2000,
+        nvmlDeviceGetTemperature=lambda handle, sensor: [61, 84][handle],
+        nvmlDeviceGetCurrentClocksEventReasons=lambda handle: reasons[handle],
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(domain=0, bus=[0x3B, 0x5E][handle], device=0),
+        nvmlEventTypeXidCriticalError=8,
+        nvmlEventSetCreate=lambda: "set",
+        nvmlDeviceRegisterEvents=lambda handle, kind, events: None,
+        nvmlEventSetWait_v2=next_event,
+        nvmlEventSetFree=lambda events: None,
     )
 
 
@@ -79,6 +107,41 @@ def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> No
     used[1] = 1
     monitor.sample()
     assert monitor.fullest() == DeviceMemory(used_bytes=75 * GIB, total_bytes=80 * GIB)
+
+
+def test_clocks_heat_and_throttling_are_those_of_timed_steps() -> None:
+    monitor = GpuMonitor(["0", "1"], nvml=nvml(reasons=(0x04, 0x40 | 0x01)))
+    monitor.sample()
+    assert monitor.load(NO_LOAD, own=()) == NO_LOAD
+    monitor.count(True)
+    monitor.sample()
+    load = monitor.load(MachineLoad(cpu_cores=2.0, others_cpu_cores=0.5), own=())
+    assert (load.cpu_cores, load.others_cpu_cores) == (2.0, 0.5)
+    assert load.gpu_clock_ratio == pytest.approx(0.875)
+    assert (load.gpu_temperature_celsius, load.gpu_throttled_fraction) == (84.0, 0.5), "a power cap slows nothing that is well"
+    assert load.gpu_throttle_reasons == ("hw_thermal_slowdown", "sw_power_cap")
+
+
+def test_processes_on_a_device_are_foreign_where_ours_are_seen_too() -> None:
+    ours, theirs = SimpleNamespace(pid=100, usedGpuMemory=1), SimpleNamespace(pid=4711, usedGpuMemory=1)
+    monitor = GpuMonitor(["0", "1"], nvml=nvml(processes={0: [ours], 1: [ours, theirs]}))
+    monitor.count(True)
+    monitor.sample()
+    assert monitor.load(NO_LOAD, own={100, 101}).foreign_gpu_processes == 1
+    assert monitor.load(NO_LOAD, own={100, 4711}).foreign_gpu_processes == 0
+    assert monitor.load(NO_LOAD, own={7}).foreign_gpu_processes is None, "ids of another container say nothing"
+
+
+def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
+    with GpuMonitor(["0"], nvml=nvml(xids=[45, 79])) as monitor:
+        pass
+    assert monitor.xids == (45, 79)
+    assert monitor.addresses == {"0000:3b:00"}
+    silent = nvml()
+    del silent.nvmlEventSetCreate
+    with GpuMonitor(["0"], nvml=silent) as monitor:
+        pass
+    assert monitor.xids == ()
 
 
 def test_samples_are_taken_in_a_thread_while_ranks_run() -> None:

@@ -330,6 +330,38 @@ def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLa
     assert launcher.run(order(trial_id=2)).failure is None
 
 
+@pytest.mark.parametrize("victim", ["server", "warden"])
+def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(launcher: NodeLauncher, tmp_path: Path, victim: str) -> None:
+    def strike() -> None:
+        while launcher.progress() is None or len(tree_of(tmp_path)) < 4:
+            time.sleep(0.01)
+        warden, server = tree_of(tmp_path)[:2]
+        os.kill({"server": server, "warden": warden}[victim], signal.SIGTERM)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    report = launcher.run(order(options=faulty("hang")))
+    thread.join()
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.signal) == (K.PREEMPTED, signal.SIGTERM), report.failure
+    assert launcher.run(order(trial_id=2)).failure is None
+
+
+def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    records = [
+        f"4,1,{now - 10**9},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python",  # before
+        f"4,2,{now + 10**9},-;NVRM: Xid (PCI:0000:99:00): 95, pid=1, name=python",  # of another device
+        f"4,3,{now + 10**9},-;NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.",
+    ]
+    monkeypatch.setattr("orchestrator.launcher.kernel_records", lambda: iter(records))
+    monkeypatch.setattr("orchestrator.launcher.GpuMonitor.addresses", {"0000:3b:00"})
+    report = launcher.run(order(world_size=1, devices=["0"], options=faulty("lost_rank", at="step_2")))
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.node) == (K.XID, "node-a")
+    assert report.failure.message == "rank 0 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): died of SIGKILL"
+
+
 def test_a_server_is_replaced_before_it_grows_old(launcher: NodeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.launcher.MAX_GANGS_PER_SERVER", 2)
     servers = []

@@ -211,6 +211,19 @@ def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_wh
     assert end.failure is None
 
 
+def test_an_agent_that_is_asked_from_outside_to_end_was_preempted(scheduler: RayScheduler) -> None:
+    begin(scheduler, request(1, faults=[{"fault": "hang", "at": "forward"}]), SINGLE)
+    while not any(isinstance(event, Placed) for event in scheduler.poll(0.2)):
+        pass
+    time.sleep(0.5)
+    for agent in _agents():
+        os.kill(agent, signal.SIGTERM)
+    (end,) = finished(until_finished(scheduler, seconds=30))
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.PREEMPTED, end.failure
+    assert "SIGTERM" in end.failure.message
+
+
 @ray.remote
 class _OfAnotherJob:
     def answer(self) -> None:

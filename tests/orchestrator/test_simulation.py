@@ -19,6 +19,7 @@ from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import DEVICES
 from orchestrator.core.lifecycle import TERMINAL, TrialState
+from orchestrator.core.machine_load import NO_LOAD
 from orchestrator.core.packing import Shape
 from orchestrator.core.spec import WAIT_FOR_NODES_SECONDS, SweepSpec
 from orchestrator.gang import Finished
@@ -288,3 +289,31 @@ def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(sqlit
     searched = [one for snapshot in seen for one in snapshot.searched]
     assert {one.cell for one in searched} == set(acted.cells())
     assert seen[-1].untried == sum(one.untried for one in searched) > 0
+
+
+def test_what_diverges_is_never_ranked_and_what_is_preempted_or_loses_its_gpu_is_measured_again(store: Store) -> None:
+    faults = [
+        {"fault": "nan_loss", "at": "step_2", "only_if": {"micro_batch_size": 1}},
+        {"fault": "preempted", "at": "step_3", "only_if": {"micro_batch_size": 2, "recompute": "none"}, "first_attempt_only": True},
+        {"fault": "xid", "at": "step_3", "only_if": {"micro_batch_size": 2, "recompute": "full"}, "first_attempt_only": True},
+    ]
+    wanted = spec(
+        gpus=8,
+        axes={"micro_batch_size": [1, 2], "zero_stage": 3, "recompute": ["none", "full"]},
+        workload={"name": "synthetic", "options": {"faults": faults}},
+    )
+    result, _ = run(store, wanted)
+    by_size: dict[int, set[TrialState]] = {}
+    for trial in store.trials(result.sweep_id):
+        by_size.setdefault(trial.layout.micro_batch_size, set()).add(trial.state)
+    assert by_size == {1: {TrialState.FAILED}, 2: {TrialState.MEASURED}}
+    details = [store.trial(trial.id) for trial in store.trials(result.sweep_id)]
+    kinds = Counter(attempt.failure.kind for detail in details for attempt in detail.attempts if attempt.failure is not None)
+    assert kinds == {FailureKind.NOT_FINITE: 2, FailureKind.PREEMPTED: 1, FailureKind.XID: 1}
+    (best,) = store.best(result.sweep_id, 9).values()
+    assert {trial.layout.micro_batch_size for trial in best} == {2}
+    held = store.held(result.sweep_id).total
+    assert 0 < held.lost < held.failed, "the preempted attempt; three of the others"
+    assert all(attempt.load == NO_LOAD for detail in details for attempt in detail.attempts), (
+        "of a machine that is not there nothing is known"
+    )

@@ -242,6 +242,7 @@ def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher
 NAN = [
     # As Python's json writes them.
     'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',  # as orjson
     'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
     'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": 0.5, "loss": loss}) + chr(10) for loss in'
     ' [9.0, 8.0, float("nan"), float("nan")]))',
@@ -261,7 +262,7 @@ def test_a_program_whose_loss_is_no_number_has_diverged(launcher: NodeLauncher, 
 
 
 def test_the_step_of_a_loss_that_is_no_number_is_named(launcher: NodeLauncher) -> None:
-    report = run(launcher, f"import json, os\nif os.environ['RANK'] == '0': {NAN[2]}")
+    report = run(launcher, f"import json, os\nif os.environ['RANK'] == '0': {NAN[3]}")
     assert report.failure is not None and "the loss of step 3 is nan" in report.failure.message
 
 

@@ -258,6 +258,8 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secret
     try:
         with result_path.open("rb") as file:
             result = decode_result(file.read(MAX_RESULT_BYTES + 1))
+        if result.loss_first is not None and result.loss_last is None and "loss_last" in result.model_fields_set:
+            raise NotFiniteResult("loss_last", "null")  # as orjson and JavaScript write NaN
         if not result.phase_seconds:
             result = result.model_copy(update={"phase_seconds": phases})
     except FileNotFoundError:
