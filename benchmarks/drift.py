@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from math import exp, log, sqrt
 from pathlib import Path
 from random import Random
@@ -49,13 +50,22 @@ def _slow_start(random: Random) -> list[Entry]:
     return [{"kind": "slow_start", "size": random.uniform(0.2, 0.8), "seconds": random.uniform(70, 900)}]
 
 
+def _levels(levels: Sequence[float], at: Sequence[float]) -> list[Entry]:
+    """The factors one after the other, from these seconds on; none below 1: a device is not faster than it can be."""
+    steps = [
+        {"kind": "step", "size": after / before - 1, "seconds": when} for (before, after), when in zip(pairwise(levels), at, strict=True)
+    ]
+    return [{"kind": "slow_start", "size": levels[0] - 1, "seconds": 1e9}, *steps]
+
+
 def _step(random: Random) -> list[Entry]:
-    size = random.choice([random.uniform(0.1, 0.6), random.uniform(-0.4, -0.1)])
-    return [{"kind": "step", "size": size, "seconds": random.uniform(150, 2200)}]
+    levels = [1.0, 1 + random.uniform(0.1, 0.6)]
+    random.shuffle(levels)
+    return _levels(levels, [random.uniform(150, 2200)])
 
 
-def _steps(random: Random) -> list[Entry]:
-    return [entry for _ in range(3) for entry in _step(random)]
+def _three_steps(random: Random) -> list[Entry]:
+    return _levels([1 + random.uniform(0.0, 0.6) for _ in range(4)], sorted(random.uniform(150, 2200) for _ in range(3)))
 
 
 def _wave(random: Random) -> list[Entry]:
@@ -70,7 +80,7 @@ DRIFTS: Mapping[str, Callable[[Random], list[Entry]]] = {
     "none": lambda _: [],
     "slow_start": _slow_start,
     "step": _step,
-    "three_steps": _steps,
+    "three_steps": _three_steps,
     "wave": _wave,
     "slow_node": _slow_node,
 }

