@@ -101,7 +101,7 @@ def _open_sqlite(file: Path) -> sqlite3.Connection:
     still = not os.access(file.parent, os.W_OK) and not Path(f"{file}-wal").exists()
     try:
         connection = sqlite3.connect(
-            f"file:{quote(str(file))}?mode=ro{'&immutable=1' if still else ''}", uri=True, timeout=30, isolation_level=None
+            f"file:{quote(os.fsencode(file))}?mode=ro{'&immutable=1' if still else ''}", uri=True, timeout=30, isolation_level=None
         )
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     except sqlite3.Error as exc:

@@ -46,7 +46,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Say something now, unless quiet."""
         if not self._quiet:
-            self._console.print(Text(text, style="dim"))
+            self._console.print(Text(text, style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Say something once, above the panel. Safe in a signal handler: it is printed with the next snapshot."""
@@ -56,7 +56,7 @@ class Progress:
         now = time.monotonic()
         notes, self._notes = self._notes, []
         for text in notes:
-            self._console.print(Text(text, style="yellow"))
+            self._console.print(Text(text, style="yellow"), soft_wrap=True)
         ended = [plain(text) for text in snapshot.ended]  # they may quote what a rank said
         self._last = next(reversed(ended), self._last)
         if self._quiet:
