@@ -63,7 +63,7 @@ class ReadableFile:
         """Raises StoreUnavailable."""
         try:
             file, query = self._how_to_open()
-            address = f"file:{quote(str(file))}?{query}"
+            address = f"file:{quote(os.fsencode(file))}?{query}"
             connection = sqlite3.connect(address, uri=True, timeout=_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except (sqlite3.Error, OSError) as exc:

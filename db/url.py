@@ -6,7 +6,9 @@ What is shown of a URL never holds its password, its user name's companions or i
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -105,7 +107,31 @@ def _resolve_file(url: URL) -> URL:
         raise UsageInvalid("a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file")
     if unknown := set(url.query) - {UNSAFE}:
         raise UsageInvalid(f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1")
-    return url.set(drivername="sqlite", database=str(Path(url.database).expanduser().absolute()))
+    try:
+        file = Path(url.database).expanduser().absolute()
+    except RuntimeError:  # ~NAME of nobody
+        raise UsageInvalid(f"store {url.database}: there is no user of that name with a home folder; write the whole path") from None
+    if (kind := _other_kind(file)) is not None:
+        raise UsageInvalid(f"store {file} is {kind}, and a SQLite store is a plain file: name another with SWEEP_DB or --db")
+    return url.set(drivername="sqlite", database=str(file))
+
+
+def _other_kind(file: Path) -> str | None:
+    """What something is that is no plain file; None for a plain file, and for what is not there or cannot be looked at."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as exc:
+        return "a name that is too long" if exc.errno == errno.ENAMETOOLONG else None
+    except ValueError:  # a NUL
+        return "no name of a file"
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    return next((name for is_kind, name in kinds if is_kind(mode)), None)
 
 
 def display(url: URL) -> str:

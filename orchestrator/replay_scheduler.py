@@ -22,6 +22,7 @@ from orchestrator.core.run_table import MeasuredRun, RunStatus
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.workload_options import ReplayOptions
 from orchestrator.gang import Finished, Scheduler, SchedulerEvent, Slots
+from orchestrator.text_file import TooLarge, read_text
 
 ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
 
@@ -42,10 +43,17 @@ def goes_through_ray(spec: SweepSpec) -> bool:
     return isinstance(options, ReplayOptions) and options.through_ray
 
 
+MAX_TABLE_BYTES = 64 << 20  # the largest published table that we know has 2 MB
+
+
 def table_text(path: str | Path) -> str:
     """A file of measured runs. Raises UsageInvalid."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_text(Path(path), most_bytes=MAX_TABLE_BYTES)
+    except TooLarge:
+        raise UsageInvalid(
+            f"the table {path} is larger than {MAX_TABLE_BYTES >> 20} MiB; keep the rows of one table in a file of its own"
+        ) from None
     except UnicodeDecodeError as exc:
         raise UsageInvalid(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except OSError as exc:

@@ -20,6 +20,7 @@ from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Room, Shape
 from orchestrator.core.protocol import Device, LimitName, NodeReport, Phase, PhaseLimits, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
+from orchestrator.core.spec_values import MAX_NAME
 from orchestrator.core.synthetic import SIMULATED_SUFFIX, chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
 from orchestrator.core.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
 from orchestrator.gang import Finished, SchedulerEvent, Slots
@@ -80,7 +81,13 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             )
         device = spec.device if spec.device in DEVICES else SyntheticOptions().device_name
         workload = SyntheticWorkload(name="synthetic", options=SyntheticOptions(device_name=device))
-    acted = {"name": f"{spec.name}{SIMULATED_SUFFIX}", "device": workload.options.device_name, "workload": workload.model_dump()}
+    name = f"{spec.name}{SIMULATED_SUFFIX}"
+    if len(name) > MAX_NAME:
+        raise UsageInvalid(
+            f"a simulation of sweep {spec.name!r} would be called {name!r}, of {len(name)} characters; at most {MAX_NAME} are possible:"
+            f" give it a shorter name, name={spec.name[: MAX_NAME - len(SIMULATED_SUFFIX)].rstrip('.-_')}"
+        )
+    acted = {"name": name, "device": workload.options.device_name, "workload": workload.model_dump()}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
 

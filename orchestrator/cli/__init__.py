@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import itertools
 import os
 import re
@@ -26,12 +25,29 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import calibration, doctor, explain, export, look, manage, netbench, nodes, plan, replay, run, status, trace, trial
+from orchestrator.cli import (
+    calibration,
+    doctor,
+    explain,
+    export,
+    look,
+    manage,
+    netbench,
+    nodes,
+    plan,
+    replay,
+    run,
+    status,
+    surroundings,
+    trace,
+    trial,
+)
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import examples, note, plain, write_error
 from orchestrator.cli.signals import Terminated, terminable
-from orchestrator.core.errors import SweepError, UsageInvalid
+from orchestrator.cli.streams import OutputLost, give_up_stdout, take_over
+from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
@@ -103,6 +119,7 @@ def _options_of_all(
     log_format: Annotated[LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")] = LogFormat.TEXT,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
+    surroundings.check()
     redact = context.obj if isinstance(context.obj, Redactor) else Redactor.of_this_process(sys.argv)
     configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=redact)
 
@@ -116,16 +133,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(OBJECTS_TO_COLLECT, 10, 10)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for `±`, and that is no error
+    take_over()
+    _forget_width_that_is_none()
     try:
         with terminable():
             code = _outcome(arguments, redact)
         sys.stdout.flush()  # here, where a reader that has gone away can still be passed over in silence
     except BrokenPipeError:
-        return _give_up_stdout()
+        give_up_stdout()
+        return BROKEN_PIPE
+    except OutputLost as exc:
+        give_up_stdout()
+        if exc.is_closed:
+            return BROKEN_PIPE
+        note(f"error: stdout cannot be written: {exc.reason}. What was measured stays in the store")
+        return StoreUnavailable.exit_code
     return code
+
+
+def _forget_width_that_is_none() -> None:
+    """Rich reads COLUMNS and LINES, and fails over digits of other scripts."""
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("[0-9]{0,9}", os.environ.get(name, "")):
+            del os.environ[name]
 
 
 def _outcome(arguments: list[str], redact: Redactor) -> int:
@@ -152,15 +182,23 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
         return INTERRUPTED
     except SystemExit as exc:  # typer's answer to a broken pipe, else a command's own
         return _code_of(exc)
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputLost):
         raise
     except Exception as exc:  # noqa: BLE001  # the last door: what nobody foresaw becomes one line, and its place is kept
-        kind, message, code = "bug", _explain_bug(exc, redact), INTERNAL_ERROR
+        known = surroundings.explain(exc)
+        if known is not None:
+            kind, message, code = _kind_of(type(known)), redact(str(known)), known.exit_code
+        else:
+            kind, message, code = "bug", _explain_bug(exc, redact), INTERNAL_ERROR
     else:
         return code if isinstance(code, int) else 0
     note(f"error: {message}")
     if _wants_json(arguments):
-        write_error(kind, message, code)
+        try:
+            write_error(kind, message, code)
+            sys.stdout.flush()
+        except (BrokenPipeError, OutputLost):  # stderr has it
+            give_up_stdout()
     return code
 
 
@@ -219,13 +257,13 @@ def _explain_bug(exc: Exception, redact: Redactor) -> str:
 
 def _save(text: str) -> Path | None:
     name = f"traceback-{datetime.now(tz=UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
-    for folder in (sweep_home(), Path(tempfile.gettempdir())):
-        path = folder / name
+    for find in (sweep_home, tempfile.gettempdir):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-                file.write(text)
-        except OSError:
+            path = Path(find()) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(text.encode(errors="backslashreplace"))
+        except (OSError, SweepError):
             continue
         return path
     return None
@@ -239,14 +277,6 @@ def _last_place(exc: Exception) -> str:
 def _code_of(exc: SystemExit) -> int:
     cause = exc.__context__
     if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
-        return _give_up_stdout()
+        give_up_stdout()
+        return BROKEN_PIPE
     return exc.code if isinstance(exc.code, int) else INTERNAL_ERROR if exc.code else 0
-
-
-def _give_up_stdout() -> int:
-    """Let what is still buffered go nowhere, so that the interpreter's last flush says nothing."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a stdout without a file behind it
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open until the end
-    return BROKEN_PIPE

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from urllib.parse import unquote
 
-from orchestrator.cli.output import plain
+from orchestrator.cli.output import plain, shortened
 from orchestrator.core.rank_environment import secret_values
 from orchestrator.core.redaction import Secrets
 
@@ -88,7 +88,7 @@ class _PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         at = datetime.fromtimestamp(record.created)
-        return f"{at:%H:%M:%S} {record.levelname.lower():<7} {plain(self._redact(record.getMessage() + trace), lines=True)}"
+        return f"{at:%H:%M:%S} {record.levelname.lower():<7} {shortened(plain(self._redact(record.getMessage() + trace), lines=True))}"
 
 
 class _JsonLines(logging.Formatter):

@@ -250,9 +250,13 @@ def _write_text(text: str, output: str | None) -> None:
 
 def _write_bytes(content: bytes, output: str) -> None:
     """Written under another name and renamed: a reader never sees half of it."""
-    path = Path(output)
-    unfinished = path.with_name(path.name + ".part")
     try:
+        path = Path(output)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a pipe or a device: a file put in its place would be no such thing
+            return
+        path = path.resolve()  # a link stays one
+        unfinished = path.with_name(path.name + ".part")
         unfinished.write_bytes(content)
         unfinished.replace(path)
     except OSError as exc:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from orchestrator.core.errors import UsageInvalid
+
 HOME_VARIABLE = "SWEEP_HOME"
 
 
 def sweep_home() -> Path:
     """SWEEP_HOME, or `.sweep` under the current folder; absolute, and not made here."""
-    return Path(os.environ.get(HOME_VARIABLE) or ".sweep").expanduser().absolute()
+    folder = Path(os.environ.get(HOME_VARIABLE) or ".sweep")
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError:  # ~NAME of nobody
+        raise UsageInvalid(
+            f"SWEEP_HOME={folder}: there is no user {folder.parts[0][1:]!r} with a home folder; write the whole path"
+        ) from None
 
 
 def run_root(run_folder: str) -> Path:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = 1  # of every JSON document: raised when a field changes its name or meaning, not when one is added
 
 
+LONGEST_LINE = 1_000  # characters of a message; what it quotes may have millions
 MIN_WRAPPED_WIDTH = 24  # characters: most layouts fit on one line, or break once
 
 
@@ -73,7 +74,7 @@ def write(text: str = "") -> None:
 
 def note(text: str) -> None:
     """A remark or a line of progress, to stderr."""
-    sys.stderr.write(plain(text, lines=True) + "\n")
+    sys.stderr.write(shortened(plain(text, lines=True)) + "\n")
     sys.stderr.flush()
 
 
@@ -84,7 +85,7 @@ def write_json(command: str, fields: Mapping[str, Any]) -> None:
 
 def write_error(kind: str, message: str, exit_code: int) -> None:
     """What a command writes to stdout in place of its JSON document when it ends with an error: a machine need not read stderr."""
-    error = {"kind": kind, "message": plain(message, lines=True), "exit_code": exit_code}
+    error = {"kind": kind, "message": shortened(plain(message, lines=True)), "exit_code": exit_code}
     write(json_text({"schema": SCHEMA, "error": error}, indent=2))
 
 
@@ -198,6 +199,18 @@ def plain(text: str, *, lines: bool = False) -> str:
     clean = _CONTROL_CHARACTERS.sub("", _TERMINAL_CODES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     clean = clean.replace("\t", "    ")
     return clean if lines else " ".join(clean.rstrip("\n").split("\n"))
+
+
+def shortened(text: str) -> str:
+    """A message that can be read: of a line that is longer its beginning and its end, since it may quote whatever it was given."""
+    return "\n".join(map(_shortened_line, text.split("\n")))
+
+
+def _shortened_line(line: str) -> str:
+    if len(line) <= LONGEST_LINE:
+        return line
+    head, tail = LONGEST_LINE * 2 // 3, LONGEST_LINE // 4
+    return f"{line[:head]} ... [{len(line) - head - tail:,} characters] ... {line[-tail:]}"
 
 
 def _jsonable(value: Any) -> Any:

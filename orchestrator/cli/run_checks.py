@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli import home
+from orchestrator import ray_folder
+from orchestrator.cli import home, surroundings
 from orchestrator.cli.output import note
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> No
 
 
 def check_this_machine(spec: SweepSpec) -> None:
-    """Say what a local Ray would take seconds to find out. Raises UsageInvalid, ResourcesInsufficient."""
+    """Say what a local Ray would take seconds to find out. Raises UsageInvalid, ResourcesInsufficient, MachineUnready."""
     from importlib.util import find_spec
 
     from orchestrator.core.errors import UsageInvalid
@@ -51,6 +52,8 @@ def check_this_machine(spec: SweepSpec) -> None:
 
     if spec.workload.name == "llama" and find_spec("torch") is None:
         raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
+    ray_folder.check(os.environ)
+    surroundings.check_for_ray()
     has_gpu = Path("/dev/nvidiactl").exists() or device_name() is not None
     cores = os.cpu_count() or 1
     if not has_gpu:

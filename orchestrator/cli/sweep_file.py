@@ -170,9 +170,11 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
     """The sweep that a file means. Raises SpecInvalid with every mistake, UsageInvalid where there is no such file."""
     from orchestrator.core.errors import SpecInvalid, UsageInvalid
     from orchestrator.core.spec_yaml import load
+    from orchestrator.core.yaml_document import MAX_BYTES
+    from orchestrator.text_file import TooLarge, read_text
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, most_bytes=MAX_BYTES)
     except FileNotFoundError:
         here = sorted({str(path) for folder in (file.parent, Path("sweeps")) for path in folder.glob("*.y*ml")})
         close = get_close_matches(str(file), here, n=1)
@@ -180,6 +182,8 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
         raise UsageInvalid(f"no sweep file {file}{hint}") from None
     except UnicodeDecodeError as exc:
         raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
+    except TooLarge:
+        raise SpecInvalid(f"{file}: larger than {MAX_BYTES >> 10} KiB, which no sweep file is") from None
     except OSError as exc:
         raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
     return load(text, source=str(file), overrides=overrides or ())

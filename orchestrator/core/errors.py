@@ -54,6 +54,12 @@ class StoreUnavailable(SweepError):
     exit_code = 75
 
 
+class MachineUnready(SweepError):
+    """This machine, or a limit of this process, leaves too little to work with. Mend it; the same command goes on."""
+
+    exit_code = 75
+
+
 class ClusterUnavailable(SweepError):
     """The Ray cluster cannot be reached. Nothing acknowledged is lost; the same command goes on."""
 

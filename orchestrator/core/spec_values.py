@@ -36,7 +36,8 @@ _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPELT_OUT = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE
 )
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+MAX_NAME = 63  # characters of a sweep's name
+_NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 
 
 class Section(BaseModel):

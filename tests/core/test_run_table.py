@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.layout import Precision, Recompute
-from orchestrator.core.run_table import MeasuredRun, RunStatus, TableInvalid, parse_runs, read_precision, read_recompute, tables
+from orchestrator.core.run_table import REQUIRED, MeasuredRun, RunStatus, TableInvalid, parse_runs, read_precision, read_recompute, tables
 
 ROW = {
     "table_id": "t", "hardware": "H100-80GB", "gpu_mem_gb": "80", "n_gpus": "8", "gpus_per_node": "8", "model": "small", "n_params": "",
@@ -67,6 +67,13 @@ def test_a_mistake_is_told_with_line_column_and_rule(change: dict[str, str], tol
 def test_a_row_that_is_not_replayed_may_leave_its_layout_open() -> None:
     (run,) = read({"grad_acc": "", "replay": "False"})
     assert run.layout is None
+
+
+def test_a_field_without_end_is_told_with_its_line() -> None:
+    for field in ("x" * 200_000, '"' + "x\n" * 100_000):
+        text = f"{','.join(REQUIRED)},note\na,H100,8,ok,{field}"
+        with pytest.raises(TableInvalid, match=r"line \d+: field larger than field limit \(131072\): is a quote left open"):
+            parse_runs(text)
 
 
 def test_a_table_without_the_columns_is_refused() -> None:

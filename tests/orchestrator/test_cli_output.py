@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from orchestrator import cli
 from orchestrator.cli import console_log, look
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
-from orchestrator.cli.output import Cell, Column, Format, chosen_format, csv_text, json_text, plain, write_markdown, write_table
+from orchestrator.cli.output import Cell, Column, Format, chosen_format, csv_text, json_text, plain, shortened, write_markdown, write_table
 from orchestrator.core.errors import SweepHeld, UsageInvalid
 from orchestrator.core.lifecycle import TrialState
 from tests.orchestrator.cli_store import HOSTILE
@@ -36,6 +36,14 @@ def _loggers() -> Iterator[None]:
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+def test_a_long_line_of_a_message_is_cut_in_the_middle_and_others_stay() -> None:
+    text = shortened("short\n" + "a" * 20_000 + "z" * 8_000 + "\nthe rule and the fix")
+    first, long, last = text.split("\n")
+    assert (first, last) == ("short", "the rule and the fix")
+    assert long.startswith("aaa") and long.endswith("zzz") and "characters] ..." in long and len(long) < 1_000
+    assert shortened("x" * 1_000) == "x" * 1_000
 
 
 def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:

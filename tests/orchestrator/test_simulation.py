@@ -124,6 +124,12 @@ def test_a_fault_comes_to_the_same_kind_as_in_a_rank(tmp_path: Path, fault: str,
     assert (event.failure.kind, event.failure.phase) == (real.failure.kind, real.failure.phase)
 
 
+def test_a_name_too_long_to_be_simulated_under_is_told_with_a_shorter_one() -> None:
+    with pytest.raises(UsageInvalid, match=r"at most 63 are possible: give it a shorter name, name=x{53}$"):
+        simulated(spec(name="x" * 63))
+    assert simulated(spec(name="x" * 53)).name == "x" * 53 + "-simulated"
+
+
 def test_a_sweep_is_simulated_to_its_end_and_always_alike(store: Store, tmp_path: Path) -> None:
     result, scheduler = run(store, spec())
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}

@@ -1,0 +1,102 @@
+"""What a process may find around itself and cannot work with: limits, a working folder that is gone, names that are no text.
+
+`check` asks before anything heavy is loaded; `explain` says it of what was raised all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+from orchestrator.core.errors import MachineUnready, SweepError, UsageInvalid
+
+MIB = 1 << 20
+# With two cores 244 MiB suffice and 195 do not; OpenBLAS, which reserves some for each core, ends the process where it gets none.
+ADDRESSES_NEEDED_BYTES = 240 * MIB
+# Ray's object store takes so much of the memory, in one file that is mapped whole (ray_constants.py).
+RAY_STORE_FRACTION, RAY_STORE_MOST_BYTES = 0.3, 200 * 10**9
+RAY_ADDRESSES_BYTES = 8 << 30
+RAY_FILES = 128  # with 48 it does not start, with 80 one of three did not
+
+_OF_LIMITS = {
+    errno.EMFILE: ("too many open files", resource.RLIMIT_NOFILE, "ulimit -n"),
+    errno.EFBIG: ("a file became too large", resource.RLIMIT_FSIZE, "ulimit -f"),
+    errno.ENOMEM: ("no memory left", resource.RLIMIT_AS, "ulimit -v"),
+    errno.EAGAIN: ("no process or thread could be started", resource.RLIMIT_NPROC, "ulimit -u"),
+}
+
+
+def check() -> None:
+    """Raise MachineUnready for a limit under which this program cannot even say what is wrong."""
+    addresses = limit(resource.RLIMIT_AS)
+    if addresses is not None and addresses < ADDRESSES_NEEDED_BYTES:
+        raise MachineUnready(
+            f"ulimit -v leaves {addresses // MIB} MiB of addresses, less than the {ADDRESSES_NEEDED_BYTES // MIB} MiB that this program"
+            " needs: ulimit -v unlimited"
+        )
+
+
+def check_for_ray() -> None:
+    """Raise MachineUnready for limits under which a local Ray does not start: it would say so after half a minute, if at all."""
+    store = min(int(RAY_STORE_FRACTION * _memory_bytes()), RAY_STORE_MOST_BYTES)
+    for kind, needed, command, what in (
+        (resource.RLIMIT_AS, store + RAY_ADDRESSES_BYTES, "ulimit -v", "addresses"),
+        (resource.RLIMIT_FSIZE, store, "ulimit -f", "a file"),
+    ):
+        most = limit(kind)
+        if most is not None and most < needed:
+            raise MachineUnready(
+                f"{command} leaves {most / MIB:,.0f} MiB for {what}, and a local Ray on this machine needs {needed / MIB:,.0f} MiB,"
+                f" most of them for its object store: {command} unlimited"
+            )
+    files = limit(resource.RLIMIT_NOFILE)
+    if files is not None and files < RAY_FILES:
+        raise MachineUnready(f"ulimit -n leaves {files} open files, and a local Ray needs {RAY_FILES} at least: ulimit -n 1024")
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def limit(kind: int) -> int | None:
+    """What a resource is limited to, in the units of setrlimit(2); None: it is not."""
+    soft, _ = resource.getrlimit(kind)
+    return soft if soft != resource.RLIM_INFINITY else None
+
+
+def explain(exc: BaseException) -> SweepError | None:
+    """The mistake of the surroundings that an exception comes from; None where it is this program's own."""
+    if isinstance(exc, FileNotFoundError) and working_folder_is_gone():
+        return UsageInvalid("the working folder no longer exists: change to another (cd), and give the same command there")
+    if isinstance(exc, UnicodeEncodeError) and (letter := _stand_in(exc)) is not None:
+        return UsageInvalid(f"a name or argument holds the byte {letter}, which is not UTF-8 text: rename it, or write it in UTF-8")
+    if isinstance(exc, MemoryError):
+        return MachineUnready(f"no memory left{_limited(resource.RLIMIT_AS, 'ulimit -v')}. Free some, or raise the limit")
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        where = f" {exc.filename}" if exc.filename else " a file"
+        return MachineUnready(f"cannot write{where}: {exc.strerror}. Make room, then give the same command: nothing acknowledged is lost")
+    if isinstance(exc, OSError) and exc.errno in _OF_LIMITS:
+        said, kind, command = _OF_LIMITS[exc.errno]
+        return MachineUnready(f"{said}{_limited(kind, command)}. Raise the limit, then give the same command")
+    return None
+
+
+def working_folder_is_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _limited(kind: int, command: str) -> str:
+    most = limit(kind)
+    return f" ({command} is {most})" if most is not None else ""
+
+
+def _stand_in(exc: UnicodeEncodeError) -> str | None:
+    """Python stands surrogates for bytes that are no text; which one could not be encoded."""
+    letter = exc.object[exc.start]
+    return f"0x{ord(letter) - 0xDC00:02x}" if 0xDC80 <= ord(letter) <= 0xDCFF else None
