@@ -31,7 +31,7 @@ def table_of(spec: SweepSpec) -> ReplayTable | None:
     options = spec.workload.options
     if not isinstance(options, ReplayOptions):
         return None
-    table = read_table(table_text(options.table), options.table_id)
+    table = table_in(options.table, options.table_id)
     table.check(spec)
     return table
 
@@ -42,14 +42,16 @@ def goes_through_ray(spec: SweepSpec) -> bool:
     return isinstance(options, ReplayOptions) and options.through_ray
 
 
-def table_text(path: str | Path) -> str:
-    """A file of measured runs. Raises UsageInvalid."""
+def table_in(path: str | Path, table_id: str) -> ReplayTable:
+    """One table of a file of measured runs. Raises UsageInvalid, which names the file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_table(Path(path).read_text(encoding="utf-8"), table_id)
     except UnicodeDecodeError as exc:
         raise UsageInvalid(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except OSError as exc:
         raise UsageInvalid(f"cannot read the table {path}: {exc.strerror}") from None
+    except UsageInvalid as exc:
+        raise UsageInvalid(f"{path}: {exc}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,11 +129,17 @@ class RunCell:
 def parse_runs(text: str) -> tuple[MeasuredRun, ...]:
     """Read the rows of one CSV in their order. Raises TableInvalid naming line, column and rule."""
     reader = csv.DictReader(text.lstrip("\ufeff").splitlines(keepends=True))
-    header = reader.fieldnames or []
+    try:
+        header = reader.fieldnames or []
+    except csv.Error as exc:
+        raise TableInvalid(f"line 1: no CSV: {exc}") from None
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise TableInvalid(f"line 1: no column {', '.join(missing)}; a table of runs has at least {', '.join(REQUIRED)}")
-    runs = [_run(_Row(line=reader.line_num, values={k: (v or "").strip() for k, v in row.items() if k is not None})) for row in reader]
+    try:
+        runs = [_run(_Row(line=reader.line_num, values={k: (v or "").strip() for k, v in row.items() if k is not None})) for row in reader]
+    except csv.Error as exc:
+        raise TableInvalid(f"line {reader.line_num}: no CSV: {exc}") from None
     return _with_varying(runs)
 
 
