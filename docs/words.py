@@ -126,6 +126,10 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
             "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell",
         ),
         "confirm": _key("section", "Measure what stands at the top again, once the search has ended: [confirm](#confirm)"),
+        "dominance": _key(
+            "`auto`, `trusted`, `confirmed`, `off`",
+            "What a layout that runs out of memory rules out: [search.md](search.md#what-an-out-of-memory-rules-out)",
+        ),
     },
     "plateau": {
         "trials": _key("number", "So many finished trials"),

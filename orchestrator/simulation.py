@@ -17,6 +17,7 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.held import Leased
 from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Room, Shape
+from orchestrator.core.proofs import Dominance
 from orchestrator.core.protocol import Device, NodeReport, Phase, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.synthetic import chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
@@ -69,6 +70,8 @@ def simulated(spec: SweepSpec) -> SweepSpec:
         device = spec.device if spec.device in DEVICES else SyntheticOptions().device_name
         workload = SyntheticWorkload(name="synthetic", options=SyntheticOptions(device_name=device))
     acted = {"name": f"{spec.name}-simulated", "device": workload.options.device_name, "workload": workload.model_dump()}
+    if spec.dominance is not Dominance.TRUSTED:  # as the program would be searched, whose part workload synthetic takes
+        acted["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
 

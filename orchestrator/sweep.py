@@ -284,6 +284,7 @@ class _Loop:
             sequence=cell_id,
             launch_seconds=cost.launch_seconds,
             steps_per_trial=cost.num_steps,
+            dominance=self._spec.dominance,
         )
         steps = candidates.step_seconds[candidates.order[:1]].sum() if candidates.predict is not None else 0.0
         return searcher, len(candidates), cost.launch_seconds + cost.num_steps * float(steps)
@@ -368,9 +369,8 @@ class _Loop:
         if cells:
             self._books.recount(self._store.trials(self._sweep_id))
         for run in (run for run in self._runs if run.id in cells):
-            trials = self._store.trials(self._sweep_id, cell_id=run.id)
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-            run.take_up(trials, self._store.repeats(run.id))
+            self._books.take_up_again(run)
             run.stopped = None
 
     def _wait(self, seconds: float) -> None:
@@ -416,7 +416,7 @@ class _Loop:
             return
         self._learned, self._learned_of = self._learn(self._learned.fits), self._finished_now
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-        run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
+        self._books.take_up_again(run)
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 

@@ -66,9 +66,15 @@ def validate(file: File, overrides: Overrides = None, as_json: JsonOption = Fals
     spec = load(file, overrides)
     cells = spec.cells()
     if as_json:
-        write_json("validate", {"name": spec.name, "valid": True, "num_cells": len(cells), "spec": spec.model_dump(mode="json")})
+        remarks = list(spec.remarks())
+        write_json(
+            "validate",
+            {"name": spec.name, "valid": True, "num_cells": len(cells), "remarks": remarks, "spec": spec.model_dump(mode="json")},
+        )
     else:
         _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
+        for remark in spec.remarks():
+            note(remark)
 
 
 def schema() -> None:
@@ -153,6 +159,8 @@ def run_spec(
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
     from orchestrator.core.budget import budget_of, price_of
 
+    for remark in spec.remarks():
+        note(remark)
     table = replayed_table(spec)
     environment = rank_environment(spec)
     check_some_layout_is_legal(spec, table)
@@ -334,6 +342,7 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     from orchestrator.core.lifecycle import TrialState
+    from orchestrator.core.spec import Strategy
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
@@ -342,6 +351,11 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
         note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+    if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
+        note(
+            f"{num} of the layouts were not launched: others ran out of memory, and these need at least as much"
+            f" (search.dominance is {spec.dominance}; search.dominance=off launches them too)"
+        )
     if result.code_has_changed:
         note("The code has changed since these numbers were taken, and none was taken again: `sweep invalidate` has them measured anew.")
     if result.num_fingerprints > 1:
