@@ -57,6 +57,8 @@ class CellRun:
     has_measured: bool = False
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
+    _gain: float | None = None
+    _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(
@@ -150,6 +152,18 @@ class CellRun:
         if rate is None or not cost.is_launch_measured:
             return self.trial_gpu_seconds
         return cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether nothing is measured yet, under the newest fingerprint."""
+        return self.contest.best() is None
+
+    def expected_gain(self) -> float | None:
+        """The most that an untried layout is expected to gain over the best, relative; worked out anew when something has ended."""
+        known = (self.searcher.told, self.searcher.condemned)
+        if self._gain_of != known:
+            self._gain_of, self._gain = known, self.searcher.expected_gain()
+        return self._gain
 
     @property
     def guessed_gpu_seconds(self) -> float:

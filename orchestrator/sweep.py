@@ -35,7 +35,7 @@ from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, S
 from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import Running, Snapshot, Stop, StopReason, SweepResult
+from orchestrator.progress import BUDGETS, Running, Snapshot, Stop, StopReason, SweepResult
 from orchestrator.salvage import Salvage
 from orchestrator.searcher import Searcher
 from orchestrator.spending import Spending
@@ -422,7 +422,12 @@ class _Loop:
 
     def _result(self) -> SweepResult:
         interrupted = self._asked() is not Stop.GO_ON
-        nothing = [run.cell for run in self._runs if run.best is None and (run.ended or not run.num_candidates) and not interrupted]
+        nothing = [run.cell for run in self._runs if run.has_nothing and not interrupted]
+        unconfirmed = [
+            run.cell
+            for run in self._runs
+            if self._spec.search.confirm.repeats and run.stopped in BUDGETS and not run.has_nothing and not run.contest.is_best_repeated
+        ]
         return SweepResult(
             sweep_id=self._sweep_id,
             counts=dict(self._books.counts),
@@ -432,6 +437,8 @@ class _Loop:
             nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
             tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
             num_fingerprints=len(self._books.fingerprints),
+            launched={run.cell: run.launched for run in self._runs},
+            unconfirmed=unconfirmed,
         )
 
     # -- small things --------------------------------------------------------------------------------------------------------

@@ -343,6 +343,8 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     from orchestrator.core.lifecycle import TrialState
     from orchestrator.core.spec import Strategy
+    from orchestrator.progress import BUDGETS
+    from orchestrator.report.quantities import counted
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
@@ -367,7 +369,17 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
             f"Nothing fits in {cell.key}: {evidence}. More GPUs, a higher ZeRO stage, or full recomputation may; `sweep plan` shows what would."
         )
     for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits):
-        note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
+        if result.stopped[cell] in BUDGETS and not result.launched.get(cell, 0):
+            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} before its first trial. A larger budget goes on with it.")
+        elif result.stopped[cell] in BUDGETS:
+            tried = counted(result.launched[cell], "trial")
+            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} after {tried}; see `sweep trials {spec.name}`.")
+        else:
+            note(
+                f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why."
+            )
+    for cell in result.unconfirmed:
+        note(f"The best of {cell.key} was measured once: {result.stopped[cell]}, and nothing was left to confirm it.")
 
 
 def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:

@@ -54,6 +54,7 @@ class WaitingGang:
     passed_over: int = 0  # gangs that were started since it began to wait
     is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
+    turn: tuple[float, ...] = ()  # where cells share a budget: its place among them, smallest first; of all gangs or of none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,12 +297,14 @@ class Floor:
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
-    """Who was passed over for too long; then first trials, the cheapest first, for they teach the dearer ones; then the largest.
+    """Who was passed over for too long; then by turns, where those are given.
 
-    Of equals the one that takes longest, so that it is not the last.
+    Else first trials, the cheapest first, for they teach the dearer ones; then the largest. Of equals the one that takes longest, so that it is not the last.
     """
     if _is_overdue(gang, num_waiting):
         return 0, -gang.passed_over
+    if gang.turn:
+        return 1, *gang.turn
     if gang.is_first:
         return 1, gang.shape.num_slots, -gang.seconds
     return 2, -gang.shape.num_slots, -gang.seconds

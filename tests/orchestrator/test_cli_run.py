@@ -114,3 +114,15 @@ def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
 def test_a_bound_is_refused_where_the_strategy_expects_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(file), "search.bound=0.01", "search.strategy=random"]) == 2
     assert "search.bound: strategy random expects nothing of a layout" in capsys.readouterr().err
+
+
+def test_a_cell_that_a_budget_did_not_reach_is_said_and_is_exit_code_4(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/sweep.db")
+    short = ["run", str(file), "--simulate", "--quiet", "sequence_length=[2048,4096]"]
+    assert cli.main([*short, "search.max_wall_time=20"]) == 4
+    said = capsys.readouterr().err
+    assert "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial." in said
+    assert cli.main([*short, "search.max_wall_time=20"]) == 0  # the next call begins with it
