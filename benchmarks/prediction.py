@@ -36,11 +36,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
+from benchmarks.table_folder import add_table_arguments, read_tables
 from orchestrator.core.calibration import Calibration, Observation, Predicted, calibrate
 from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import Stage
-from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus, parse_runs, tables
+from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus
 from orchestrator.core.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -137,11 +138,10 @@ def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
 def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem]:
     """The cells of all tables in a folder whose model and layouts are known, without what is not to be replayed unless nothing else is."""
     found = []
-    for path in sorted(folder.glob("*.csv")):
-        for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
-            if table_ids is None or table_id in table_ids:
-                replayed = any(run.replay for cell in cells for run in cell.runs)
-                found += [problem for cell in cells if (problem := _problem(cell, replayed=replayed)) is not None]
+    for table_id, cells in read_tables(folder):
+        if table_ids is None or table_id in table_ids:
+            replayed = any(run.replay for cell in cells for run in cell.runs)
+            found += [problem for cell in cells if (problem := _problem(cell, replayed=replayed)) is not None]
     return found
 
 
@@ -370,12 +370,13 @@ def measure(problems: Sequence[Problem]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
-    parser.add_argument("--table", action="append", metavar="ID", help="only this table; may be given again")
+    add_table_arguments(parser, names="these tables")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
     problems = read_problems(arguments.tables, arguments.table)
+    if not problems:
+        parser.error(f"no table whose model and layouts are known in {arguments.tables}")
     by_source: dict[str, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.table_id.split("_")[0], []).append(problem)

@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.machine import describe_machine, write_result
 from benchmarks.search_drivers import Driver, driver_of
 from benchmarks.search_problem import Problem, calibration_of, read_problems
+from benchmarks.table_folder import add_table_arguments
 from orchestrator.cell_run import FEWEST_TO_BOUND
 
 MODES = ("cold", "warm", "blind")
@@ -23,14 +24,15 @@ MODES = ("cold", "warm", "blind")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
-    parser.add_argument("--table", action="append", metavar="ID", help="only tables of this id or pattern; may be given again")
+    add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument("--bounds", default="0.01,0.005,0.002,0.001")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     bounds = [float(text) for text in arguments.bounds.split(",")]
     problems = [problem.shuffled(0) for problem in read_problems(arguments.tables, arguments.table) if problem.speeds.max()]
+    if not problems:
+        parser.error(f"no table with something to search in {arguments.tables}")
     found = {}
     for mode in MODES:
         ends = [ends_of(problem, _driver(problem, problems, mode), bounds) for problem in problems]

@@ -13,7 +13,9 @@ from orchestrator.core.lattice import Axis, Lattice
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import predict_memory
 from orchestrator.core.planner import Candidates, rank_candidates
+from orchestrator.core.proofs import Dominance
 from orchestrator.core.proposer import Told
+from orchestrator.core.replay import DEFAULT_PROFILE
 from orchestrator.core.run_table import MeasuredRun, RunStatus
 from orchestrator.core.spec import Objective, Search, Strategy
 from orchestrator.core.trainer import Trainer
@@ -51,6 +53,7 @@ class LayoutDriver:
             search=Search(strategy=strategy, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
             num_layers=cell.model.num_layers,
+            dominance=Dominance.CONFIRMED if problem.profile == DEFAULT_PROFILE else Dominance.TRUSTED,  # as `sweep replay` has it
         )
 
     def ask(self) -> int | None:

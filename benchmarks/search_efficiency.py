@@ -45,6 +45,7 @@ import numpy as np
 from benchmarks.machine import describe_machine, write_result
 from benchmarks.search_drivers import METHODS, Driver, driver_of
 from benchmarks.search_problem import FEWEST_ROWS, Problem, calibration_of, read_problems
+from benchmarks.table_folder import add_table_arguments
 from orchestrator.core.calibration import Calibration
 from orchestrator.core.measurement import LAUNCH_SECONDS
 from orchestrator.core.run_table import RunStatus
@@ -185,8 +186,7 @@ def _methods(text: str, seeds: int) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
-    parser.add_argument("--table", action="append", metavar="ID", help="only tables of this id or pattern; may be given again")
+    add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument("--methods", default="auto,tpe,random,heuristic", metavar="A,B:SEEDS", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--mode", choices=("cold", "warm", "blind"), default="cold")

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.prediction import observation, problem_key
+from benchmarks.table_folder import read_tables
 from orchestrator.core.calibration import Calibration, Observation, calibrate
 from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.layout import Layout
 from orchestrator.core.replay import DEFAULT_PROFILE
-from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run, tables
+from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, standing_run
 from orchestrator.core.trainer import TRAINERS, Trainer
 
 FEWEST_ROWS = 8
@@ -72,21 +73,18 @@ def read_problems(
 ) -> list[Problem]:
     """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
     found: list[Problem] = []
-    for path in sorted(folder.glob("*.csv")):
-        for table_id, cells in tables(parse_runs(path.read_text(encoding="utf-8"))).items():
-            if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
-                continue
-            groups = [
-                [run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells
-            ]
-            distinct = [tuple(_distinct(runs)) for runs in groups if runs]
-            if not distinct:
-                continue
-            profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
-            problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
-            large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
-            whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
-            found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
+    for table_id, cells in read_tables(folder):
+        if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
+            continue
+        groups = [[run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells]
+        distinct = [tuple(_distinct(runs)) for runs in groups if runs]
+        if not distinct:
+            continue
+        profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
+        problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
+        large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
+        whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
+        found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
     return found
 
 

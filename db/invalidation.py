@@ -15,6 +15,7 @@ from db.engine import Change
 from db.portions import portions
 from db.rows import Holder
 from db.schema import SweepState, now
+from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState, advance
 
 REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED})
@@ -55,6 +56,22 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
     return [
         int(row.id) for some in portions(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
     ]
+
+
+def free_pruned(connection: Connection, change: Change, cell_id: int, layouts: Sequence[Layout], epoch: int) -> int:
+    """Of a sweep that this epoch's owner holds. Returns how many trials wait again."""
+    sweep_id = int(connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one())
+    lease.fence(connection, sweep_id, epoch)
+    if event_log.is_done(connection, change):
+        mine = sa.select(sa.func.count()).where(schema.event.c.change_id == change.id, schema.event.c.trial_id.is_not(None))
+        return int(connection.execute(mine).scalar_one())
+    found = sa.select(trial.c.id).where(trial.c.cell_id == cell_id, trial.c.state == TrialState.PRUNED)
+    detail = {"freed": "no out-of-memory proves any more that it cannot run"}
+    num_changed = 0
+    for keys in portions([layout.key for layout in layouts]):
+        ids = [int(row.id) for row in connection.execute(found.where(trial.c.layout_key.in_(keys)))]
+        num_changed += invalidate_some(connection, change, sweep_id, ids, detail, epoch)
+    return num_changed
 
 
 def invalidate_some(

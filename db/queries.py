@@ -19,7 +19,7 @@ from db.schema import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.cell import Cell
 from orchestrator.core.drift import Run
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.failures import FailureKind
+from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.held import HeldGpuSeconds
 from orchestrator.core.layout import Precision
 from orchestrator.core.lifecycle import TrialState
@@ -198,6 +198,23 @@ def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int
     found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
     for row in _FAILURE_COUNTS.rows(connection, trial_ids):
         found[row.trial_id][FailureKind(row.failure_kind)] = row.n
+    return found
+
+
+def out_of_memories(connection: Connection, cell_id: int, trial_id: int | None) -> dict[int, list[Failure]]:
+    """By trial its attempts that ran out of memory and were not superseded, oldest first."""
+    statement = (
+        sa.select(attempt)
+        .join(trial, trial.c.id == attempt.c.trial_id)
+        .where(trial.c.cell_id == cell_id, attempt.c.failure_kind.in_(OUT_OF_MEMORY_KINDS), sa.not_(attempt.c.superseded))
+        .order_by(attempt.c.trial_id, attempt.c.number)
+    )
+    if trial_id is not None:
+        statement = statement.where(trial.c.id == trial_id)
+    found: dict[int, list[Failure]] = {}
+    for row in connection.execute(statement).mappings():
+        if (failure := records.failure_of(dict(row))) is not None:
+            found.setdefault(row["trial_id"], []).append(failure)
     return found
 
 

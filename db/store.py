@@ -333,6 +333,10 @@ class Store:
         """Record layouts as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
         return self._database.write(lambda connection, change: changes.add_pruned(connection, change, condemned, epoch)) if condemned else 0
 
+    def free_pruned(self, cell_id: int, layouts: Sequence[Layout], *, epoch: int) -> int:
+        """Let PRUNED layouts of a cell wait again, since nothing proves any more that they cannot run; return how many did."""
+        return self._database.write(lambda connection, change: invalidation.free_pruned(connection, change, cell_id, layouts, epoch))
+
     def transition(
         self, trial_id: int, event: TrialEvent, *, epoch: int, attempt: int | None = None, detail: Mapping[str, Any] | None = None
     ) -> TrialState:
@@ -598,6 +602,10 @@ class Store:
     def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
         """By trial how many of its attempts failed, by kind, since it was last invalidated: what `may_retry` asks."""
         return self._database.read(lambda connection: queries.failure_counts(connection, trial_ids)) if trial_ids else {}
+
+    def out_of_memories(self, cell_id: int, *, trial_id: int | None = None) -> dict[int, list[Failure]]:
+        """By trial of a cell (None: of all) its attempts that ran out of memory, since it was last invalidated."""
+        return self._database.read(lambda connection: queries.out_of_memories(connection, cell_id, trial_id))
 
     def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
         """The peaks that MFUs of a sweep rest on where no data sheet tells, each once however many attempts have it."""

@@ -144,6 +144,10 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
             " pauses, and before anything is confirmed: [drift](search.md#a-machine-that-drifts). 0: never. Nothing is measured again where"
             " `confirm.repeats` is 0",
         ),
+        "dominance": _key(
+            "`auto`, `trusted`, `confirmed`, `off`",
+            "What a layout that runs out of memory rules out: [search.md](search.md#what-an-out-of-memory-rules-out)",
+        ),
     },
     "plateau": {
         "trials": _key("number", "So many finished trials"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from db.news import Ended, FailedEnd, MeasuredEnd, Pruned, Recorded
@@ -28,13 +29,17 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialEvent, TrialState
 from orchestrator.core.machine_load import of_gang, relative_sd, said_of
 from orchestrator.core.measurement import ImplausibleMeasurement, Measurement
+from orchestrator.core.proofs import MemoryProof
 from orchestrator.core.protocol import Device, Phase, RankResult
 from orchestrator.core.purpose import REPEATS, Purpose
 from orchestrator.core.spec import SweepSpec
 from orchestrator.evidence import attempt_facts, failed_memory, fingerprint_of, gpu_usage, relative_excess, worst_parts
 from orchestrator.gang import Finished, Slots
 from orchestrator.peaks import Peaks
+from orchestrator.progress import StopReason
 from orchestrator.searcher import Failed, Measured, OutOfMemory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -92,6 +97,7 @@ class Books:
         self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
         self.blame = Blame(spec.name)
         self._condemned: list[Pruned] = []  # proven, and not written yet
+        self._dominance = f"search.dominance is {spec.dominance}"
 
     def take_up(self, run: CellRun) -> None:
         """Have a cell go on from what earlier calls left of it, and count that."""
@@ -160,20 +166,49 @@ class Books:
                 recorded += self._store.record_ends([_ended(refused, events)], epoch=self._epoch)
         return endings, events, recorded
 
+    def take_up_again(self, run: CellRun) -> None:
+        """Have a cell go on from what the store knows of it by now: its search began anew, or what it knew is withdrawn."""
+        self._take_up(run)
+        self._write_condemned()
+
     def _take_up(self, run: CellRun) -> list[TrialRow]:
-        """Have a cell go on from what the store knows of it: all its trials, which are returned."""
+        """Have a cell go on from what the store knows of it: all its trials, which are returned as they stood before."""
         trials = self._store.trials(self._sweep_id, cell_id=run.id)
-        self._condemn(run, run.take_up(trials, self._store.repeats(run.id)))
+        self._condemn(run, run.take_up(trials, self._store.repeats(run.id), self._num_proofs(run, trials)))
         run.nothing_fits = run.searcher.nothing_fits()
+        self._free(run)
         return trials
 
-    def _condemn(self, run: CellRun, condemned: Mapping[Layout, tuple[Layout, int]]) -> None:
-        """Note what out-of-memories prove of others, to be written without launching them: layout -> the one that proves it, and its trial."""
-        for layout, (proof, proof_id) in condemned.items():
-            why = f"needs at least the memory of trial {proof_id} ({proof.short}), which ran out of it"
-            self._condemned.append(Pruned(cell_id=run.id, layout=layout, why=why, condemned_by=proof_id))
-        self.counts[TrialState.QUEUED] -= len(run.added & condemned.keys())
-        run.added -= condemned.keys()
+    def _num_proofs(self, run: CellRun, trials: Sequence[TrialRow]) -> Mapping[int, int]:
+        """By trial that ran out of memory, how many of its attempts prove that it does not fit its device."""
+        if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
+            return {}
+        on_cpu = self._slots.device is Device.CPU
+        failures = self._store.out_of_memories(run.id)
+        return {trial_id: sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in some) for trial_id, some in failures.items()}
+
+    def _condemn(self, run: CellRun, condemned: Collection[Layout]) -> None:
+        """Note what out-of-memories prove of other layouts, to be written without launching them."""
+        for layout in condemned:
+            proofs = [(run.ran_out[proof.layout], proof) for proof in run.searcher.proofs_of(layout)]
+            why = f"{_needs_as_much(proofs)}; {self._dominance}"
+            self._condemned.append(Pruned(cell_id=run.id, layout=layout, why=why, condemned_by=proofs[0][0]))
+        self.counts[TrialState.QUEUED] -= len(run.added & set(condemned))
+        run.added -= set(condemned)
+
+    def _free(self, run: CellRun) -> None:
+        """Let layouts be launched again that no out-of-memory rules out any more."""
+        freed = run.searcher.take_freed()
+        if not freed:
+            return
+        self._write_condemned()  # some of them may wait there
+        num = self._store.free_pruned(run.id, freed, epoch=self._epoch)
+        self.counts[TrialState.PRUNED] -= num
+        self.counts[TrialState.QUEUED] += num
+        run.added |= set(freed)
+        if run.stopped is StopReason.EXHAUSTED:
+            run.stopped = None
+        logger.info("%s: %d layouts are no longer ruled out by memory", run.cell.key, num, extra={"action": "freed"})
 
     def _write_condemned(self) -> None:
         self.counts[TrialState.PRUNED] += self._store.add_pruned(self._condemned, epoch=self._epoch)
@@ -272,6 +307,7 @@ class Books:
             run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
             if flight.is_repeat:
                 run.correct_search()
+            self._free(run)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = said_of(load)
         return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{f'; {spoiled}' if spoiled is not None else ''}"
@@ -312,17 +348,29 @@ class Books:
         flight, run = ending.flight, ending.flight.run
         run.note_infeasible()
         run.take_back()
-        proves = proves_out_of_memory(failure, on_cpu=self._slots.device is Device.CPU)
+        failures = self._store.out_of_memories(run.id, trial_id=flight.trial_id) if flight.attempt > 1 else {flight.trial_id: [failure]}
+        on_cpu = self._slots.device is Device.CPU
+        num_proofs = sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in failures[flight.trial_id])
         peak, device = failed_memory(ending.event.reports)
         excess = relative_excess(peak, device, failure.message)
-        condemned = run.searcher.tell(flight.layout, OutOfMemory(excess=excess), proves=proves)
-        self._condemn(run, dict.fromkeys(condemned, (flight.layout, flight.trial_id)))
+        run.ran_out[flight.layout] = flight.trial_id
+        condemned = run.searcher.tell(flight.layout, OutOfMemory(excess=excess, num_proofs=num_proofs))
+        self._condemn(run, condemned)
         run.nothing_fits = run.searcher.nothing_fits()
         return len(condemned)
 
     def _move(self, before: TrialState, after: TrialState) -> None:
         self.counts[before] -= 1
         self.counts[after] += 1
+
+
+def _needs_as_much(proofs: Sequence[tuple[int, MemoryProof]]) -> str:
+    """Why a layout cannot run, by the trials that ran out of memory."""
+    if len(proofs) > 1:
+        (first, one), (second, other) = proofs
+        return f"needs at least the memory of trials {first} ({one.layout.short}) and {second} ({other.layout.short}), which ran out of it"
+    ((trial_id, proof),) = proofs
+    return f"needs at least the memory of trial {trial_id} ({proof.layout.short}), which ran out of it"
 
 
 def _refused(ending: _Ending, exc: Exception) -> _Ending:

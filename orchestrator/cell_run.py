@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from db.rows import Repeats, TrialRow
 from orchestrator.contest import Contest, contest_of
@@ -14,11 +14,11 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TERMINAL, TrialState
 from orchestrator.core.limits import PredictedStep
 from orchestrator.core.packing import Shape
-from orchestrator.core.spec import Objective, Plateau, Search
+from orchestrator.core.spec import Objective, Plateau, Search, Strategy
 from orchestrator.core.trial_cost import TrialCost
 from orchestrator.evidence import relative_excess
 from orchestrator.progress import StopReason
-from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher
+from orchestrator.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher, SetAside
 
 FEWEST_TO_BOUND = 3  # ended trials: before, what the model is sure of is mostly what it was told beforehand
 SLOW_ASK_SHARE = 0.1  # of a trial: a search that thinks longer than that keeps the GPUs waiting, so it thinks while they run
@@ -47,6 +47,7 @@ class CellRun:
     rests: bool = False  # it wants nothing until something of it that is under way has ended
     is_settled: bool = False  # its search has ended, and what it found is confirmed as far as it can be
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
+    ran_out: dict[Layout, int] = field(default_factory=dict)  # of memory: layout -> its trial
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
@@ -60,12 +61,17 @@ class CellRun:
     doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
     ended_at: float | None = None  # when the last attempt did; None: none has in this call
     was_taken_up: bool = False  # what the store knew of it is known here
+    _gain: float | None = None
+    _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
     ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
 
-    def take_up(self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats]) -> dict[Layout, tuple[Layout, int]]:
+    def take_up(
+        self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], num_proofs: Mapping[int, int] | None = None
+    ) -> list[Layout]:
         """Go on from what the store knows; `repeats` are the runs of trials that were measured more than once.
 
-        Returns what its out-of-memories condemn beyond that (axes were widened since): layout -> the one that proves it, and its trial.
+        `num_proofs`: by trial that ran out of memory, how many of its attempts prove that it does not fit; None: one each.
+        Returns the layouts that the out-of-memories condemn beyond what the store knows: axes were widened since, say.
         """
         rows = list(trials)
         self.launched, self.waiting, self.ended, self.ahead, self.doubt = 0, [], [], None, None
@@ -74,8 +80,9 @@ class CellRun:
         # Never launched, and free to be chosen: freed from a proof that fell, or added just before an orchestrator died.
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
-        # Of which nothing is said is not asked for again either: `sweep invalidate` is how a person asks.
-        condemned = self.searcher.replay((t.layout, known_of(t, self.objective) or Condemned()) for t in rows)
+        # A trial that told us nothing is not proposed again either: `sweep invalidate` is how a person asks.
+        condemned = self.searcher.replay((t.layout, _proving(known_of(t, self.objective), t.id, num_proofs)) for t in rows)
+        self.ran_out = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
             self.launched += trial.num_attempts > 0
             if trial.gpu_seconds is not None:
@@ -91,8 +98,7 @@ class CellRun:
         self.contest = contest_of(rows, repeats, under_way=self.contest, was_paused=not self.was_taken_up)
         self.was_taken_up = True
         self.correct_search()
-        proofs = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
-        return {layout: (proof, proofs[proof]) for layout, proof in condemned.items()}
+        return list(condemned)
 
     def wait(self, trial: TrialRow) -> None:
         """Have a trial launched again."""
@@ -153,6 +159,18 @@ class CellRun:
         if rate is None or not cost.is_launch_measured:
             return self.trial_gpu_seconds
         return cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether nothing is measured yet, under the newest fingerprint."""
+        return self.contest.best() is None
+
+    def expected_gain(self) -> float | None:
+        """The most that an untried layout is expected to gain over the best, relative; worked out anew when something has ended."""
+        known = (self.searcher.told, self.searcher.condemned)
+        if self._gain_of != known:
+            self._gain_of, self._gain = known, self.searcher.expected_gain()
+        return self._gain
 
     @property
     def guessed_gpu_seconds(self) -> float:
@@ -222,7 +240,7 @@ class CellRun:
             return StopReason.TRIALS
         if self.nothing_fits is not None:
             return StopReason.NOTHING_FITS
-        if search.plateau is not None and self._plateaued(search.plateau):
+        if search.plateau is not None and search.strategy is not Strategy.EXHAUSTIVE and self._plateaued(search.plateau):
             return StopReason.PLATEAU
         return None
 
@@ -247,6 +265,13 @@ class CellRun:
             return False
         before, since = max(self.ended[: -plateau.trials]), max(self.ended[-plateau.trials :])
         return before > float("-inf") and since - before < plateau.gain * abs(before)
+
+
+def _proving(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
+    """What is known of a trial, with how many of its attempts prove that it does not fit."""
+    if isinstance(known, OutOfMemory) and num_proofs is not None:
+        return replace(known, num_proofs=num_proofs.get(trial_id, 0))
+    return known or SetAside()
 
 
 def known_of(trial: TrialRow, objective: Objective) -> Known | None:

@@ -133,6 +133,16 @@ class Contest:
             self._leader = min(seconds, key=lambda trial_id: (seconds[trial_id], trial_id))
         return self._layouts[self._leader], self.seconds_of(self._leader)
 
+    @property
+    def num_measured(self) -> int:
+        """Layouts that were measured."""
+        return len(self._runs)
+
+    @property
+    def is_best_repeated(self) -> bool:
+        """Whether a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
+        return self.best() is not None and (self._is_over or (self._leader is not None and self.was_repeated(self._leader)))
+
     def _place(self, trial_id: int) -> tuple[float, int]:
         return self.seconds_of(trial_id), trial_id
 

@@ -61,13 +61,17 @@ def finished_before(
         tied={cell.cell.cell: contests[cell.cell.cell].tied() for cell in cells if cell.best is not None},
         untried=None,
         num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
+        launched={cell.cell.cell: _num_launched(cell) for cell in cells},
         code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )
 
 
 def _how_it_stopped(cell: CellStatus, max_trials: int | None) -> StopReason:
-    launched = sum(number for state, number in cell.num_trials.items() if state is not TrialState.PRUNED)
-    return StopReason.TRIALS if max_trials is not None and launched >= max_trials else StopReason.BEFORE
+    return StopReason.TRIALS if max_trials is not None and _num_launched(cell) >= max_trials else StopReason.BEFORE
+
+
+def _num_launched(cell: CellStatus) -> int:
+    return sum(number for state, number in cell.num_trials.items() if state is not TrialState.PRUNED)
 
 
 def _fingerprint_of(store: Store, trial: TrialRow, this_host: str | None, *, any_node: bool) -> Fingerprint | None:

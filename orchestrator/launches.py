@@ -12,6 +12,7 @@ from math import inf
 
 from db.news import NewAttempt, NewTrial
 from db.store import Store
+from orchestrator import sharing
 from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.contest import Again
@@ -25,7 +26,7 @@ from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import StopReason
+from orchestrator.progress import BUDGETS, StopReason
 from orchestrator.searcher import Proposal
 from orchestrator.spending import SPENT, Spending
 from orchestrator.turns import Turns
@@ -39,6 +40,8 @@ CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a s
 DECIDED = frozenset(
     {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
 )  # a search that has ended by itself: what it found is confirmed
+
+CONFIRMED = DECIDED | BUDGETS  # the best of a search that a budget ended is confirmed within what was kept of the budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,12 @@ class Launches:
         self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
         self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
         self._health = health
-        self._turns = Turns(scheduler.slots.nodes, exclusive=spec.measurement.exclusive is Exclusive.NODE)
+        self._turns = Turns(
+            scheduler.slots.nodes,
+            exclusive=spec.measurement.exclusive is Exclusive.NODE,
+            turn_of=sharing.turn if spending.is_shared else None,
+        )
+        self._runs: Sequence[CellRun] = ()
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
         self._gone: set[str] = set()  # those that went while cells waited for nodes, and the first of them
@@ -90,6 +98,7 @@ class Launches:
 
     def what_fits(self, runs: Sequence[CellRun]) -> None:
         """Start trials until none may start, or no cell wants one."""
+        self._runs = runs
         self._see_nodes(self._health.usable(self._scheduler.slots.nodes))
         spent = self._spending.spent()
         for run in runs:
@@ -193,9 +202,9 @@ class Launches:
         """Whether the cell has something to launch; asked again and again, and for nothing that costs."""
         if run.stopped is None:
             return not run.rests
-        if run.stopped not in DECIDED or run.is_settled:
+        if run.stopped not in CONFIRMED or run.is_settled:
             return False
-        if run.waiting:
+        if run.waiting and run.stopped in DECIDED:
             return True
         if run.num_new:
             return False
@@ -219,15 +228,16 @@ class Launches:
             reason = self._search_on(run, nodes)
             if reason is None:
                 return True
-            if reason in SPENT:
-                if not self._is_anything_under_way:  # else that may hold less than it should
-                    self._stop_within_budget(run, reason)
-                return False
-            if run.num_new:
+            if reason in SPENT and self._is_anything_under_way:
+                return False  # that may hold less than it should
+            if reason in BUDGETS:
+                self._stop_within_budget(run, reason)
+            elif run.num_new:
                 run.rests = True
                 return False
-            run.stopped = reason
-        return run.stopped in DECIDED and self._settle(run, nodes)
+            else:
+                run.stopped = reason
+        return run.stopped in CONFIRMED and self._settle(run, nodes)
 
     def _search_on(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
         """Start what the search of a cell wants next, or say why there is nothing."""
@@ -323,17 +333,21 @@ class Launches:
         return True
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner."""
+        """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner.
+
+        Where a budget ended the search, what waits is for the next call, and what is kept of the budget is for repeats.
+        """
         found = None if run.num_new else self._next_repeat(run)
-        if not run.waiting and found is None:
+        may_wait = run.waiting and run.stopped in DECIDED
+        if not may_wait and found is None:
             return False
         self._note_pause(run)
-        spent = self._spending.spent() or self._passed_by(run, None)
+        spent = self._spending.spent() or self._passed_by(run, None, is_repeat=found is not None)
         if spent is not None:
             if spent not in SPENT or not self._is_anything_under_way:
-                run.stopped = spent  # the next call may go on with it
+                run.stopped, run.is_settled = spent, True  # the next call may go on with it
             return False
-        if self._waiting(run, nodes):
+        if may_wait and self._waiting(run, nodes):
             return True
         if found is None:
             return False
@@ -342,13 +356,30 @@ class Launches:
 
     # -- budgets -------------------------------------------------------------------------------------------------------------
 
-    def _passed_by(self, run: CellRun, proposal: Proposal | None) -> StopReason | None:
-        if not self._spending.is_limited:  # what is under way need not be added up
+    def _passed_by(self, run: CellRun, proposal: Proposal | None, *, is_repeat: bool = False) -> StopReason | None:
+        if not self._spending.is_shared:  # what is under way need not be added up
             return None
-        expected = run.expected_gpu_seconds(proposal, self._trial_cost())
+        kept = self._kept(run, is_repeat=is_repeat)
+        # What is kept has to begin in time, and so may this one: as long as it takes, the last of what is kept may take longer.
+        if kept.seconds and (late := self._spending.out_of_time(kept.seconds)) is not None:
+            return late
+        if not self._spending.is_limited:
+            return None
+        expected = self._expected(run, proposal)
         if expected is None and not self._is_anything_under_way:
             return None  # nothing measured tells what it holds: it shows that
-        return self._spending.passed_by(run.guessed_gpu_seconds if expected is None else expected, to_come=self._to_come())
+        to_come = self._to_come() + kept.gpu_seconds
+        return self._spending.passed_by(run.guessed_gpu_seconds if expected is None else expected, to_come=to_come)
+
+    def _expected(self, run: CellRun, proposal: Proposal | None) -> float | None:
+        """GPU-seconds that its next attempt should hold, by its own trials, else by those of other cells; None: nothing tells."""
+        own = run.expected_gpu_seconds(proposal, self._trial_cost())
+        return sharing.expected_by_others(run, self._runs) if own is None else own
+
+    def _kept(self, run: CellRun, *, is_repeat: bool = False) -> sharing.Kept:
+        """What this cell leaves of the budgets to first trials and repeats."""
+        confirm, slots = self._spec.search.confirm, self._scheduler.slots.total
+        return sharing.kept_from(run, self._runs, confirm=confirm, is_repeat=is_repeat, slots=slots, at_once=self._most_at_once)
 
     def _to_come(self) -> float:
         """GPU-seconds that what is under way should still hold: as was foreseen, or where nothing was then, as its cell has shown since, or by a guess."""
@@ -366,9 +397,13 @@ class Launches:
 
     def _stop_within_budget(self, run: CellRun, reason: StopReason) -> None:
         run.stopped = reason
-        expected = run.expected_gpu_seconds(run.ahead, self._trial_cost())
-        assert expected is not None
-        logger.info("%s: nothing more is started: %s", run.cell.key, self._spending.why(expected), extra={"action": "budget"})
+        if reason in SPENT:
+            expected = self._expected(run, run.ahead)
+            assert expected is not None
+            why = self._spending.why(expected, kept=self._kept(run).gpu_seconds)
+        else:
+            why = "what is left of search.max_wall_time is kept for first trials and repeats"
+        logger.info("%s: no new layout is started: %s", run.cell.key, why, extra={"action": "budget"})
         run.take_back()
 
     # -- starting ------------------------------------------------------------------------------------------------------------

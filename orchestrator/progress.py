@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from orchestrator.core.cell import Cell
@@ -33,6 +33,9 @@ class StopReason(StrEnum):
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"
     BEFORE = "nothing was left to do"  # an earlier call had finished it
+
+
+BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +135,13 @@ class SweepResult:
     counts: Mapping[TrialState, int]
     stopped: Mapping[Cell, StopReason]
     interrupted: bool
-    nothing_feasible: Sequence[Cell]  # cells of which trials ended, and none was measured
+    nothing_feasible: Sequence[Cell]  # cells of which nothing was measured, whether their trials ended so or a budget came before them
     nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
     tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
     untried: int | None  # layouts that were never launched and that nothing condemned; None: nobody counted them
     num_fingerprints: int  # distinct ones among what was measured
+    launched: Mapping[Cell, int] = field(default_factory=dict)  # trials of each cell, by all calls
+    unconfirmed: Sequence[Cell] = ()  # cells whose best was measured once, since a budget left nothing to repeat it
     code_has_changed: bool = False  # since what was measured, and nothing was measured again
 
     @property

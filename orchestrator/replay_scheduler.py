@@ -32,7 +32,7 @@ def table_of(spec: SweepSpec) -> ReplayTable | None:
     options = spec.workload.options
     if not isinstance(options, ReplayOptions):
         return None
-    table = read_table(table_text(options.table), options.table_id)
+    table = table_in(options.table, options.table_id)
     table.check(spec)
     return table
 
@@ -44,6 +44,15 @@ def goes_through_ray(spec: SweepSpec) -> bool:
 
 
 MAX_TABLE_BYTES = 64 << 20  # the largest published table that we know has 2 MB
+
+
+def table_in(path: str | Path, table_id: str) -> ReplayTable:
+    """One table of a file of measured runs. Raises UsageInvalid, which names the file."""
+    text = table_text(path)
+    try:
+        return read_table(text, table_id)
+    except UsageInvalid as exc:
+        raise UsageInvalid(f"{path}: {exc}") from None
 
 
 def table_text(path: str | Path) -> str:

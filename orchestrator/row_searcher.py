@@ -141,6 +141,14 @@ class RowSearcher:
         self._counts[RowStatus.UNTRIED] -= len(found)
         return [int(row) for row in found]
 
+    def free(self, rows: Ints) -> list[int]:
+        """Ask for these again, those of them that were condemned; which they are."""
+        found = rows[self._status[rows] == RowStatus.CONDEMNED]
+        self._status[found] = RowStatus.UNTRIED
+        self._counts[RowStatus.CONDEMNED] -= len(found)
+        self._counts[RowStatus.UNTRIED] += len(found)
+        return [int(row) for row in found]
+
     def forget(self, row: int) -> None:
         """Put a row back to untried."""
         self._mark(row, RowStatus.UNTRIED)

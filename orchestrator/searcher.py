@@ -6,7 +6,7 @@ Optuna's samplers are in row_searcher.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import exp, inf, isnan, log
@@ -18,12 +18,12 @@ from optuna.study import StudyDirection
 from optuna.trial import create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.core.dominance import needs_at_least
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import Layout
-from orchestrator.core.layout_table import COLUMNS
+from orchestrator.core.layout_table import COLUMNS, Ints, Mask
 from orchestrator.core.limits import PredictedStep
 from orchestrator.core.planner import Candidates
+from orchestrator.core.proofs import Dominance, MemoryProof, Proofs
 from orchestrator.core.proposer import Choice, Told
 from orchestrator.core.spec import Objective, Search
 from orchestrator.optuna_proposals import HEADROOM, UNKNOWN_EXCESS
@@ -42,6 +42,7 @@ class Measured:
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
     excess: float | None = None  # how far over the limit, relative to it; None where unknown
+    num_proofs: int = 1  # attempts whose failure proves that the layout does not fit; 0: it may have been something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +57,16 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class Condemned:
-    """Needs at least the memory of a layout that was out of it; never launched."""
+    """Needs at least the memory of layouts that were out of it; never launched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A trial that told us nothing: it is not proposed again."""
 
 
 Outcome = Measured | OutOfMemory | Failed
-Known = Outcome | InFlight | Condemned
+Known = Outcome | InFlight | Condemned | SetAside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +99,10 @@ class Searcher:
         sequence: int = 0,
         launch_seconds: float | None = None,
         steps_per_trial: float | None = None,
+        dominance: Dominance = Dominance.TRUSTED,
     ) -> None:
         """`num_layers` is the model's; `sequence` tells the cells of a sweep apart, so that each has random numbers of its own.
+        `dominance` says how many out-of-memories prove that what needs as much memory cannot run.
 
         `launch_seconds` (of a trial beside its steps) and `steps_per_trial` are what a trial costs here; None: what is usual.
         Raises UsageInvalid when the strategy needs packages that are not installed.
@@ -116,6 +124,10 @@ class Searcher:
         self._scale = _scale(candidates)
         self._doubted: set[int] = set()
         self._step_log_sd = candidates.step_log_sd()
+        self._proofs = Proofs(candidates.table, num_layers=num_layers, dominance=dominance)
+        self._ruled_out: Mask = self._proofs.ruled_out
+        self._freed: list[Layout] = []
+        self._set_aside: set[int] = set()  # rows that no proof frees
 
     def knows(self, layout: Layout) -> bool:
         """Whether the layout is one of the candidates."""
@@ -147,19 +159,34 @@ class Searcher:
         asked = self._rows.ask()
         return None if asked is None else self._proposal(asked)
 
-    def tell(self, layout: Layout, outcome: Outcome, *, proves: bool = True) -> list[Layout]:
+    def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
         """Record how a layout ended; of one measured again, what it comes to now.
 
-        Returns the untried layouts that an out-of-memory condemns, if it `proves` so: they are not asked for.
+        Returns the untried layouts that an out-of-memory condemns: they are not asked for. What a measurement frees, `take_freed` tells.
         """
         row = self._of_layout.get(layout)
         if row is not None and _says_nothing(outcome):
             self._rows.set_aside(row)
+            self._set_aside.add(row)
         elif row is not None:
             self._rows.tell(self._told(row, outcome))
-        if not isinstance(outcome, OutOfMemory) or not proves:
-            return []
-        return [self._candidates.table.layout(r) for r in self._condemn(layout)]
+        match outcome:
+            case OutOfMemory(num_proofs=num) if num:
+                self._proofs.add(_proof(layout, outcome))
+                return [self._candidates.table.layout(r) for r in self._condemn()]
+            case Measured() if row is not None and self._proofs.ran(row):
+                self._free(np.flatnonzero(self._ruled_out & ~self._proofs.ruled_out))
+                self._condemn()
+        return []
+
+    def proofs_of(self, layout: Layout) -> tuple[MemoryProof, ...]:
+        """The out-of-memories that condemn a layout: one, or two that agree."""
+        return self._proofs.of(self._of_layout[layout])
+
+    def take_freed(self) -> list[Layout]:
+        """Layouts that were condemned, and are not any more, since this was last asked: what condemned them is contradicted or withdrawn."""
+        freed, self._freed = self._freed, []
+        return freed
 
     def correct(self, layout: Layout, value: float) -> None:
         """A measured layout has this objective, as the machine is now; what differs by no more than noise is left as it was told."""
@@ -178,24 +205,34 @@ class Searcher:
         A layout that is no candidate (the axes were narrowed since) is not counted, but its out-of-memory condemns candidates all the same.
         """
         told: dict[int, Told] = {}
-        in_flight, was_condemned, proofs = [], [], []
+        in_flight, was_condemned, set_aside, ran, proofs = [], [], [], [], []
         for layout, fact in known:
-            if isinstance(fact, OutOfMemory):
-                proofs.append(layout)
+            if isinstance(fact, OutOfMemory) and fact.num_proofs:
+                proofs.append(_proof(layout, fact))
             row = self._of_layout.get(layout)
             if row is None:
                 continue
+            if isinstance(fact, Measured):
+                ran.append(row)
             match fact:
                 case InFlight():
                     in_flight.append(row)
                 case Condemned():
                     was_condemned.append(row)
+                case SetAside():
+                    set_aside.append(row)
                 case Measured() if _says_nothing(fact):
-                    was_condemned.append(row)
+                    set_aside.append(row)
                 case Measured() | OutOfMemory() | Failed():
                     told[row] = self._told(row, fact)
-        self._rows.rebuild(told.values(), in_flight=in_flight, condemned=was_condemned)
-        return {self._candidates.table.layout(row): proof for proof in self._weakest(proofs) for row in self._condemn(proof)}
+        self._rows.rebuild(told.values(), in_flight=in_flight, condemned=set_aside)
+        self._set_aside = set(set_aside)
+        self._proofs.replace(proofs, np.array(ran, dtype=np.int64))
+        table, known_before = self._candidates.table, set(was_condemned)
+        self._ruled_out = np.zeros(len(table), dtype=np.bool_)
+        found = self._condemn()
+        self._freed = [table.layout(row) for row in was_condemned if not self._ruled_out[row]]
+        return {table.layout(row): self._proofs.of(row)[0].layout for row in found if row not in known_before}
 
     def forget(self, layout: Layout) -> None:
         """Put a layout back to untried: its attempts ended by the machine's fault, or its result was invalidated."""
@@ -240,16 +277,15 @@ class Searcher:
                 others = f", and so did {num} others"
         return f"{layout.short}, predicted to need least, ran out of memory{room}{others}; none was measured"
 
-    def _condemn(self, proof: Layout) -> list[int]:
-        return self._rows.condemn(needs_at_least(self._candidates.table, proof, num_layers=self._num_layers))
+    def _condemn(self) -> list[int]:
+        """Set aside what the proofs rule out by now. The rows that were untried."""
+        self._ruled_out = self._proofs.ruled_out
+        return self._rows.condemn(self._ruled_out)
 
-    def _weakest(self, proofs: list[Layout]) -> Iterator[Layout]:
-        """The proofs that none before them implies: what needs more than they do condemns nothing that they do not."""
-        ruled_out = np.zeros(len(self._candidates), dtype=np.bool_)
-        for proof in sorted(proofs, key=lambda p: (p.micro_batch_size, -p.zero_stage)):
-            if (row := self._of_layout.get(proof)) is None or not ruled_out[row]:
-                ruled_out |= needs_at_least(self._candidates.table, proof, num_layers=self._num_layers)
-                yield proof
+    def _free(self, rows: Ints) -> None:
+        """Ask again for what no proof rules out any more."""
+        rows = np.array([row for row in rows if row not in self._set_aside], dtype=np.int64)
+        self._freed += [self._candidates.table.layout(row) for row in self._rows.free(rows)]
 
     # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------------------------------------
 
@@ -366,6 +402,10 @@ def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, 
     return len(trials)
 
 
+def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:
+    return MemoryProof(layout=layout, num_attempts=outcome.num_proofs, is_measured=outcome.excess is not None)
+
+
 def _says_nothing(outcome: Outcome) -> bool:
     """Whether it was measured and the number is none: of a clock that stood still, 0 or infinite."""
     return isinstance(outcome, Measured) and not 0 < outcome.value < inf
@@ -391,7 +431,7 @@ def _excess(fact: Known) -> float:
             return max(excess, 1e-3) if excess is not None else UNKNOWN_EXCESS
         case Failed():
             return 1.0
-        case Condemned():
+        case Condemned() | SetAside():
             return UNKNOWN_EXCESS
 
 

@@ -18,6 +18,7 @@ from orchestrator.core.held import Leased
 from orchestrator.core.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.measurement import enough
 from orchestrator.core.packing import Room, Shape
+from orchestrator.core.proofs import Dominance
 from orchestrator.core.protocol import Device, LimitName, NodeReport, Phase, PhaseLimits, RankFailure, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.spec import SweepSpec
 from orchestrator.core.spec_values import MAX_NAME
@@ -88,6 +89,8 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             f" give it a shorter name, name={spec.name[: MAX_NAME - len(SIMULATED_SUFFIX)].rstrip('.-_')}"
         )
     acted = {"name": name, "device": workload.options.device_name, "workload": workload.model_dump()}
+    if spec.dominance is not Dominance.TRUSTED:  # as the program would be searched, whose part workload synthetic takes
+        acted["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
 

@@ -51,6 +51,17 @@ class Spending:
         """Whether there is any budget of what is held."""
         return self._budget is not None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is a budget of any kind that the cells share."""
+        return self._budget is not None or self._max_wall_seconds is not None
+
+    def out_of_time(self, seconds: float) -> StopReason | None:
+        """The budget of time, where what takes so long would not end within it."""
+        if self._max_wall_seconds is None:
+            return None
+        return StopReason.WALL_TIME if self._clock() - self._began + seconds > self._max_wall_seconds else None
+
     def spent(self) -> StopReason | None:
         """The budget of which nothing is left."""
         if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
@@ -65,11 +76,15 @@ class Spending:
             return None
         return REASONS[self._budget.limit] if expected_gpu_seconds > self._left(self._budget) - to_come else None
 
-    def why(self, expected_gpu_seconds: float) -> str:
+    def why(self, expected_gpu_seconds: float, *, kept: float = 0.0) -> str:
         """What `passed_by` goes by, for people, when nothing is under way any more."""
         assert self._budget is not None
         left = max(self._left(self._budget), 0.0) / 3600
-        return f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
+        for_others = f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
+        return (
+            f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
+            + for_others
+        )
 
     def _left(self, budget: Budget) -> float:
         return budget.gpu_seconds - self.held_gpu_seconds

@@ -38,7 +38,18 @@ from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, S
 from orchestrator.launches import DECIDED, Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import Ended, Running, SearchEnded, Snapshot, Stop, StopReason, SweepResult, TimeLeft, time_left
+from orchestrator.progress import (
+    BUDGETS,
+    Ended,
+    Running,
+    SearchEnded,
+    Snapshot,
+    Stop,
+    StopReason,
+    SweepResult,
+    TimeLeft,
+    time_left,
+)
 from orchestrator.salvage import Salvage
 from orchestrator.searcher import Searcher
 from orchestrator.spending import Spending
@@ -302,6 +313,7 @@ class _Loop:
             sequence=cell_id,
             launch_seconds=cost.launch_seconds,
             steps_per_trial=cost.num_steps,
+            dominance=self._spec.dominance,
         )
         steps = candidates.step_seconds[candidates.order[:1]].sum() if candidates.predict is not None else 0.0
         return searcher, len(candidates), cost.launch_seconds + cost.num_steps * float(steps)
@@ -416,9 +428,8 @@ class _Loop:
         if cells:
             self._books.recount(self._store.trials(self._sweep_id))
         for run in (run for run in self._runs if run.id in cells):
-            trials = self._store.trials(self._sweep_id, cell_id=run.id)
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-            run.take_up(trials, self._store.repeats(run.id))
+            self._books.take_up_again(run)
             run.stopped = None
             self._told_as_searched.discard(run.id)
 
@@ -465,13 +476,18 @@ class _Loop:
             return
         self._learned, self._learned_of = self._learn(self._learned.fits), self._finished_now
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-        run.take_up(self._store.trials(self._sweep_id, cell_id=run.id), self._store.repeats(run.id))
+        self._books.take_up_again(run)
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 
     def _result(self) -> SweepResult:
         interrupted = self._asked() is not Stop.GO_ON
-        nothing = [run.cell for run in self._runs if run.best is None and _has_failed(run) and not interrupted]
+        nothing = [run.cell for run in self._runs if run.has_nothing and not interrupted]
+        unconfirmed = [
+            run.cell
+            for run in self._runs
+            if self._spec.search.confirm.repeats and run.stopped in BUDGETS and not run.has_nothing and not run.contest.is_best_repeated
+        ]
         return SweepResult(
             sweep_id=self._sweep_id,
             counts=dict(self._books.counts),
@@ -482,6 +498,8 @@ class _Loop:
             tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
             untried=self._untried,
             num_fingerprints=len(self._books.fingerprints),
+            launched={run.cell: run.launched for run in self._runs},
+            unconfirmed=unconfirmed,
         )
 
     # -- small things --------------------------------------------------------------------------------------------------------
@@ -563,8 +581,3 @@ class _Loop:
                 searched=searched,
             )
         )
-
-
-def _has_failed(run: CellRun) -> bool:
-    """Whether a cell without a number has been tried, or has nothing to try."""
-    return bool(run.ended) or not run.num_candidates or run.stopped is StopReason.FAULTS

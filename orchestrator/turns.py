@@ -5,7 +5,7 @@ It knows who holds what and until when, as predicted; it starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from orchestrator.cell_run import CellRun
 from orchestrator.core.packing import Floor, Room, Shape, WaitingGang
@@ -16,9 +16,12 @@ FIRST_TRIALS = 8  # of each cell, before any goes on: a search is near its best 
 class Turns:
     """Of one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
 
-    def __init__(self, slots_of: Mapping[str, int], *, exclusive: bool) -> None:
+    def __init__(
+        self, slots_of: Mapping[str, int], *, exclusive: bool, turn_of: Callable[[CellRun], tuple[float, ...]] | None = None
+    ) -> None:
+        """`turn_of` gives the place of a cell among those that share a budget, smallest first; None: what fills the cluster goes first."""
         self._floor = Floor(slots_of)
-        self._exclusive = exclusive
+        self._exclusive, self._turn_of = exclusive, turn_of
         self._num_starts = 0
         self._since: dict[int, int] = {}  # cell id -> starts by when it began to wait
 
@@ -50,6 +53,7 @@ class Turns:
                 passed_over=self._num_starts - self._since.setdefault(run.id, self._num_starts),
                 exclusive=self._is_exclusive(run) or run.has_only_suspects,
                 is_suspected=run.id in suspected,
+                turn=self._turn_of(run) if self._turn_of is not None else (),
             )
             for run in runs
         ]

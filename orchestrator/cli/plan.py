@@ -62,6 +62,8 @@ def plan(
         "name": spec.name,
         "strategy": spec.search.strategy,
         "device": known.learned.hardware.name if known.learned.hardware is not None else "cpu",
+        "remarks": list(spec.remarks()),
+        "dominance": {"rule": spec.dominance, "says": dominance_in_words(spec)},
         "calibration": _calibration(known),
         "cost": _cost(known, trial_cost.total(costs), trial, num_trials=sum(row["num_to_run"] for row in rows), held_hours=held_hours),
         "cells": rows,
@@ -70,6 +72,22 @@ def plan(
         write_json("plan", document)
     else:
         _print(document, known)
+
+
+def dominance_in_words(spec: SweepSpec) -> str:
+    """What a sweep concludes from a layout that runs out of memory, and why."""
+    from orchestrator.core.proofs import Dominance
+
+    asked = "" if spec.search.dominance == "auto" else ", as the file asks"
+    match spec.dominance:
+        case Dominance.TRUSTED:
+            why = asked or f", since {spec.knows_memory}"
+            return f"one layout rules out all that need at least as much (search.dominance is trusted{why})"
+        case Dominance.CONFIRMED:
+            why = asked or f", since the memory of workload {spec.workload.name} is not declared: see trainer"
+            return f"two that agree, or one that was measured, rule out all that need at least as much (search.dominance is confirmed{why})"
+        case Dominance.OFF:
+            return "rules out nothing (search.dominance is off)"
 
 
 def _num_to_run(known: Planning, planned: CellPlan, done: Done) -> int:
@@ -226,6 +244,9 @@ def _print(document: dict[str, Any], known: Planning) -> None:
         f"sweep {document['name']}: {show_as.counted(len(cells), 'cell')}, strategy {document['strategy']}, device {document['device']}"
     )
     write_line(f"predictions: {known.based_on}")
+    write_line(f"out of memory: {document['dominance']['says']}")
+    for remark in document["remarks"]:
+        write_line(remark, style="yellow")
     for row in cells:
         _print_cell(row)
     if cost["gpu_hours"] is None:

@@ -40,11 +40,10 @@ def replay(
     The sweep file is made of the table: its problems, and every value that occurs. A launch returns the row that was measured.
     """
     from orchestrator.cli.run import run_spec
-    from orchestrator.core.replay import read_table
     from orchestrator.core.spec_yaml import load
-    from orchestrator.replay_scheduler import table_text
+    from orchestrator.replay_scheduler import table_in
 
-    measured = read_table(table_text(csv_file), table)
+    measured = table_in(csv_file, table)
     if not measured.is_complete:
         note(f"{table} has {len(measured.runs)} problems; the largest is meant, or one of these: {'; '.join(measured.problem_texts)}")
     text = sweep_file(measured, csv_file)

@@ -70,12 +70,21 @@ def validate(file: File, overrides: Overrides = None, as_json: JsonOption = Fals
     has_numbers = bool(spec.measurement.limits.numbers) and spec.workload.name != "replay"
     warnings = limit_warnings(planning(spec, None)) if has_numbers else []
     if as_json:
-        record = {"name": spec.name, "valid": True, "num_cells": len(cells), "warnings": warnings, "spec": spec.model_dump(mode="json")}
+        record = {
+            "name": spec.name,
+            "valid": True,
+            "num_cells": len(cells),
+            "warnings": warnings,
+            "remarks": list(spec.remarks()),
+            "spec": spec.model_dump(mode="json"),
+        }
         write_json("validate", record)
     else:
         _print(f"{file}: valid; sweep {spec.name}, {len(cells)} cell(s)")
         for warning in warnings:
             note(f"warning: {warning}")
+        for remark in spec.remarks():
+            note(remark)
 
 
 def schema() -> None:
@@ -163,6 +172,8 @@ def run_spec(
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
     from orchestrator.core.budget import budget_of, price_of
 
+    for remark in spec.remarks():
+        note(remark)
     table = replayed_table(spec)
     environment, secrets = rank_environment(spec), rank_secrets(spec)
     check_some_layout_is_legal(spec, table)
@@ -354,7 +365,9 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     from orchestrator.core.lifecycle import TrialState
-    from orchestrator.progress import StopReason
+    from orchestrator.core.spec import Strategy
+    from orchestrator.progress import BUDGETS, StopReason
+    from orchestrator.report.quantities import counted
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
@@ -364,6 +377,11 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
         note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+    if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
+        note(
+            f"{num} of the layouts were not launched: others ran out of memory, and these need at least as much"
+            f" (search.dominance is {spec.dominance}; search.dominance=off launches them too)"
+        )
     if result.code_has_changed:
         note(
             f"The code has changed since these numbers were taken, and none was taken again; they are measured anew after: sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
@@ -384,7 +402,17 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
             " command tries it again."
         )
     for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits and cell not in stuck):
-        note(f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why.")
+        if result.stopped[cell] in BUDGETS and not result.launched.get(cell, 0):
+            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} before its first trial. A larger budget goes on with it.")
+        elif result.stopped[cell] in BUDGETS:
+            tried = counted(result.launched[cell], "trial")
+            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} after {tried}; see `sweep trials {spec.name}`.")
+        else:
+            note(
+                f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why."
+            )
+    for cell in result.unconfirmed:
+        note(f"The best of {cell.key} was measured once: {result.stopped[cell]}, and nothing was left to confirm it.")
 
 
 def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:

@@ -55,6 +55,7 @@ class WaitingGang:
     is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
     is_suspected: bool = False  # its last ones failed, and nothing has worked since: others show first whether anything does
+    turn: tuple[float, ...] = ()  # where cells share a budget: its place among them, smallest first; of all gangs or of none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,12 +308,14 @@ class Floor:
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
-    """Who is suspected comes last. Who was passed over for too long; then first trials, the cheapest first, for they teach the dearer ones; then the largest.
+    """Who is suspected comes last. Who was passed over for too long; then by turns, where those are given.
 
-    Of equals the one that takes longest, so that it is not the last.
+    Else first trials, the cheapest first, for they teach the dearer ones; then the largest. Of equals the one that takes longest, so that it is not the last.
     """
     if _is_overdue(gang, num_waiting):
         return gang.is_suspected, 0, -gang.passed_over
+    if gang.turn:
+        return gang.is_suspected, 1, *gang.turn
     if gang.is_first:
         return gang.is_suspected, 1, gang.shape.num_slots, -gang.seconds
     return gang.is_suspected, 2, -gang.shape.num_slots, -gang.seconds

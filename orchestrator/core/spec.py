@@ -35,6 +35,7 @@ from orchestrator.core.layout import Precision
 from orchestrator.core.limits import PredictedStep, resolve_limits
 from orchestrator.core.model_shape import PRESETS, ModelShape
 from orchestrator.core.option_mistakes import option_mistakes
+from orchestrator.core.proofs import Dominance
 from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits
 from orchestrator.core.spec_values import (
     Count,
@@ -60,6 +61,7 @@ MAX_GPUS = 16_384
 # A node that boots again, or another in its place, is there within ten minutes. 64 nodes that wait so long hold 128 GPU-hours.
 WAIT_FOR_NODES_SECONDS = 900.0
 MAX_CELLS = 1024
+OUR_OWN = frozenset({"llama", "synthetic"})  # workloads whose memory is a formula of this program
 
 
 class ModelSizes(Section):
@@ -243,11 +245,14 @@ class Search(Section):
     bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
     anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY  # measured trials of a cell; 0: never
+    dominance: OrAuto[Dominance] = (
+        "auto"  # what out-of-memories rule out; auto: trusted where the trainer's memory is known, else confirmed
+    )
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
-        unasked = {"max_cost": None, "anchor_every": ANCHOR_EVERY}
+        unasked = {"max_cost": None, "anchor_every": ANCHOR_EVERY, "dominance": "auto"}
         return {name: value for name, value in write(self).items() if name not in unasked or value != unasked[name]}
 
 
@@ -390,6 +395,27 @@ class SweepSpec(Section):
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)
             for batch in (self.global_batch_size or [tokens // length for tokens in self.global_batch_tokens or ()])
         )
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the file says and the sweep does not do, a sentence each."""
+        if self.search.plateau is not None and self.search.strategy is Strategy.EXHAUSTIVE:
+            return ("search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",)
+        return ()
+
+    @property
+    def dominance(self) -> Dominance:
+        """What an out-of-memory rules out: as the file says, else by whether the memory of what is trained is known."""
+        asked = self.search.dominance
+        if isinstance(asked, Dominance):
+            return asked
+        return Dominance.TRUSTED if self.knows_memory is not None else Dominance.CONFIRMED
+
+    @property
+    def knows_memory(self) -> str | None:
+        """Why layouts are known to need more memory than others; None: the program is somebody else's, and nothing is declared of it."""
+        if self.trainer is not None:
+            return "the file declares its trainer"
+        return f"workload {self.workload.name} is our own" if self.workload.name in OUR_OWN else None
 
     def conditions(self) -> dict[str, Any]:
         """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""

@@ -239,3 +239,15 @@ def test_the_study_s_mix_is_packed_to_within_a_tenth_of_the_bound_where_first_co
     assert packed.makespan <= 1.10 * bound
     assert packed.used_until_tail >= 0.95 * 512 * packed.tail_began
     assert in_line.makespan > 1.15 * bound
+
+
+def test_gangs_that_share_a_budget_start_by_their_turn_whatever_fills_the_floor() -> None:
+    floor = Floor({"a": 8})
+    turns = [(1.0, 3.0, -0.1), (1.0, 2.0, -0.1), (0.0, 5.0, 9.0)]
+    waiting = [WaitingGang(shape=Shape(num_nodes=1, slots_per_node=8), seconds=60.0, is_first=True, turn=turn) for turn in turns]
+    start = floor.next_start(waiting, now=0.0)
+    assert start is not None
+    assert start.index == 2
+    start = floor.next_start(waiting[:2], now=0.0)
+    assert start is not None
+    assert start.index == 1

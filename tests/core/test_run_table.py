@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 from orchestrator.core.layout import Precision, Recompute
@@ -142,3 +144,10 @@ def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
 def test_memory_in_gigabytes_is_not_taken_for_gibibytes() -> None:
     (run,) = read({"peak_mem_kind": "torch max_memory_allocated GB"})
     assert run.peak_memory_bytes == 10e9
+
+
+def test_what_is_no_csv_is_refused_with_its_line() -> None:
+    wide = "9" * (csv.field_size_limit() + 1)
+    for text in (f"table_id,hardware,n_gpus,status\nt,H100,{wide},ok\n", f"table_id,{wide}\n"):
+        with pytest.raises(TableInvalid, match=r"line \d: no CSV: field larger than field limit"):
+            parse_runs(text)

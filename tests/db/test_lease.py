@@ -70,6 +70,7 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: store.ensure_cell(bench.sweep_id, cell(num_gpus=4), epoch)
     yield lambda: store.add_trial(bench.cell_id, layout(9), epoch=epoch)
     yield lambda: bench.prune([9])
+    yield lambda: store.free_pruned(bench.cell_id, [layout(9)], epoch=epoch)
     yield lambda: store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch)
     yield lambda: store.start_attempt(trial_id, epoch, ["n"])
     yield lambda: store.note_first_steps([(trial_id, number)], epoch=epoch)

@@ -114,8 +114,7 @@ def test_a_trial_that_must_wait_for_what_runs_is_started_when_that_held_less(sto
     assert len(scheduler.started) == 6
 
 
-def test_a_cell_waits_for_what_another_cell_runs_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.turns.FIRST_TRIALS", 0)  # the large ones go first
+def test_a_cell_waits_for_what_another_cell_runs_too(store: Store) -> None:
     large: list[int] = []
 
     def seconds(request: TrialRequest) -> float:
@@ -126,7 +125,7 @@ def test_a_cell_waits_for_what_another_cell_runs_too(store: Store, monkeypatch: 
 
     scheduler = FakeScheduler(fast, nodes={"a": 2, "b": 1}, device=Device.CUDA, seconds=seconds)
     # The second large one should hold 8 like the first, beside which no small one fits; it holds 0.2, and all twelve come to 15.
-    result, _ = run(store, fast, spec=spec(gpus_per_node=2, search={"max_gpu_hours": 17 / HOUR}), scheduler=scheduler)
+    result, _ = run(store, fast, spec=spec(gpus_per_node=2, search={"max_gpu_hours": 18.5 / HOUR}), scheduler=scheduler)
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
     assert held(store).held == pytest.approx(6 * 1.0 + 8.0 + 5 * 0.2)
 

@@ -259,3 +259,15 @@ def test_sizes_of_messages_that_no_line_can_be_told_from_are_refused_before_anyt
     assert "2 sizes (1024, 4096 bytes)" in said
     assert "--max-bytes 16384 at least" in said
     assert not list(tmp_path.glob("*.sqlite"))
+
+
+def test_a_cell_that_a_budget_did_not_reach_is_said_and_is_exit_code_4(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/sweep.db")
+    short = ["run", str(file), "--simulate", "--quiet", "sequence_length=[2048,4096]"]
+    assert cli.main([*short, "search.max_wall_time=20"]) == 4
+    said = capsys.readouterr().err
+    assert "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial." in said
+    assert cli.main([*short, "search.max_wall_time=20"]) == 0  # the next call begins with it

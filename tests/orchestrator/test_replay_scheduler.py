@@ -167,3 +167,10 @@ def test_a_table_that_is_not_there_is_refused(csv_file: Path) -> None:
     csv_file.unlink()
     with pytest.raises(UsageInvalid, match="cannot read the table"):
         table_of(spec)
+
+
+def test_a_file_that_is_no_table_is_refused_by_its_name(csv_file: Path) -> None:
+    spec = spec_of(csv_file)
+    csv_file.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageInvalid, match=rf"{csv_file}: line 1: no column table_id"):
+        table_of(spec)

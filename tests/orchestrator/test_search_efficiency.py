@@ -94,6 +94,24 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypa
     assert all(name in picture.read_text(encoding="utf-8") for name in ("auto", "tpe", "random", "heuristic", mode))
 
 
+def test_a_file_that_is_no_table_of_runs_is_skipped_and_named(
+    monkeypatch: pytest.MonkeyPatch, tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tables / "another.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    (tables / "binary.csv").write_bytes(b"\x80\x81")
+    result = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another")
+    assert set(result["problems"]["heuristic"]) == {"one/8gpu_gb128", "another/8gpu_gb128"}
+    skipped = capsys.readouterr().err
+    assert "skipped another.csv: line 1: no column table_id, hardware, n_gpus, status" in skipped
+    assert "skipped binary.csv: " in skipped
+
+
+def test_tables_are_named_together_or_one_by_one(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+    together = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another")
+    apart = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "--table", "another")
+    assert together["problems"] == apart["problems"]
+
+
 def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
     result = measure(monkeypatch, tables, "--methods", "auto,random", "--seeds", "1", "--table", "none")
     assert result["summary"]["auto"]["problems"] == 0

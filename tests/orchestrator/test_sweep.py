@@ -188,7 +188,7 @@ def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
     [
         ({"max_trials": 4}, StopReason.TRIALS, 8),  # per cell
         ({"max_gpu_hours": 3 / 3600}, StopReason.GPU_HOURS, 3),  # a scripted attempt holds 1 GPU-second per GPU
-        ({"strategy": "exhaustive", "plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
+        ({"strategy": "auto", "plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
     ],
 )
 def test_a_spent_budget_stops_the_sweep(store: Store, search: dict[str, Any], reason: StopReason, launched: int) -> None:

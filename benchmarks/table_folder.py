@@ -1,0 +1,27 @@
+"""The tables of measured runs in a folder of CSV files. A file that is no such table is skipped, and named with the reason."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.core.run_table import RunCell, TableInvalid, parse_runs, tables
+
+
+def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:
+    """Each table's id and cells, file by file in the order of their names."""
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            found = tables(parse_runs(path.read_text(encoding="utf-8")))
+        except (TableInvalid, UnicodeDecodeError, OSError) as exc:
+            print(f"skipped {path.name}: {exc}", file=sys.stderr)
+            continue
+        yield from found.items()
+
+
+def add_table_arguments(parser: argparse.ArgumentParser, *, names: str) -> None:
+    """`--tables DIR`, and `--table A B`, which may be given again; `names` says what A and B may be."""
+    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
+    parser.add_argument("--table", action="extend", nargs="+", metavar="ID", help=f"only {names}; may be given again")
