@@ -265,7 +265,7 @@ attempt = Table(
     # What its node was busy with while steps were timed; of several nodes the one where others disturbed most. CPU in cores. NULL: not known.
     Column("cpu_cores", Double),  # that it could use
     Column("own_cpu_cores", Double),
-    Column("sweep_cpu_cores", Double),  # other attempts of the sweep, its orchestrator and Ray
+    Column("sweep_cpu_cores", Double),  # other attempts of the sweep, its orchestrator and the Ray that it started
     Column("others_cpu_cores", Double),
     Column("foreign_gpu_processes", Integer),
     Column("gpu_clock_ratio", Double),

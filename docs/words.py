@@ -380,7 +380,7 @@ COLUMNS: Mapping[str, str] = {
     "superseded": "kept, but its numbers are not the trial's: invalidated, another came first, or another of the pool is the median",
     "pooled": "one of the measurements that the trial's numbers are the median of",
     "sweep": "the sweep's name",
-    "sweep_cpu_cores": "the same to other attempts of the sweep, its orchestrator and Ray, where they are on the node",
+    "sweep_cpu_cores": "the same to other attempts of the sweep and, where it is on the node, to its orchestrator with the Ray that it started",
     "sweep_id": "number of the sweep",
     "teardown_seconds": "from the end of the last step, or for a program that tells none from its end, to the last process gone",
     "tensor_parallel_size": "ranks that share each layer",

@@ -212,9 +212,9 @@ def _cgroup_quota() -> float | None:
 def _cgroup_seconds() -> float:
     """CPU time of this process's container so far. Raises OSError where it is not told."""
     for path in _cgroup_files("cpu.stat", "cpuacct", "cpuacct.usage"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             text = path.read_text()
             if path.name == "cpuacct.usage":
                 return int(text) / 1e9
-            return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("usage_usec")) / 1e6
+            return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
     raise FileNotFoundError("no cgroup tells its CPU time")

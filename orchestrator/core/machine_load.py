@@ -23,7 +23,9 @@ class MachineLoad:
 
     cpu_cores: float | None = None  # that the attempt could use: its affinity, or the limit of its container
     own_cpu_cores: float | None = None  # that its ranks, all below them and their launcher used
-    sweep_cpu_cores: float | None = None  # that other attempts of the sweep used, and its orchestrator and Ray where they are on the node
+    sweep_cpu_cores: float | None = (
+        None  # that its sweep used beside it: other attempts, and the orchestrator with the Ray that it started, where it is on the node
+    )
     others_cpu_cores: float | None = None  # that anybody else used, or the hypervisor took
     foreign_gpu_processes: int | None = None  # on the attempt's devices, not its own
     gpu_clock_ratio: float | None = None  # mean SM clock of its devices over the most that they can

@@ -158,3 +158,26 @@ def test_a_process_is_known_again_by_its_name_alone() -> None:
     assert is_process(name) is None, "another start"
     child.kill()
     child.wait()
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "quota"),
+    [
+        ("50000 100000", "usage_usec 7250000\nuser_usec 1", 0.5),
+        ("max 100000", "usage_usec 7250000", None),
+        ("50000 100000", "user_usec 1", None),  # its use is not told: the machine's cores stand
+        ("100000000 100000", "usage_usec 7250000", None),  # more than there are
+    ],
+)
+def test_the_limit_of_a_container_counts_where_it_has_one_and_tells_its_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, usage: str, quota: float | None
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit)
+    (tmp_path / "cpu.stat").write_text(usage)
+    monkeypatch.setattr("orchestrator.cpu_watch._cgroup_files", lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]))
+    watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="")
+    assert watch._quota == quota
+    assert watch._cores == (quota or len(os.sched_getaffinity(0)))
+    read = watch._read()
+    assert read is not None
+    assert (read.busy == 7.25) is (quota is not None)
