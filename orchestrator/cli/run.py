@@ -195,7 +195,7 @@ def run_spec(
         Signals(progress.note) as signals,
     ):
         num_sweeps = len(store.sweeps())
-        progress.say(f"store at {store.url}: {counted(num_sweeps, 'sweep')}" if num_sweeps else f"new store at {store.url}")
+        at = f"store at {store.url}: {counted(num_sweeps, 'sweep')}" if num_sweeps else f"new store at {store.url}"
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
         result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
@@ -204,13 +204,18 @@ def run_spec(
                 _open_scheduler, spec, store, progress, signals, ray_address, environment, secrets, table
             )
             if simulator is not None:
-                open_scheduler = lambda: simulator  # noqa: E731
-                sizes = simulator.slots.by_size
-                progress.say(f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured")
+                open_scheduler = partial(_open_simulator, simulator, spec, progress)
+
+            def begin() -> Scheduler:
+                progress.say(at)  # not before: who does not hold the sweep says that, and nothing else
+                return open_scheduler()
+
             if patience_seconds is not None and ray_address is not None:
                 _await_nodes(spec, ray_address, patience_seconds, progress, signals)
             clock = simulator.clock if simulator is not None else time.monotonic
-            result = _measure(spec, store, progress, signals, open_scheduler, table, clock=clock, takeover=takeover, as_json=as_json)
+            result = _measure(spec, store, progress, signals, begin, table, clock=clock, takeover=takeover, as_json=as_json)
+        else:
+            progress.say(at)
         where = store.url
     if as_json:
         look.best(spec.name, db=db, as_json=True)
@@ -298,6 +303,12 @@ def _measure(
         if as_json:
             write_error("interrupted", str(exc), 128 + signals.received)
         raise typer.Exit(128 + signals.received) from None
+
+
+def _open_simulator(simulator: SimulatedScheduler, spec: SweepSpec, progress: Progress) -> Scheduler:
+    sizes = simulator.slots.by_size
+    progress.say(f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured")
+    return simulator
 
 
 def _open_scheduler(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.acceptance
 GIB = 1 << 30
 PARTS = {"parameters", "gradients", "optimizer", "activations", "loss", "workspace", "reserve"}
 MODEL = {"model": "llama-3.1-8b", "sequence_length": 4096, "workload": {"name": "synthetic", "options": {"device_name": "h200"}}}
-ANSWER_SECONDS = 10.0  # promised is one; the machine that tests this is shared
+ANSWER_CPU_SECONDS = 5.0  # promised is one second; what others take of the machine is no part of the answer
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,11 @@ def test_without_torch_all_three_answer_at_once(measured: Command) -> None:
     (blocked / "torch" / "__init__.py").write_text("raise ImportError('torch is not to be imported')\n")
     command = Command(measured.folder, measured.store_url, {"PYTHONPATH": os.pathsep.join([str(blocked), *sys.path[1:]])})
     for arguments in (["plan", "t.yaml"], ["explain", "t.yaml", "mbs=2"], ["calibration", "t"]):
-        began = time.monotonic()
+        before = _cpu_seconds_of_children()
         command.ok(*arguments)
-        assert time.monotonic() - began < ANSWER_SECONDS
+        assert _cpu_seconds_of_children() - before < ANSWER_CPU_SECONDS
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
