@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.core.exposure import METRICS, Listener, RayFacts
+from orchestrator.core.rank_environment import holds_secret
 
 # By the file name of one of the first words of their command lines: a path, a script or module that Python runs, or a title of Ray's.
 _PROGRAMS = {
@@ -45,6 +46,17 @@ def look(environment: Mapping[str, str], *, cluster_address: str | None = None) 
         listeners=sorted(_listeners(), key=lambda one: (one.program, one.port)),
         cluster_host=host,
     )
+
+
+def secrets_of_raylets() -> dict[int, list[str]]:
+    """Of every Ray on this machine that this user may look into, by process id: variables that look like secrets, by name."""
+    found: dict[int, list[str]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and _program(folder) == "raylet":
+            variables = dict(pair.partition("=")[::2] for pair in map(os.fsdecode, _environment(folder)))
+            names = sorted(name for name, value in variables.items() if holds_secret(name, value) or name == "SWEEP_DB")
+            found |= {int(folder.name): names} if names else {}
+    return found
 
 
 def _listeners() -> Iterator[Listener]:
@@ -94,12 +106,19 @@ def _auth_mode(folder: Path) -> str | None:
 
 def _variable(folder: Path, name: str) -> str | None:
     """Of a process's environment, empty where it is not set; None: not ours to read."""
-    try:
-        pairs = (folder / "environ").read_bytes().split(b"\0")
-    except OSError:
+    pairs = _environment(folder)
+    if not pairs:
         return None
     start = f"{name}=".encode()
     return next((os.fsdecode(pair.removeprefix(start)) for pair in pairs if pair.startswith(start)), "")
+
+
+def _environment(folder: Path) -> list[bytes]:
+    """Of a process, NAME=VALUE; empty where it is not ours to read."""
+    try:
+        return (folder / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _parent(folder: Path) -> Path:

@@ -30,6 +30,7 @@ class RankLog:
         self._tail_bytes = tail_bytes
         self._recent = bytearray()  # the last tail_bytes of everything, also of what the file holds
         self._num_beyond_head_bytes = 0
+        self._is_told = False  # that it cannot be written
 
     def copy(self, pipe: int) -> bool:
         """Take what a non-blocking pipe holds now. False: its last writer has closed it."""
@@ -61,7 +62,7 @@ class RankLog:
             try:
                 self._file.write(note + tail)
             except OSError as exc:
-                logger.warning("Cannot write %s: %s", self.path, exc)
+                self._tell(exc)
             self._num_beyond_head_bytes = 0
         self._file.close()
 
@@ -71,12 +72,18 @@ class RankLog:
             try:
                 self._file.write(head)
             except OSError as exc:  # a full disk must not take the launcher with it; the end of the output is still reported
-                logger.warning("Cannot write %s: %s", self.path, exc)
+                self._tell(exc)
             self._head_left -= len(head)
         self._num_beyond_head_bytes += len(chunk) - len(head)
         self._recent += chunk
         if len(self._recent) > 2 * self._tail_bytes:
             del self._recent[: -self._tail_bytes]
+
+    def _tell(self, exc: OSError) -> None:
+        """Once: a rank may write a line a millisecond."""
+        if not self._is_told:
+            logger.warning("Cannot write %s: %s", self.path, exc)
+        self._is_told = True
 
 
 def plain_text(raw: bytes) -> str:

@@ -93,7 +93,7 @@ app = typer.Typer(
         "NO_COLOR       no colours",
         "",
         "Exit codes: 0 done, 1 bug in this program or a failed check, 2 your input, 3 trials failed (run --strict),",
-        "4 nothing feasible, 5 another orchestrator holds the sweep, 75 database or cluster unreachable (try again),",
+        "4 nothing feasible, 5 another orchestrator holds the sweep, 75 database, cluster or machine not ready (try again),",
         "130, 143 and 129 interrupted (Ctrl-C, SIGTERM, a closed terminal), with everything saved",
     ),
     no_args_is_help=True,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -96,6 +96,7 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
         lambda: _ray(ray),
         *((lambda: _cluster(ray_address),) if ray_address is not None else ()),
         lambda: _access(ray_address),
+        lambda: _environment(ray_address),
         lambda: _database(db),
         lambda: _reader(db),
         _home,
@@ -267,6 +268,29 @@ def _access(ray_address: str | None) -> list[Check]:
         )
         return [Check(name="ray access", status=Status.OK, found=listening)]
     return [Check(name="ray access", status=Status(one.severity), found=one.found, advice=one.advice) for one in found]
+
+
+def _environment(ray_address: str | None) -> list[Check]:
+    """What ranks see of this environment, and what a Ray that others have started here shows to whatever runs in it."""
+    from orchestrator.core.rank_environment import holds_secret, needed
+    from orchestrator.exposure_look import secrets_of_raylets
+
+    num_seen, secrets = len(needed(os.environ)), [name for name, value in os.environ.items() if holds_secret(name, value)]
+    found = f"ranks see {num_seen} of its {len(os.environ)} variables" + (f", and none of {_names(secrets)}" if secrets else "")
+    if ray_address is not None:
+        found += "; Ray's processes on a cluster have the environment in which each node's `ray start` was called"
+    advice = "pass others by workload.options.pass_env, secrets by env_from"
+    checks = [Check(name="environment", status=Status.OK, found=found, advice=advice)]
+    for pid, names in secrets_of_raylets().items():
+        told = f"the Ray of process {pid} was started with {_names(names)}: whatever runs in it can read them"
+        advice = f"start it without them: env {' '.join(f'-u {name}' for name in names[:3])} ray start ..."
+        checks.append(Check(name="environment", status=Status.WARN, found=told, advice=advice))
+    return checks
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def _database(db: str | None) -> Check:

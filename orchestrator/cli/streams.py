@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import sys
 
 BUFFER_BYTES = 1 << 16
@@ -57,10 +58,13 @@ class _Descriptor(io.RawIOBase):
 
 class _Answers(_Descriptor):
     def write(self, data: bytes) -> int:  # type: ignore[override]  # whatever its buffer hands it
-        try:
-            return os.write(self._number, data)
-        except OSError as exc:
-            raise OutputLost(exc) from None
+        while True:
+            try:
+                return os.write(self._number, data)
+            except BlockingIOError:  # whoever shares the descriptor has made it so: wait, as it is usual
+                select.select([], [self._number], [])
+            except OSError as exc:
+                raise OutputLost(exc) from None
 
 
 class _Remarks(_Descriptor):

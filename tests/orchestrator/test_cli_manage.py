@@ -11,8 +11,9 @@ import pytest
 
 from db.schema import SCHEMA_VERSION, StopRequest
 from db.store import Store
-from orchestrator import cli
+from orchestrator import cli, exposure_look
 from orchestrator.cli import console_log, doctor
+from orchestrator.core.check import Status
 from orchestrator.core.lifecycle import TrialState
 from tests.db.builders import Bench
 
@@ -130,6 +131,16 @@ def test_doctor_says_of_every_check_what_it_found(quick_imports: None, store: St
     assert all(checks[name]["status"] == "ok" for name in ("python", "packages", "database", "ports", "/proc", "clock"))
     assert {"gpus", "ray access", "SWEEP_HOME", "open files"} <= checks.keys()
     assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
+
+
+def test_doctor_says_what_ranks_see_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setattr(exposure_look, "secrets_of_raylets", lambda: {7: ["AWS_SECRET_ACCESS_KEY", "SWEEP_DB"]})
+    own, others = doctor._environment("auto")
+    assert own.status is Status.OK and "HF_TOKEN" in own.found and "`ray start` was called" in own.found
+    assert others.status is Status.WARN and "the Ray of process 7 was started with AWS_SECRET_ACCESS_KEY, SWEEP_DB" in others.found
+    assert "env -u AWS_SECRET_ACCESS_KEY -u SWEEP_DB ray start" in others.advice
+    assert "canary" not in f"{own} {others}"
 
 
 def test_doctor_advises_where_the_database_or_the_home_cannot_be_used(

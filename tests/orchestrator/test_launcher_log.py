@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.redaction import Secrets
 from orchestrator.launcher_log import RankLog
 
 HEAD, TAIL = 100, 50
@@ -65,12 +66,25 @@ def test_a_pipe_is_taken_in_turns_and_its_end_is_told(tmp_path: Path) -> None:
     assert kept.path.read_bytes() == b"first second"
 
 
-def test_a_full_disk_takes_the_log_but_not_the_launcher(tmp_path: Path) -> None:
+def test_a_full_disk_takes_the_log_but_not_the_launcher(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     kept = log(tmp_path)
     kept._file.close()
     kept._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the log closes it
-    kept.write(letters(300))
+    for _ in range(20):
+        kept.write(letters(300))
     assert kept.tail(20) == letters(300)[-20:].decode()
     kept.close()
+    assert len(caplog.records) == 1, "said once, not once a line"
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 60, 1000])
+def test_a_secret_is_in_neither_the_file_nor_the_tail_however_it_arrives(tmp_path: Path, chunk_bytes: int) -> None:
+    written = letters(90) + b" s3cr3t-t0ken " + letters(200) + b"\ns3cr3t-\nt0ken and s3cr3t-t0ke"
+    kept = RankLog(tmp_path / "log.txt", secrets=Secrets({"TOKEN": "s3cr3t-t0ken"}), head_bytes=HEAD, tail_bytes=1000)
+    for start in range(0, len(written), chunk_bytes):
+        kept.write(written[start : start + chunk_bytes])
+    kept.close()
+    assert kept.path.read_bytes() == letters(90) + b" *** " + letters(200) + b"\n*** and s3cr3t-t0ke"
+    assert kept.tail(40).endswith("\n*** and s3cr3t-t0ke")
