@@ -15,7 +15,6 @@ from typing import Any
 import ray
 from ray._private import parameter, services, utils
 
-from orchestrator import ray_folder
 from orchestrator.core.rank_environment import ray_environment
 
 
@@ -25,7 +24,6 @@ def start(**options: Any) -> None:
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ[ray_folder.VARIABLE] = str(ray_folder.chosen(os.environ))
     with bare():
         ray.init(address="local", include_dashboard=False, **options)  # "local": never a cluster that happens to run on this machine
 

@@ -63,7 +63,10 @@ def _fork_inner(control: socket.socket, life_line: socket.socket, cgroup: Cgroup
         _Server(control, life_line, inner).serve(preload)
         os._exit(0)
     control.close()
-    os._exit(_keep_watch(life_line, server, outer, cgroup))
+    code = _keep_watch(life_line, server, outer, cgroup)
+    if os.getppid() == outer:
+        kill(outer, signal.SIGCONT)  # one that somebody has stopped has nothing left to do but to end
+    os._exit(code)
 
 
 def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgroup | None) -> int:
@@ -88,8 +91,6 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
     if cgroup is not None:
         cgroup.end()
     _, stuck = kill_subtree(patience_seconds=KILL_PATIENCE_SECONDS)
-    if os.getppid() == parent:
-        kill(parent, signal.SIGCONT)  # an outer warden that somebody has stopped has nothing left to do but to end
     return 1 if stuck else 128 + ended_by if ended_by else 0
 
 

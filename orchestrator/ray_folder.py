@@ -6,6 +6,7 @@ Ray takes RAY_TMPDIR, else TMPDIR, as they are, and fails after seconds where th
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from pathlib import Path
 from orchestrator.core.errors import MachineUnready
 
 VARIABLE = "RAY_TMPDIR"
-# What Ray puts behind it: /ray/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store, with the longest process id.
-SESSION_PATH_BYTES = 69
+PREFIX = "sweep-"
+# What comes behind it: /sweep-4194304-a1/session_2026-11-23_03-36-06_454563_4194304/sockets/plasma_store, with the longest process id.
+SESSION_PATH_BYTES = 81
 SOCKET_PATH_BYTES = 107  # sockaddr_un(7) has 108, with a NUL
 LONGEST_BYTES = SOCKET_PATH_BYTES - SESSION_PATH_BYTES
 NEEDED_BYTES = 32 << 20  # a session of seconds writes 0.2 MB; logs grow by the hour
@@ -34,6 +36,11 @@ def chosen(environment: Mapping[str, str]) -> Path:
         except MachineUnready as exc:
             told.append(str(exc))
     raise MachineUnready(told[0])
+
+
+def name(pid: int) -> str:
+    """A new name for the folder of one Ray of the orchestrator of this process id."""
+    return f"{PREFIX}{pid}-{secrets.token_hex(1)}"
 
 
 def check(environment: Mapping[str, str]) -> None:

@@ -8,16 +8,15 @@ is, and wait for the end of a pipe whose other end only the orchestrator holds.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator import ray_folder
 from orchestrator.cgroups import orphaned_cgroups
 from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
@@ -28,9 +27,6 @@ DISMISS_SECONDS = 10.0
 FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
 _EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
-# A socket's path has 107 characters at most, of which Ray's own names take 64.
-_LONGEST_FOLDER = 43
-_PREFIX = "sweep-ray-"
 _OWNER_FILE = "owner"  # in the folder: whose Ray this is
 
 
@@ -82,10 +78,8 @@ class RayGuard:
 
 
 def _new_folder() -> Path:
-    """Where Ray would keep its files, in a folder of this one's own; elsewhere where the path would be too long for its sockets."""
-    name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(2)}"
-    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()).absolute() / name
-    return usual if len(str(usual)) <= _LONGEST_FOLDER else Path("/tmp", name)
+    """A name for the folder of one Ray, where Rays of ours may keep their files. Raises MachineUnready."""
+    return ray_folder.chosen(os.environ) / ray_folder.name(os.getpid())
 
 
 def _name(pid: int) -> str:
@@ -137,7 +131,7 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
 
 def end_orphaned(beside: Path) -> None:
     """End the Rays that keep their files beside this folder, and whose orchestrator and guard were killed together."""
-    for file in beside.parent.glob(f"{_PREFIX}*/{_OWNER_FILE}"):
+    for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")
             if file.parent != beside and file.stat().st_uid == os.getuid() and has_ended(pid, start, namespace):

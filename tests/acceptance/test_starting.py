@@ -65,7 +65,7 @@ def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[lis
     until = time.monotonic() + PROMISED_SECONDS
     while True:
         alive = {pid for pid, started in seen.items() if started is not None and start_time(pid) == started} | _marked(command)
-        folders = [path.name for path in Path("/tmp").glob(f"sweep-ray-{call}-*")]
+        folders = [path.name for path in Path("/tmp").glob(f"sweep-{call}-*")]
         if not (alive or folders) or time.monotonic() > until:
             return sorted(alive), folders
         time.sleep(0.05)

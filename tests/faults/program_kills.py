@@ -197,7 +197,7 @@ class RayProgramKills:
 
 
 def _ray_folders(call: int) -> list[str]:
-    return [path.name for path in Path("/tmp").glob(f"sweep-ray-{call}-*")]
+    return [path.name for path in Path("/tmp").glob(f"sweep-{call}-*")]
 
 
 def _left_of(seen: Mapping[int, int | None], *, until: float) -> list[int]:
