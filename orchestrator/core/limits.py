@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp
 
 from orchestrator.core.measurement import LAUNCH_SECONDS
-from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.core.protocol import MAX_SECONDS, LimitName, MeasurementPlan, PhaseLimits, TrialRequest
 
 FLOOR_SECONDS: Mapping[LimitName, float] = {
     LimitName.START: 120.0,
@@ -39,7 +39,7 @@ class PredictedStep:
     @property
     def longest_seconds(self) -> float:
         """What it stays under in nine cases of ten."""
-        return self.seconds * exp(LONGEST_SDS * self.log_sd)
+        return min(self.seconds * exp(min(LONGEST_SDS * self.log_sd, 100.0)), MAX_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def resolve_limits(
     def of(name: LimitName, *, more: float = 0.0, at_least: float = 0.0) -> float:
         """The number, or the floor with `more`, and `at_least` so much."""
         said = asked[name]
-        return max(FLOOR_SECONDS[name] + more, at_least) if said is None else said
+        return min(max(FLOOR_SECONDS[name] + more, at_least) if said is None else said, MAX_SECONDS)
 
     of_step = STEP_MULTIPLE * (longest or 0.0)
     start = of(LimitName.START)
@@ -96,10 +96,10 @@ def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> fl
         return said
     match name:
         case LimitName.STEADY:
-            return max(said, STEP_MULTIPLE * step)
+            return max(said, min(STEP_MULTIPLE * step, MAX_SECONDS))
         case LimitName.TOTAL:
             around = limits.start + limits.rendezvous + limits.first_step + limits.teardown
-            return max(said, around + TOTAL_MULTIPLE * _num_steps(request.measurement) * step)
+            return max(said, min(around + TOTAL_MULTIPLE * _num_steps(request.measurement) * step, MAX_SECONDS))
         case _:
             return said
 
