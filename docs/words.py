@@ -99,7 +99,7 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "wait_for_nodes": _key(
             "duration",
             "How long a cell whose gangs the nodes that are left cannot hold waits for those that are gone, or for others in their place: from when the"
-            " last of them went. Others go on meanwhile; then the call ends with exit code 75",
+            " last of them went. Others go on meanwhile; then the call ends with exit code 75. (For nodes that are not there yet at its start: `--wait-for-nodes`)",
         ),
     },
     "limits": {

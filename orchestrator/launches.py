@@ -17,7 +17,7 @@ from orchestrator.books import Books, Flight
 from orchestrator.cell_run import CellRun
 from orchestrator.contest import Again
 from orchestrator.core.layout import Layout
-from orchestrator.core.limits import PredictedStep
+from orchestrator.core.limits import PredictedStep, resolve_limits
 from orchestrator.core.packing import Room
 from orchestrator.core.protocol import TrialRequest
 from orchestrator.core.purpose import Purpose
@@ -83,6 +83,7 @@ class Launches:
         self._spec, self._epoch, self._store, self._scheduler, self._books = spec, epoch, store, scheduler, books
         self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
         self._health = health
+        self._plan, self._limits = spec.measurement.plan, spec.measurement.limits.asked
         self._turns = Turns(
             scheduler.slots.nodes,
             exclusive=spec.measurement.exclusive is Exclusive.NODE,
@@ -477,8 +478,8 @@ class Launches:
             sequence_length=run.cell.sequence_length,
             layout=layout,
             device=self._scheduler.slots.device,
-            measurement=self._spec.measurement.plan,
-            limits=self._spec.measurement.limits_of(num_ranks=layout.world_size, predicted=one.predicted),
+            measurement=self._plan,
+            limits=resolve_limits(self._limits, plan=self._plan, num_ranks=layout.world_size, predicted=one.predicted),
             seed=self._spec.search.seed,
             one_rank_per_node=isinstance(workload.options, SyntheticOptions) and workload.options.one_rank_per_node,
             peaks=self._books.peaks.of(layout.precision),

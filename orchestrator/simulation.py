@@ -293,10 +293,11 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
         return over
     warmup: list[float] = []
     timed: list[float] = []
+    may_fail = bool(faults) or needs.step_2 > capacity
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
             place.step = step
-            if over := ends(f"step_{step}", needs.step_2):
+            if may_fail and (over := ends(f"step_{step}", needs.step_2)):
                 return over
         if over := place.spend(seconds if step > 1 else phases[Phase.FIRST_STEP] + seconds):
             return over

@@ -25,7 +25,7 @@ from orchestrator.core.budget import Price, budget_of, price_of
 from orchestrator.core.calibration import Calibration
 from orchestrator.core.cell import Cell
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
-from orchestrator.core.failures import FailureKind
+from orchestrator.core.failures import HANG_KINDS, FailureKind
 from orchestrator.core.fingerprint import Fingerprint
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.held import Leased
@@ -333,6 +333,8 @@ class _Loop:
         self._books.take_up(run)
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
         run.suspects = self._store.trials_that_met(cell_id, FailureKind.NODE_LOST)
+        hung = [trial.id for trial in run.waiting if trial.failure_kind in HANG_KINDS]
+        run.hung_on = {trial_id: frozenset(self._store.trial(trial_id).attempts[-1].nodes or ()) for trial_id in hung}
         self._keep_lease()  # a space of many cells takes a while to list
         return run
 

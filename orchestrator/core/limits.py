@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp
 
 from orchestrator.core.measurement import LAUNCH_SECONDS
-from orchestrator.core.protocol import LimitName, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.core.protocol import MAX_SECONDS, LimitName, MeasurementPlan, PhaseLimits, TrialRequest
 
 FLOOR_SECONDS: Mapping[LimitName, float] = {
     LimitName.START: 120.0,
@@ -39,7 +39,7 @@ class PredictedStep:
     @property
     def longest_seconds(self) -> float:
         """What it stays under in nine cases of ten."""
-        return self.seconds * exp(LONGEST_SDS * self.log_sd)
+        return min(self.seconds * exp(min(LONGEST_SDS * self.log_sd, 100.0)), MAX_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,26 +62,27 @@ def resolve_limits(
     asked: Mapping[LimitName, float | None], *, plan: MeasurementPlan, num_ranks: int, predicted: PredictedStep | None
 ) -> PhaseLimits:
     """The limits of an attempt before it starts. `asked` has seconds as the file says them; None: auto."""
-    auto = tuple(name for name in LimitName if asked[name] is None)
     longest = predicted.longest_seconds if predicted is not None else None
-    seconds = {name: FLOOR_SECONDS[name] if (said := asked[name]) is None else said for name in LimitName}
-    if LimitName.RENDEZVOUS in auto:
-        seconds[LimitName.RENDEZVOUS] += RENDEZVOUS_SECONDS_PER_RANK * num_ranks
-    if longest is not None:
-        if LimitName.FIRST_STEP in auto:
-            seconds[LimitName.FIRST_STEP] += STEP_MULTIPLE * longest
-        if LimitName.STEADY in auto:
-            seconds[LimitName.STEADY] = max(seconds[LimitName.STEADY], STEP_MULTIPLE * longest)
-        if LimitName.TOTAL in auto:
-            seconds[LimitName.TOTAL] = max(seconds[LimitName.TOTAL], _total(seconds, plan, longest))
+
+    def of(name: LimitName, *, more: float = 0.0, at_least: float = 0.0) -> float:
+        """The number, or the floor with `more`, and `at_least` so much."""
+        said = asked[name]
+        return min(max(FLOOR_SECONDS[name] + more, at_least) if said is None else said, MAX_SECONDS)
+
+    of_step = STEP_MULTIPLE * (longest or 0.0)
+    start = of(LimitName.START)
+    rendezvous = of(LimitName.RENDEZVOUS, more=RENDEZVOUS_SECONDS_PER_RANK * num_ranks)
+    first_step = of(LimitName.FIRST_STEP, more=of_step)
+    teardown = of(LimitName.TEARDOWN)
+    all_steps = 0.0 if longest is None else start + rendezvous + first_step + teardown + TOTAL_MULTIPLE * _num_steps(plan) * longest
     return PhaseLimits(
-        start=seconds[LimitName.START],
-        rendezvous=seconds[LimitName.RENDEZVOUS],
-        first_step=seconds[LimitName.FIRST_STEP],
-        steady=seconds[LimitName.STEADY],
-        teardown=seconds[LimitName.TEARDOWN],
-        total=seconds[LimitName.TOTAL],
-        auto=auto,
+        start=start,
+        rendezvous=rendezvous,
+        first_step=first_step,
+        steady=of(LimitName.STEADY, at_least=of_step),
+        teardown=teardown,
+        total=of(LimitName.TOTAL, at_least=all_steps),
+        auto=tuple([name for name, said in asked.items() if said is None]),
         predicted_step_seconds=longest,
     )
 
@@ -95,9 +96,10 @@ def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> fl
         return said
     match name:
         case LimitName.STEADY:
-            return max(said, STEP_MULTIPLE * step)
+            return max(said, min(STEP_MULTIPLE * step, MAX_SECONDS))
         case LimitName.TOTAL:
-            return max(said, _total(_seconds_of(limits), request.measurement, step))
+            around = limits.start + limits.rendezvous + limits.first_step + limits.teardown
+            return max(said, min(around + TOTAL_MULTIPLE * _num_steps(request.measurement) * step, MAX_SECONDS))
         case _:
             return said
 
@@ -150,14 +152,5 @@ def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
     return f"{what}, {whose} {step:.3g} s"
 
 
-def _total(seconds: Mapping[LimitName, float], plan: MeasurementPlan, step_seconds: float) -> float:
-    around = sum(seconds[name] for name in (LimitName.START, LimitName.RENDEZVOUS, LimitName.FIRST_STEP, LimitName.TEARDOWN))
-    return around + TOTAL_MULTIPLE * _num_steps(plan) * step_seconds
-
-
 def _num_steps(plan: MeasurementPlan) -> int:
     return plan.warmup_steps + plan.max_steps
-
-
-def _seconds_of(limits: PhaseLimits) -> dict[LimitName, float]:
-    return {name: getattr(limits, name) for name in LimitName}

@@ -62,8 +62,9 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-Seconds = Annotated[float, Field(ge=0, le=1e7)]
-PositiveSeconds = Annotated[float, Field(ge=1e-9, le=1e7)]  # no clock tells less, and what is divided by it stays finite
+MAX_SECONDS = 1e7  # nothing here takes or waits for longer than four months
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+PositiveSeconds = Annotated[float, Field(ge=1e-9, le=MAX_SECONDS)]  # no clock tells less, and what is divided by it stays finite
 Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 Step = Annotated[int, Field(ge=0, le=10**9)]
 ShortText = Annotated[str, Field(max_length=4000)]

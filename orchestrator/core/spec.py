@@ -156,10 +156,15 @@ class Limits(Section):
     total: OrAuto[Duration] = "auto"
 
     @property
+    def asked(self) -> dict[LimitName, float | None]:
+        """Seconds, as the file says them; None: auto."""
+        said = {name: getattr(self, name) for name in LimitName}
+        return {name: None if value == "auto" else value for name, value in said.items()}
+
+    @property
     def numbers(self) -> dict[LimitName, float]:
         """Those that the file sets."""
-        said = {name: getattr(self, name) for name in LimitName}
-        return {name: value for name, value in said.items() if value != "auto"}
+        return {name: value for name, value in self.asked.items() if value is not None}
 
 
 class Exclusive(StrEnum):
@@ -201,9 +206,7 @@ class Measuring(Section):
 
     def limits_of(self, *, num_ranks: int, predicted: PredictedStep | None) -> PhaseLimits:
         """The time limits of one attempt, of whose steps so much is predicted; None: nothing."""
-        numbers = self.limits.numbers
-        asked = {name: numbers.get(name) for name in LimitName}
-        return resolve_limits(asked, plan=self.plan, num_ranks=num_ranks, predicted=predicted)
+        return resolve_limits(self.limits.asked, plan=self.plan, num_ranks=num_ranks, predicted=predicted)
 
 
 class Strategy(StrEnum):

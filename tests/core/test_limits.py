@@ -21,7 +21,7 @@ from orchestrator.core.limits import (
     told_passed,
 )
 from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.protocol import Device, LimitName, MeasurementPlan, TrialRequest
+from orchestrator.core.protocol import MAX_SECONDS, Device, LimitName, MeasurementPlan, TrialRequest
 from orchestrator.core.spec import Limits, Measuring
 
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
@@ -110,6 +110,13 @@ def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
     asked: TrialRequest, name: LimitName, seen: SeenSteps, said: str
 ) -> None:
     assert said in told_passed(asked, name, seen)
+
+
+def test_however_long_a_step_is_predicted_to_take_or_takes_its_limits_are_numbers_that_messages_hold() -> None:
+    asked = request(PredictedStep(seconds=9e6, log_sd=1000.0))
+    assert (asked.limits.steady, asked.limits.total) == (MAX_SECONDS, MAX_SECONDS)
+    assert limit_seconds(request(), LimitName.TOTAL, SeenSteps(first_seconds=9e6)) == MAX_SECONDS
+    assert request(total=1e8).limits.total == MAX_SECONDS
 
 
 def test_a_limit_that_no_file_sets_names_no_key() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -251,3 +252,20 @@ def test_gangs_that_share_a_budget_start_by_their_turn_whatever_fills_the_floor(
     start = floor.next_start(waiting[:2], now=0.0)
     assert start is not None
     assert start.index == 1
+
+
+def test_a_cell_that_is_suspected_lets_every_other_go_first_and_starts_where_there_is_none() -> None:
+    floor = Floor({"a": 8})
+    suspected = replace(gang(8, passed_over=1000, is_first=True), is_suspected=True)
+    assert started(floor, suspected, gang(1)) == (1, ("a",))
+    assert started(floor, suspected) == (0, ("a",))
+
+
+def test_a_gang_is_placed_on_other_nodes_where_they_have_room() -> None:
+    floor = Floor({"a": 8, "b": 8, "c": 4})
+    assert floor.place_elsewhere(gang(8), {"a"}, rooms={}) == ("b",)
+    assert floor.holds_without(shape(8), {"a"})
+    floor.take(1, shape(8), ["b"], ends_at=1.0)
+    assert floor.place_elsewhere(gang(8), {"a"}, rooms={}) is None
+    assert floor.holds_without(shape(8), {"a"}), "once it is free"
+    assert not floor.holds_without(shape(8), {"a", "b"})

@@ -834,6 +834,23 @@ def test_what_hung_is_tried_again_on_another_node(store: Store) -> None:
     assert states(store) == {TrialState.MEASURED: 6}
 
 
+def test_what_hung_goes_elsewhere_in_the_next_call_too(store: Store) -> None:
+    asked: list[Stop] = []
+
+    def script(request: TrialRequest) -> FailureKind:
+        asked.append(Stop.CANCEL)
+        return FailureKind.HUNG
+
+    nodes = {"a": 1, "b": 1}
+    one_at_a_time = spec(gpus=1, search={"max_parallel_trials": 1})
+    first = FakeScheduler(script, device=Device.CUDA, nodes=nodes)
+    run(store, script, spec=one_at_a_time, scheduler=first, stop=lambda: asked[-1] if asked else Stop.GO_ON)
+    second = FakeScheduler(fast, device=Device.CUDA, nodes=nodes)
+    run(store, fast, spec=one_at_a_time, scheduler=second)
+    assert states(store) == {TrialState.MEASURED: 6}
+    assert first.nodes_of[1] != second.nodes_of[1]
+
+
 def test_a_trial_is_given_time_by_what_its_step_is_predicted_to_take(store: Store) -> None:
     """70B on 16 GPUs: 73 to 81 s a step, and 60 s was what every step had."""
     requests: list[TrialRequest] = []

@@ -141,7 +141,7 @@ def test_a_trial_measures_its_layout(layout: Layout, tmp_path: Path, server: For
     assert result.stack.torch == torch.__version__
     assert result.stack.device_name
     assert result.stack.cuda is None
-    assert set(result.phase_seconds) == {Phase.START, Phase.RENDEZVOUS, Phase.FIRST_STEP, Phase.STEADY}
+    assert set(result.phase_seconds) == {Phase.START, Phase.RENDEZVOUS, Phase.FIRST_STEP, Phase.STEADY, Phase.TEARDOWN}
     assert result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10  # 0.2 s on a quiet machine
     assert {r.loss_last for r in results} == {result.loss_last}
 
