@@ -10,10 +10,8 @@ is what this project did before it looked at drift: no anchors, no physics, the 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -42,6 +40,9 @@ from orchestrator.sweep import run_sweep
 WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
 DEVICE = "h100-sxm"
 NUM_NODES = 4  # where one of them is slow
+
+WRITE_EVERY = 60  # runs
+SHOWN = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
 
 Entry = dict[str, Any]
 
@@ -271,27 +272,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
+    drifts, rules = arguments.drifts.split(","), arguments.rules.split(",")
     cases = [
         Case(drift=drift, rule=rule, seed=seed, max_trials=arguments.max_trials)
-        for drift in arguments.drifts.split(",")
-        for rule in arguments.rules.split(",")
+        for rule in rules
         for seed in range(arguments.seeds)
+        for drift in drifts
     ]
-    found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], list[Outcome]] = {(drift, rule): [] for drift in drifts for rule in rules}
     with ProcessPoolExecutor(max_workers=arguments.parallel) as pool:
-        for outcome in pool.map(run_case, cases, chunksize=4):
-            found[outcome.drift][outcome.rule].append(outcome)
-    table = {drift: {rule: summary(outcomes) for rule, outcomes in rules.items()} for drift, rules in found.items()}
-    shown = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
-    print("| drift | rule |", " | ".join(shown), "|")
-    for drift, rules in table.items():
-        for rule, numbers in rules.items():
-            print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in shown), "|", numbers["wrong_seeds"][:12])
-    if arguments.out is not None:
-        runs = [asdict(one) for rules in found.values() for outcomes in rules.values() for one in outcomes]
-        result = {"max_trials": arguments.max_trials, "wrong_beyond": WRONG, "drifts": table, "outcomes": runs}
-        write_result(arguments.out, benchmark="drift", machine=machine, result=result)
-        print(json.dumps({drift: rules["now"]["wrong"] for drift, rules in table.items() if "now" in rules}))
+        for number, outcome in enumerate(pool.map(run_case, cases), 1):
+            found[outcome.drift, outcome.rule].append(outcome)
+            # What was done stays, if somebody ends it: it takes long.
+            if arguments.out is not None and (number % WRITE_EVERY == 0 or number == len(cases)):
+                told = {"max_trials": arguments.max_trials, "wrong_beyond": WRONG, **_told(found)}
+                write_result(arguments.out, benchmark="drift", machine=machine, result=told)
+    print("| drift | rule |", " | ".join(SHOWN), "|")
+    for (drift, rule), outcomes in found.items():
+        numbers = summary(outcomes)
+        print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in SHOWN), "|", numbers["wrong_seeds"][:12])
+
+
+def _told(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
+    done = {key: outcomes for key, outcomes in found.items() if outcomes}
+    drifts: dict[str, dict[str, Any]] = {}
+    for (drift, rule), outcomes in done.items():
+        drifts.setdefault(drift, {})[rule] = summary(outcomes)
+    return {"drifts": drifts, "outcomes": [asdict(one) for outcomes in done.values() for one in outcomes]}
 
 
 if __name__ == "__main__":
