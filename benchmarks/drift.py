@@ -10,6 +10,7 @@ is what this project did before it looked at drift: no anchors, no physics, the 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -268,6 +269,8 @@ def main() -> None:
     parser.add_argument("--drifts", default=",".join(DRIFTS))
     parser.add_argument("--rules", default="now,earlier")
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--join", type=Path, nargs="*", default=[], help="results of other seeds of this benchmark, to be told with these")
     parser.add_argument("--max-trials", type=int, help="default: all layouts are measured")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
@@ -276,29 +279,34 @@ def main() -> None:
     cases = [
         Case(drift=drift, rule=rule, seed=seed, max_trials=arguments.max_trials)
         for rule in rules
-        for seed in range(arguments.seeds)
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         for drift in drifts
     ]
     found: dict[tuple[str, str], list[Outcome]] = {(drift, rule): [] for drift in drifts for rule in rules}
+    for path in arguments.join:
+        for one in json.loads(path.read_text(encoding="utf-8"))["outcomes"]:
+            found.setdefault((one["drift"], one["rule"]), []).append(Outcome(**one))
     with ProcessPoolExecutor(max_workers=arguments.parallel) as pool:
         for number, outcome in enumerate(pool.map(run_case, cases), 1):
             found[outcome.drift, outcome.rule].append(outcome)
             # What was done stays, if somebody ends it: it takes long.
             if arguments.out is not None and (number % WRITE_EVERY == 0 or number == len(cases)):
-                told = {"max_trials": arguments.max_trials, "wrong_beyond": WRONG, **_told(found)}
-                write_result(arguments.out, benchmark="drift", machine=machine, result=told)
+                write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
+    if arguments.out is not None and not cases:
+        write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
     print("| drift | rule |", " | ".join(SHOWN), "|")
     for (drift, rule), outcomes in found.items():
         numbers = summary(outcomes)
         print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in SHOWN), "|", numbers["wrong_seeds"][:12])
 
 
-def _told(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
+def _result(max_trials: int | None, found: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
     done = {key: outcomes for key, outcomes in found.items() if outcomes}
     drifts: dict[str, dict[str, Any]] = {}
     for (drift, rule), outcomes in done.items():
         drifts.setdefault(drift, {})[rule] = summary(outcomes)
-    return {"drifts": drifts, "outcomes": [asdict(one) for outcomes in done.values() for one in outcomes]}
+    told = [asdict(one) for outcomes in done.values() for one in outcomes]
+    return {"max_trials": max_trials, "wrong_beyond": WRONG, "drifts": drifts, "outcomes": told}
 
 
 if __name__ == "__main__":
