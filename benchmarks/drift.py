@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -42,6 +41,9 @@ from orchestrator.sweep import run_sweep
 WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
 DEVICE = "h100-sxm"
 NUM_NODES = 4  # where one of them is slow
+
+WRITE_EVERY = 60  # runs
+SHOWN = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
 
 Entry = dict[str, Any]
 
@@ -267,31 +269,44 @@ def main() -> None:
     parser.add_argument("--drifts", default=",".join(DRIFTS))
     parser.add_argument("--rules", default="now,earlier")
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--join", type=Path, nargs="*", default=[], help="results of other seeds of this benchmark, to be told with these")
     parser.add_argument("--max-trials", type=int, help="default: all layouts are measured")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
+    drifts, rules = arguments.drifts.split(","), arguments.rules.split(",")
     cases = [
         Case(drift=drift, rule=rule, seed=seed, max_trials=arguments.max_trials)
-        for drift in arguments.drifts.split(",")
-        for rule in arguments.rules.split(",")
-        for seed in range(arguments.seeds)
+        for rule in rules
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        for drift in drifts
     ]
-    found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], list[Outcome]] = {(drift, rule): [] for drift in drifts for rule in rules}
+    for path in arguments.join:
+        for one in json.loads(path.read_text(encoding="utf-8"))["outcomes"]:
+            found.setdefault((one["drift"], one["rule"]), []).append(Outcome(**one))
     with ProcessPoolExecutor(max_workers=arguments.parallel) as pool:
-        for outcome in pool.map(run_case, cases, chunksize=4):
-            found[outcome.drift][outcome.rule].append(outcome)
-    table = {drift: {rule: summary(outcomes) for rule, outcomes in rules.items()} for drift, rules in found.items()}
-    shown = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
-    print("| drift | rule |", " | ".join(shown), "|")
-    for drift, rules in table.items():
-        for rule, numbers in rules.items():
-            print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in shown), "|", numbers["wrong_seeds"][:12])
-    if arguments.out is not None:
-        runs = [asdict(one) for rules in found.values() for outcomes in rules.values() for one in outcomes]
-        result = {"max_trials": arguments.max_trials, "wrong_beyond": WRONG, "drifts": table, "outcomes": runs}
-        write_result(arguments.out, benchmark="drift", machine=machine, result=result)
-        print(json.dumps({drift: rules["now"]["wrong"] for drift, rules in table.items() if "now" in rules}))
+        for number, outcome in enumerate(pool.map(run_case, cases), 1):
+            found[outcome.drift, outcome.rule].append(outcome)
+            # What was done stays, if somebody ends it: it takes long.
+            if arguments.out is not None and (number % WRITE_EVERY == 0 or number == len(cases)):
+                write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
+    if arguments.out is not None and not cases:
+        write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
+    print("| drift | rule |", " | ".join(SHOWN), "|")
+    for (drift, rule), outcomes in found.items():
+        numbers = summary(outcomes)
+        print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in SHOWN), "|", numbers["wrong_seeds"][:12])
+
+
+def _result(max_trials: int | None, found: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
+    done = {key: outcomes for key, outcomes in found.items() if outcomes}
+    drifts: dict[str, dict[str, Any]] = {}
+    for (drift, rule), outcomes in done.items():
+        drifts.setdefault(drift, {})[rule] = summary(outcomes)
+    told = [asdict(one) for outcomes in done.values() for one in outcomes]
+    return {"max_trials": max_trials, "wrong_beyond": WRONG, "drifts": drifts, "outcomes": told}
 
 
 if __name__ == "__main__":

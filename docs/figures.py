@@ -78,6 +78,22 @@ def score_rows() -> list[tuple[str, str, str, str, str]]:
     ]
 
 
+def drift_rows() -> list[tuple[str, ...]]:
+    """Of the newest committed result: winners on machines that drift, as told now and by the rule before."""
+    found = newest("drift")
+    assert found is not None, "it is committed"
+    return [
+        (drift.replace("_", " "), str(rules["now"]["runs"]), *_said_of_winners(rules["now"]), *_said_of_winners(rules.get("earlier")))
+        for drift, rules in found[1]["drifts"].items()
+    ]
+
+
+def _said_of_winners(numbers: Any) -> tuple[str, str, str]:
+    if numbers is None:
+        return "", "", ""
+    return f"{numbers['named'] / numbers['runs']:.0%}", str(numbers["wrong"]), f"{numbers['repeats_mean']:.1f}"
+
+
 def scoreboard_rows() -> list[tuple[str, str, str]]:
     """What the newest committed results say of faults; a result that is not there, or a figure that it does not tell, is left out."""
     rows: list[tuple[str, str, str]] = []

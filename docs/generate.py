@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from db import readonly, schema
 from db.store import Store
-from docs.figures import measured_rows, score_rows, scoreboard_rows
+from docs.figures import drift_rows, measured_rows, score_rows, scoreboard_rows
 from docs.words import COLUMNS, DRIFTS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
 from orchestrator.core.capabilities import CAPABILITIES
 from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
@@ -96,6 +96,19 @@ def _part(name: str) -> str:
     parts: Mapping[str, Callable[[], str]] = {
         "capabilities": capability_table,
         "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
+        "drift": lambda: _table(
+            (
+                "drift",
+                "sweeps",
+                "winner named",
+                "of these wrong",
+                "launches beyond one a layout",
+                "before: winner named",
+                "of these wrong",
+                "launches beyond",
+            ),
+            drift_rows(),
+        ),
         "drifts": lambda: _words("kind", "DRIFTS", DRIFTS, DriftKind),
         "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, TEMPLATE_NAMES),
         "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),

@@ -13,7 +13,7 @@ from math import exp, log, sqrt
 from db.rows import Repeats, TrialRow
 from db.store import Store
 from orchestrator.blas_threads import one_blas_thread
-from orchestrator.core.contradiction import Contradiction, Taken, contradictions
+from orchestrator.core.contradiction import Contradiction, Taken, contradictions, shapes
 from orchestrator.core.drift import USUAL_SD, Change, Drift, Run, fit
 from orchestrator.core.failures import FailureKind, may_retry
 from orchestrator.core.layout import Layout
@@ -55,6 +55,7 @@ class Contest:
     _num_anchored: int = 0
     _num_repeated: int = 0
     _unchecked: set[int] = field(default_factory=set)  # trials that were not held against physics yet
+    _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
     _wrong: list[tuple[int, str]] = field(default_factory=list)  # trials of contradictions, to be repeated in this order, and why
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
@@ -69,6 +70,8 @@ class Contest:
         else:
             self._since_anchor += 1
             self._unchecked.add(trial_id)
+            for shape in shapes(layout):
+                self._alike.setdefault(shape, []).append(trial_id)
         if trial_id == self._leader or len(some) > 1:
             self._leader = None  # it may have fallen behind
         elif self._leader is not None:
@@ -265,19 +268,22 @@ class Contest:
 
     def _check(self) -> None:
         """Hold what is new against physics."""
-        seconds = self.seconds
+        unchecked, self._unchecked = self._unchecked, set()
+        near = {other for trial_id in unchecked for shape in shapes(self._layouts[trial_id]) for other in self._alike[shape]}
+        seconds = {trial_id: self.seconds_of(trial_id) for trial_id in near}
         measured = {
             trial_id: Taken(
                 layout=self._layouts[trial_id],
                 seconds=seconds[trial_id],
-                sd=sqrt(max(some[0].variance, USUAL_SD**2) / len(some)),
-                thrashing=any(run.thrashing for run in some),
+                sd=sqrt(max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])),
+                thrashing=any(run.thrashing for run in self._runs[trial_id]),
             )
-            for trial_id, some in self._runs.items()
+            for trial_id in near
         }
-        unchecked, self._unchecked = self._unchecked, set()
+        best = self.best()
+        assert best is not None, "something was measured"
         waiting = {trial_id for trial_id, _ in self._wrong}
-        for one in contradictions(measured, unchecked):
+        for one in contradictions(measured, unchecked, best_seconds=best[1]):
             for trial_id in (one.less, one.more):
                 if trial_id not in waiting and not self._is_spent(trial_id) and trial_id not in self._repeating:
                     waiting.add(trial_id)

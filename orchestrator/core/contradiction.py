@@ -38,32 +38,28 @@ class Contradiction:
     slower: float  # relative
 
 
-def contradictions(measured: Mapping[int, Taken], among: Collection[int]) -> list[Contradiction]:
+def contradictions(measured: Mapping[int, Taken], among: Collection[int], *, best_seconds: float) -> list[Contradiction]:
     """Pairs in which one is of `among` and the faster is near the best, the plainest first."""
-    best = min((taken.seconds for taken in measured.values()), default=inf)
     groups: dict[Layout, list[int]] = defaultdict(list)
-    looked_at = {shape for key in among for shape in _shapes(measured[key].layout)}
     for key, taken in measured.items():
-        for shape in _shapes(taken.layout):
-            if shape in looked_at:
-                groups[shape].append(key)
+        for shape in shapes(taken.layout):
+            groups[shape].append(key)
     found: dict[tuple[int, int], Contradiction] = {}
-    for keys in groups.values():
-        for more in keys:
-            if measured[more].seconds > best * (1 + NEAR_BEST):
-                continue
-            for less in keys:
-                if (less in among or more in among) and (slower := _slower(measured[less], measured[more])) is not None:
+    for key in among:
+        for other in (other for shape in shapes(measured[key].layout) for other in groups[shape]):
+            for less, more in ((key, other), (other, key)):
+                is_near = measured[more].seconds <= best_seconds * (1 + NEAR_BEST)
+                if is_near and (slower := _slower(measured[less], measured[more])) is not None:
                     found[less, more] = Contradiction(less=less, more=more, slower=slower)
     return sorted(found.values(), key=lambda one: (-one.slower, one.less, one.more))
 
 
-def _shapes(layout: Layout) -> list[Layout]:
+def shapes(layout: Layout) -> list[Layout]:
     """What two layouts have in common that differ in recomputation alone, or in micro-batches of the same work alone."""
-    shapes = [replace(layout, recompute=NO_RECOMPUTE)]
+    found = [replace(layout, recompute=NO_RECOMPUTE)]
     if layout.pipeline_parallel_size == 1:  # fewer micro-batches leave a larger bubble
-        shapes.append(replace(layout, micro_batch_size=1, grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps))
-    return shapes
+        found.append(replace(layout, micro_batch_size=1, grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps))
+    return found
 
 
 def _slower(less: Taken, more: Taken) -> float | None:

@@ -194,6 +194,8 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
 
 def _courses(times: Sequence[float]) -> list[tuple[float, float, float, float, float, float]]:
     """What drift may have been like: standard deviation, length, smooth or not, its steps, and how far that is believed."""
+    if len(times) < 2:
+        return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
     once, twice = _step_places(times, MOST_STEPS), list(combinations(_step_places(times, MOST_OF_TWO), 2))
     quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
     share = 1 / sum(weight for _, weight in quiet)

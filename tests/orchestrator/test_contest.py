@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contest import Again, Contest
@@ -18,6 +18,7 @@ def layout(trial_id: int) -> Layout:
     return Layout(data_parallel_size=1, micro_batch_size=1 + trial_id)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0])), min_size=1))
 def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(runs: list[tuple[int, float]]) -> None:
     contest, all_of = Contest(), dict[int, list[Run]]()
@@ -137,7 +138,7 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
         assert "does less work" in again.why
         taken.append(again.trial_id)
         contest.begin(again.trial_id, again.purpose)
-        note(contest, again.trial_id, {1: 2.0, 2: 1.0}[again.trial_id], at, purpose=again.purpose)
+        note(contest, again.trial_id, {1: 2.0, 2: 1.0}[again.trial_id], at, of=again.layout, purpose=again.purpose)
     assert taken == [1, 2]  # it still is so: then it is believed
 
 

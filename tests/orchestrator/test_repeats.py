@@ -19,14 +19,15 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.machine_load import MachineLoad
 from orchestrator.core.packing import Shape
 from orchestrator.core.protocol import Device, RankResult, TrialRequest
+from orchestrator.core.purpose import Purpose
 from orchestrator.finished import finished_before
 from orchestrator.gang import Finished, SchedulerEvent
-from orchestrator.progress import StopReason
+from orchestrator.progress import Stop, StopReason
 from orchestrator.row_searcher import RowSearcher, RowStatus
 from orchestrator.searcher import Proposal, Searcher
 from orchestrator.sweep import run_sweep
 from tests.orchestrator.fake_scheduler import FakeScheduler, Script
-from tests.orchestrator.test_sweep import CODE, Noisy, fast, out_of_memory_above, run, shorts, spec, states, store
+from tests.orchestrator.test_sweep import CODE, Noisy, after, fast, out_of_memory_above, run, shorts, spec, states, store
 
 __all__ = ["store"]  # the fixture
 
@@ -283,9 +284,6 @@ def test_a_finished_sweep_is_answered_for_the_cells_that_the_file_names_now(stor
 
 
 def test_repeats_stopped_midway_come_to_what_an_undisturbed_sweep_has(store: Store) -> None:
-    from orchestrator.progress import Stop
-    from tests.orchestrator.test_sweep import after
-
     run(store, fast, spec=spec(gpus=1, repeats=2), stop=after(8, Stop.CANCEL))
     run(store, fast, spec=spec(gpus=1, repeats=2))
     whole, _ = run(store, fast, spec=spec(gpus=1, repeats=2, name="whole"))
@@ -319,3 +317,60 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_belie
     assert [attempt.load == busy for attempt in store.trial(found.id).attempts] == [True, *[False] * (len(runs) - 1)]
     (tied,) = result.tied.values()
     assert tied[0].short == best
+
+
+def purposes(store: Store) -> list[Purpose | None]:
+    """Why each attempt was made, in the order of the measurements."""
+    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
+    return [attempt.purpose for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)]
+
+
+def test_a_call_that_goes_on_looks_at_the_machine_before_anything_new(store: Store) -> None:
+    cells = {"gpus": 1, "search": {"confirm": {"repeats": 2}}}
+    run(store, fast, spec=spec(**cells), stop=after(3, Stop.DRAIN))
+    before = len(purposes(store))
+    assert 2 <= before < 6
+    run(store, fast, spec=spec(**cells))
+    found = purposes(store)
+    assert found[:before] == [Purpose.NEW] * before
+    assert found[before] is Purpose.ANCHOR
+    assert Purpose.NEW in found[before:]
+
+
+def test_a_finished_sweep_is_not_looked_at_again(store: Store) -> None:
+    for _ in range(2):
+        _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2))
+    assert scheduler.started == []
+
+
+def test_an_orchestrator_that_stood_still_looks_at_the_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after SIGSTOP, or the sleep of a laptop: the loop's own clock may not have gone on, the time of day has."""
+    now, polls = [time.time()], [0]
+
+    class Stopped(FakeScheduler):
+        def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+            polls[0] += 1
+            now[0] += 3600.0 if polls[0] == 3 else 0.1
+            return super().poll(timeout_seconds)
+
+    monkeypatch.setattr("orchestrator.sweep.time.time", lambda: now[0])
+    run(store, fast, spec=spec(gpus=1, repeats=2), scheduler=Stopped(fast))
+    assert purposes(store)[3] is Purpose.ANCHOR
+
+
+def test_anchors_count_against_no_number_of_trials(store: Store) -> None:
+    wanted = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "anchor_every": 2, "max_trials": 4})
+    run(store, fast, spec=wanted)
+    found = Counter(purposes(store))
+    assert found[Purpose.NEW] == 4
+    assert found[Purpose.ANCHOR] >= 1
+
+
+def test_what_is_dated_by_a_simulated_clock_keeps_its_order_over_calls(store: Store) -> None:
+    hours = iter(range(10_000))
+    for most in (3, 6):
+        limited = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "max_trials": most})
+        run(store, fast, spec=limited, clock=lambda: 3600.0 * next(hours))
+    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
+    dates = [attempt.measured_at for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)]
+    assert dates == sorted(dates)
