@@ -1,6 +1,6 @@
 """Measure how well memory and step time are predicted on tables of measured runs, before and after calibration; print JSON.
 
-python -m benchmarks.prediction --tables DIR [--table ID ...] [--out FILE.json]
+python -m benchmarks.prediction --tables DIR [--table ID ...] [--ways WAY ...] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
 FSDP, version of the code), never from its name. Each way of calibrating is scored on the same rows:
@@ -191,6 +191,7 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
             step_residual_sd=timed.step_residual_sd,
             cell_offsets=timed.cell_offsets,
             residuals=timed.residuals,
+            errors=timed.errors,
         )
     return found
 
@@ -450,23 +451,28 @@ def _name(problem: Problem) -> str:
     return f"{problem.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
 
 
-def measure(problems: Sequence[Problem]) -> dict[str, object]:
+WAYS = ("uncalibrated", "leave_one_table_out", "leave_one_model_out", "after_5_trials", "after_5_trials_alone")
+
+
+def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str, object]:
     fits = Fits(problems)
     alone: Calibrator = lambda problem: priors(dict.fromkeys(problem.trainers))  # noqa: E731
     tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
     models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
-    return {
-        "uncalibrated": score(problems, alone),
-        "leave_one_table_out": score(problems, tables_out),
-        "leave_one_model_out": score(problems, models_out),
-        "after_5_trials": score_after_trials(problems, tables_out),
-        "after_5_trials_alone": score_after_trials(problems, lambda _: None),
+    scores: dict[str, Callable[[], dict[str, object]]] = {
+        "uncalibrated": lambda: score(problems, alone),
+        "leave_one_table_out": lambda: score(problems, tables_out),
+        "leave_one_model_out": lambda: score(problems, models_out),
+        "after_5_trials": lambda: score_after_trials(problems, tables_out),
+        "after_5_trials_alone": lambda: score_after_trials(problems, lambda _: None),
     }
+    return {way: scores[way]() for way in ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_table_arguments(parser, names="these tables")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, metavar="WAY", help=f"of calibrating: {', '.join(WAYS)}")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -476,7 +482,7 @@ def main() -> None:
     by_source: dict[str, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.table_id.split("_")[0], []).append(problem)
-    result: dict[str, object] = {source: measure(found) for source, found in by_source.items()}
+    result: dict[str, object] = {source: measure(found, arguments.ways) for source, found in by_source.items()}
     result["all_files"] = bands_of_all([one for one in result.values() if isinstance(one, Mapping)])
     print(json.dumps(result, indent=1))
     if arguments.out is not None:

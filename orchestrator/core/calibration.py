@@ -238,6 +238,9 @@ class Calibration:
         memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
         below, above = step_spreads(table, cell, hardware, gpus_per_node=gpus_per_node)
         memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
+        if self.knows_trainer:  # its constants are at most as far off as those of a relative
+            of_relatives = RELATIVES_SD * np.array([*_FACTORS.values(), *_AMOUNTS.values()])
+            memory_variance = np.minimum(memory_variance, ((memory_slopes * of_relatives) ** 2).sum(axis=1))
         return Predicted(
             log_step_seconds=seconds + self.log_correction(table, cell, hardware),
             log_step_sd=np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes)),
@@ -245,7 +248,7 @@ class Calibration:
             step_covariance=self.step_covariance,
             step_residual_sd=self.step_residual_sd,
             memory_bytes=np.exp(peaks),
-            memory_relative_sd=np.sqrt(memory_variance * (RELATIVES_SD**2 if self.knows_trainer else 1.0) + self.memory_residual_sd**2),
+            memory_relative_sd=np.sqrt(memory_variance + self.memory_residual_sd**2),
             memory_jacobian=memory_slopes,
             memory_covariance=self.memory_covariance,
             memory_residual_sd=self.memory_residual_sd,
