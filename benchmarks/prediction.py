@@ -1,6 +1,6 @@
 """Measure how well memory and step time are predicted on tables of measured runs, before and after calibration; print JSON.
 
-python -m benchmarks.prediction --tables DIR [--table ID ...] [--out FILE.json]
+python -m benchmarks.prediction --tables DIR [--table ID ...] [--ways WAY ...] [--out FILE.json]
 
 DIR holds CSV files with the columns of core/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
 FSDP, version of the code), never from its name. Each way of calibrating is scored on the same rows:
@@ -21,6 +21,10 @@ row scores above 1, `best_rejected_at_95_precision` above that threshold.
 Step time, over tables with at least 5 rows that ran, by table, then the mean over tables: `log_error` the median of |log(predicted /
 measured)|; `bias` its median with sign; `spearman` the rank correlation; `regret_1`, `_3`, `_5`: how far, as a share of the best tokens/s/GPU,
 the best of the 1, 3, 5 rows predicted fastest falls short, among rows that ran; `first_within_5_percent` how many rows of that order it takes.
+
+Bands, over rows that ran: how many lie `below`, `within` and `above` the band that `sweep plan` shows of each row's step time and peak, in which
+four of five should lie. `all_files`: over the rows of all files together, and, of tables with out-of-memories, how many rows were `expected` to
+fit (the sum of their probabilities), those that were likely to (`at_least`) or not unlikely (`at_most`), and how many `ran`.
 """
 
 from __future__ import annotations
@@ -38,9 +42,11 @@ from numpy.typing import NDArray
 from benchmarks.machine import describe_machine, write_result
 from benchmarks.table_folder import add_table_arguments, read_tables
 from orchestrator.core.calibration import Calibration, Observation, Predicted, calibrate
+from orchestrator.core.expectation import LIKELY
 from orchestrator.core.hardware import Hardware, from_label
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.memory import Stage
+from orchestrator.core.proposer import USABLE_SHARE
 from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus
 from orchestrator.core.trainer import Trainer
 
@@ -155,7 +161,18 @@ Calibrator = Callable[[Problem], Calibrations | None]
 
 
 def priors(trainers: Iterable[Trainer]) -> Calibrations:
-    return {trainer: Calibration.prior(trainer) for trainer in trainers}
+    return {trainer: Calibration.prior(trainer, is_known=is_named(trainer)) for trainer in trainers}
+
+
+def is_named(trainer: Trainer) -> bool:
+    """Whether the table's words name it: else it is the one that is believed where nobody does, whatever else they say."""
+    unnamed = replace(
+        Trainer(),
+        eager_attention=trainer.eager_attention,
+        sequence_parallel=trainer.sequence_parallel,
+        logit_bytes=trainer.logit_bytes,
+    )
+    return unnamed != trainer
 
 
 def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations) -> Calibrations:
@@ -174,6 +191,7 @@ def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations)
             step_residual_sd=timed.step_residual_sd,
             cell_offsets=timed.cell_offsets,
             residuals=timed.residuals,
+            errors=timed.errors,
         )
     return found
 
@@ -307,16 +325,95 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
     if not pairs:
         return {"tables": 0}
     everything = [(calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs]
+    bands = score_bands(pairs)
     times = {
         _name(problem): scored
         for problem, calibration in pairs
         if (scored := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
     }
     return {
+        "bands": {name: found.told for name, found in bands.items()} | {"fits": score_fitting(pairs)},
         "memory": score_memory([problem for problem, _ in pairs], everything),
         "step_time": mean_of(list(times.values())),
         "step_time_by_table": {name: {key: round(value, 3) for key, value in found.items()} for name, found in times.items()},
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How many rows lie below, within and above the band that is predicted of each; by design a tenth, four fifths and a tenth."""
+
+    below: int = 0
+    within: int = 0
+    above: int = 0
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(below=self.below + other.below, within=self.within + other.within, above=self.above + other.above)
+
+    @property
+    def rows(self) -> int:
+        return self.below + self.within + self.above
+
+    @property
+    def told(self) -> dict[str, float]:
+        share = {"share_within": round(self.within / self.rows, 3)} if self.rows else {}
+        return {"rows": self.rows, "below": self.below, "within": self.within, "above": self.above} | share
+
+    @classmethod
+    def of(cls, ratios: Floats, band: tuple[Floats, Floats]) -> Coverage:
+        """Of measured over predicted, nan where nothing was measured."""
+        low, high = band
+        known = np.isfinite(ratios)
+        below, above = int((ratios < low)[known].sum()), int((ratios > high)[known].sum())
+        return cls(below=below, within=int(known.sum()) - below - above, above=above)
+
+
+def score_bands(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, Coverage]:
+    """The bands of step times and of peaks (of the stage that the source read), over rows that ran."""
+    times, peaks = Coverage(), Coverage()
+    for problem, calibrations in pairs:
+        timed = problem._predict(calibrations[problem.trainers[0]], Stage.FULLEST)
+        times += Coverage.of(problem.seconds / timed.step_seconds, timed.step_band())
+        for trainer in set(problem.trainers):
+            rows = np.array([other == trainer for other in problem.trainers])
+            filled = problem._predict(calibrations[trainer], stage_of(problem.runs[0]))
+            peaks += Coverage.of(np.where(rows, problem.peaks, np.nan) / filled.memory_bytes, filled.memory_band())
+    return {"step_time": times, "memory": peaks}
+
+
+def bands_of_all(results: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Those of several files together, for each way of calibrating."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for result in results:
+        for way, scored in result.items():
+            bands = scored.get("bands") if isinstance(scored, Mapping) else None
+            for part, counts in bands.items() if isinstance(bands, Mapping) else ():
+                total = found.setdefault(way, {}).setdefault(part, {})
+                for name, value in counts.items():
+                    total[name] = round(total.get(name, 0) + value, 1)
+    for parts in found.values():
+        for total in parts.values():
+            if "share_within" in total:
+                total["share_within"] = round(total["within"] / total["rows"], 3)
+    return dict(found)
+
+
+def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, float]:
+    """Of the tables with out-of-memories: the sum of the probabilities to fit, and how many of those rows ran."""
+    expected, at_least, at_most, ran, rows = 0.0, 0, 0, 0, 0
+    for problem, calibrations in pairs:
+        if not problem.ran_out.any():
+            continue
+        for trainer in set(problem.trainers):
+            mine = (problem.ran | problem.ran_out) & np.array([other == trainer for other in problem.trainers])
+            predicted = problem._predict(calibrations[trainer], Stage.FULLEST)
+            chances = predicted.probability_of_fitting(problem.hardware.memory_bytes * USABLE_SHARE)[mine]
+            expected += float(chances.sum())
+            at_least += int((chances >= LIKELY).sum())
+            at_most += int((chances > 1.0 - LIKELY).sum())
+            ran += int(problem.ran[mine].sum())
+            rows += int(mine.sum())
+    return {"rows": rows, "ran": ran, "expected": round(expected, 1), "at_least": at_least, "at_most": at_most}
 
 
 def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[str, object]:
@@ -354,23 +451,28 @@ def _name(problem: Problem) -> str:
     return f"{problem.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
 
 
-def measure(problems: Sequence[Problem]) -> dict[str, object]:
+WAYS = ("uncalibrated", "leave_one_table_out", "leave_one_model_out", "after_5_trials", "after_5_trials_alone")
+
+
+def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str, object]:
     fits = Fits(problems)
     alone: Calibrator = lambda problem: priors(dict.fromkeys(problem.trainers))  # noqa: E731
     tables_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=True)  # noqa: E731
     models_out: Calibrator = lambda problem: fits.to_relatives(problem, same_model=False)  # noqa: E731
-    return {
-        "uncalibrated": score(problems, alone),
-        "leave_one_table_out": score(problems, tables_out),
-        "leave_one_model_out": score(problems, models_out),
-        "after_5_trials": score_after_trials(problems, tables_out),
-        "after_5_trials_alone": score_after_trials(problems, lambda _: None),
+    scores: dict[str, Callable[[], dict[str, object]]] = {
+        "uncalibrated": lambda: score(problems, alone),
+        "leave_one_table_out": lambda: score(problems, tables_out),
+        "leave_one_model_out": lambda: score(problems, models_out),
+        "after_5_trials": lambda: score_after_trials(problems, tables_out),
+        "after_5_trials_alone": lambda: score_after_trials(problems, lambda _: None),
     }
+    return {way: scores[way]() for way in ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_table_arguments(parser, names="these tables")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, metavar="WAY", help=f"of calibrating: {', '.join(WAYS)}")
     parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -380,7 +482,8 @@ def main() -> None:
     by_source: dict[str, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.table_id.split("_")[0], []).append(problem)
-    result: dict[str, object] = {source: measure(found) for source, found in by_source.items()}
+    result: dict[str, object] = {source: measure(found, arguments.ways) for source, found in by_source.items()}
+    result["all_files"] = bands_of_all([one for one in result.values() if isinstance(one, Mapping)])
     print(json.dumps(result, indent=1))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="prediction", machine=machine, result=result)

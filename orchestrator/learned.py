@@ -80,7 +80,7 @@ class Learned:
     @cached_property
     def prior(self) -> Calibration:
         """What is believed before any trial: what is usual, and what was measured of the links."""
-        usual = Calibration.prior(trainer_of(self.spec))
+        usual = Calibration.prior(trainer_of(self.spec), is_known=self.spec.knows_memory is not None)
         return usual if self.network is None else usual.informed(self.network)
 
     @cached_property

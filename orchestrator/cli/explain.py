@@ -168,7 +168,7 @@ def _record(known: Planning, found: Explanation, trial: TrialRow | None, sweep: 
         "memory_bytes_by_part": dict(found.memory_by_part),
         "to_fit": _change_record(found.to_fit) if found.to_fit is not None else None,
         "step_seconds": found.step_seconds,
-        "step_seconds_relative_sd": found.step_relative_sd,
+        "step_seconds_band": _step_band(found),
         "step_seconds_by_part": dict(found.seconds_by_part) if found.seconds_by_part is not None else None,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
         "faster": [_change_record(change) for change in found.faster],
@@ -233,12 +233,21 @@ def _print_memory(found: Explanation) -> None:
         write_line("  No layout of this cell is predicted to fit.")
 
 
+def _step_band(found: Explanation) -> tuple[float, float] | None:
+    """Seconds between which four of five measurements should lie."""
+    if found.step_band is None or found.step_seconds is None:
+        return None
+    low, high = found.step_band
+    return found.step_seconds * low, found.step_seconds * high
+
+
 def _print_step(known: Planning, found: Explanation) -> None:
     write_line("")
     if found.seconds_by_part is None or found.step_seconds is None:
         write_line(f"Step: no time is predicted: {known.why_no_times}", style="bold")
         return
-    sure = f" ±{found.step_relative_sd:.0%}" if found.step_relative_sd is not None else ""
+    band = _step_band(found)
+    sure = f" ({show_as.step_time(band[0])} to {show_as.step_time(band[1])} in four of five cases)" if band is not None else ""
     tokens = show_as.tokens_rate(found.tokens_per_second_per_gpu)
     write_line(f"Step: {show_as.step_time(found.step_seconds)}{sure} predicted, {tokens} tokens/s/GPU", style="bold")
     _print_parts(found.seconds_by_part, show_as.step_time)

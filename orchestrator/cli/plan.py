@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.core.cell import Cell
     from orchestrator.core.layout import Layout
-    from orchestrator.core.planner import Candidates, CellPlan
+    from orchestrator.core.planner import Candidates, CellPlan, Floats
     from orchestrator.core.spec import SweepSpec
     from orchestrator.core.trial_cost import PlannedCost, TrialCost
 
@@ -48,6 +48,7 @@ def plan(
         known = planning(spec, store)
         held_hours = held_gpu_hours(spec, store)
         known_before = done_before(spec, store)
+        fails = failing_share(spec, store)
     trial = known.learned.trial_cost()
     rows, costs = [], []
     for cell in spec.cells():
@@ -57,7 +58,8 @@ def plan(
         has_own = any(taught.row.cell == cell for taught in known.learned.rows)
         left = _left(planned.candidates, done, to_run)
         costs.append(trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own))
-        rows.append({**_cell(known, planned, top=top, to_run=to_run, cost=costs[-1]), "num_done": len(done.layouts)})
+        row = _cell(known, planned, top=top, to_run=to_run, cost=costs[-1], fails=fails)
+        rows.append({**row, "num_done": len(done.layouts)})
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
@@ -149,6 +151,17 @@ def _left(candidates: Candidates, done: Done, num_to_run: int) -> Candidates:
     return replace(candidates, order=np.fromiter(islice(untried, num_to_run), dtype=candidates.order.dtype))
 
 
+def failing_share(spec: SweepSpec, store: Store | None) -> float:
+    """Of layouts that fit, those that should fail by their own or the code's fault, as far as the sweep's own trials tell."""
+    from orchestrator.core.expectation import share_that_fails
+    from orchestrator.core.lifecycle import TrialState
+
+    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
+    cells = store.status(found.id) if store is not None and found is not None else []
+    failed, measured = (sum(cell.num_trials[state] for cell in cells) for state in (TrialState.FAILED, TrialState.MEASURED))
+    return share_that_fails(num_failed=failed, num_measured=measured)
+
+
 def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num_trials: int, held_hours: float) -> dict[str, Any]:
     from orchestrator.core.budget import budget_of, price_of
 
@@ -183,26 +196,35 @@ def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num
     }
 
 
-def _cell(known: Planning, planned: CellPlan, *, top: int, to_run: int, cost: PlannedCost | None) -> dict[str, Any]:
+def _cell(known: Planning, planned: CellPlan, *, top: int, to_run: int, cost: PlannedCost | None, fails: float) -> dict[str, Any]:
+    from orchestrator.core import expectation
+
     candidates, space = planned.candidates, planned.space
+    fitting = expectation.fitting(candidates) if len(candidates) else None
+    out_of_memory = expectation.expected_out_of_memory(candidates, num_trials=to_run) if to_run else None
     return {
         "cell": space.cell.key,
         "num_lattice": space.lattice_size,
         "num_legal": len(candidates),
         "num_predicted_to_fit": int(candidates.fits.sum()),
+        "num_expected_to_fit": fitting.expected if fitting is not None else None,
+        "num_that_fit": [fitting.at_least, fitting.at_most] if fitting is not None else None,
+        "num_expected_out_of_memory": out_of_memory,
+        "num_expected_to_fail_otherwise": fails * (to_run - (out_of_memory or 0.0)),
         "num_to_run": to_run,
         "memory_limit_bytes": candidates.memory_limit_bytes,
         "gpu_hours": cost.gpu_hours if cost is not None else None,
         "gpu_hours_p90": cost.gpu_hours_p90 if cost is not None else None,
         "rejected": dict(space.rejected),
         "limit_warnings": limit_warnings_of(known, planned),
-        "best": _best(known, planned, top),
+        "best": _best(known, planned, top, fails=fails),
     }
 
 
-def _best(known: Planning, planned: CellPlan, top: int) -> list[dict[str, Any]]:
+def _best(known: Planning, planned: CellPlan, top: int, *, fails: float) -> list[dict[str, Any]]:
     import numpy as np
 
+    from orchestrator.core.expectation import probability_of_fitting
     from orchestrator.core.memory import predict_memory
 
     candidates, cell = planned.candidates, planned.space.cell
@@ -211,8 +233,8 @@ def _best(known: Planning, planned: CellPlan, top: int) -> list[dict[str, Any]]:
         return []
     table = candidates.table.take(rows)
     predicted = candidates.predict(table) if candidates.predict is not None else None
-    limit = candidates.memory_limit_bytes
-    fitting = predicted.probability_of_fitting(limit) if predicted is not None and limit is not None else None
+    fitting = probability_of_fitting(candidates, rows, predicted)
+    time_band, memory_band = (predicted.step_band(), predicted.memory_band()) if predicted is not None else (None, None)
     best = []
     for place, row in enumerate(rows):
         layout = table.layout(place)
@@ -224,18 +246,25 @@ def _best(known: Planning, planned: CellPlan, top: int) -> list[dict[str, Any]]:
                 "short": layout.short,
                 "predicted_tokens_per_second_per_gpu": None if tokens != tokens else tokens,  # nan: unknown
                 "predicted_step_seconds": None if seconds != seconds else seconds,
-                "step_seconds_relative_sd": _relative_sd(predicted, place) if predicted is not None else None,
+                "step_seconds_band": _within(seconds, time_band, place),
                 "predicted_memory_bytes": float(candidates.memory_bytes[row]),
+                "memory_bytes_band": _within(float(candidates.memory_bytes[row]), memory_band, place),
                 "memory_bytes_by_part": {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS},
                 "probability_of_fitting": float(fitting[place]) if fitting is not None else None,
+                "probability_of_out_of_memory": 1.0 - float(fitting[place]) if fitting is not None else None,
+                "probability_of_another_failure": fails * (float(fitting[place]) if fitting is not None else 1.0),
                 "fits": bool(candidates.fits[row]),
             }
         )
     return best
 
 
-def _relative_sd(predicted: Any, place: int) -> float:
-    return float((predicted.log_step_sd[place] ** 2 + predicted.step_residual_sd**2) ** 0.5)
+def _within(value: float, band: tuple[Floats, Floats] | None, place: int) -> list[float] | None:
+    """Between which four of five measurements should lie, where `value` is predicted."""
+    if band is None or value != value:  # nan: unknown
+        return None
+    low, high = band
+    return [value * float(low[place]), value * float(high[place])]
 
 
 def _print(document: dict[str, Any], known: Planning) -> None:
@@ -279,14 +308,17 @@ def _capped(cost: dict[str, Any]) -> str:
 def _print_cell(row: dict[str, Any]) -> None:
     hours = f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours" if row["gpu_hours"] is not None else ""
     limit = row["memory_limit_bytes"]
-    fitting = (
-        "memory limit unknown (name a device: device=h100-sxm)" if limit is None else f"predicted to fit {row['num_predicted_to_fit']:,}"
-    )
+    fitting = "memory limit unknown (name a device: device=h100-sxm)" if limit is None else _fitting(row)
     write_line("")
     write_line(
         f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, {_to_run(row)}{hours}",
         style="bold",
     )
+    failing = f"{row['num_expected_to_fail_otherwise']:,.1f} for another reason"
+    if row["num_expected_out_of_memory"] is not None:
+        failing = f"{row['num_expected_out_of_memory']:,.1f} by memory, {failing}"
+    if row["num_to_run"]:
+        write_line(f"  expected to fail, were all to run: {failing}", style="dim")
     for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
         if count:
             write_line(f"  rejected {count:>10,}  {reason}", style="dim")
@@ -299,9 +331,11 @@ def _print_cell(row: dict[str, Any]) -> None:
         Column(title="", right=True),
         Column(title="layout", wrap=True),
         Column(title="tokens/s/GPU", right=True),
-        Column(title="off by", right=True),
+        Column(title="4 of 5 within", right=True),
         Column(title=f"{name} of {limit / unit:,.1f}" if limit is not None else name, right=True),
-        Column(title="fits", right=True),
+        Column(title="4 of 5 within", right=True),
+        Column(title="OOM", right=True),
+        Column(title="fails", right=True),
         *(Column(title=part[:11], right=True, style="dim") for part in MEMORY_PARTS),
     ]
     write_table(columns, [_line(place, best, unit) for place, best in enumerate(row["best"], 1)])
@@ -314,17 +348,28 @@ def _to_run(row: dict[str, Any]) -> str:
 
 
 def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:
-    off, chance = best["step_seconds_relative_sd"], best["probability_of_fitting"]
-    fits = f"{chance:.0%}" if chance is not None else "" if best["fits"] else "no"
+    out, rate, seconds = best["probability_of_out_of_memory"], best["predicted_tokens_per_second_per_gpu"], best["predicted_step_seconds"]
+    times, sizes = best["step_seconds_band"], best["memory_bytes_band"]
+    rates = [rate * seconds / time for time in reversed(times)] if times is not None and rate is not None else None
     return [
         f"{place}.",
         best["short"],
-        show_as.tokens_rate(best["predicted_tokens_per_second_per_gpu"]),
-        f"±{off:.0%}" if off is not None else show_as.UNKNOWN,
+        show_as.tokens_rate(rate),
+        f"{show_as.tokens_rate(rates[0])} - {show_as.tokens_rate(rates[1])}" if rates is not None else show_as.UNKNOWN,
         f"{best['predicted_memory_bytes'] / unit:,.1f}",
-        Shown(text=fits, style="" if best["fits"] else "yellow"),
+        f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}" if sizes is not None else show_as.UNKNOWN,
+        Shown(text=f"{out:.0%}" if out is not None else show_as.UNKNOWN, style="" if out is None or out < 0.5 else "yellow"),
+        f"{best['probability_of_another_failure']:.0%}",
         *(f"{size / unit:,.1f}" for size in best["memory_bytes_by_part"].values()),
     ]
+
+
+def _fitting(row: dict[str, Any]) -> str:
+    """How many layouts fit, as far as that is known beforehand."""
+    low, high = row["num_that_fit"] or (0, 0)
+    return (
+        f"predicted to fit {low:,}" if low == high else f"predicted to fit {low:,} to {high:,} (expected {row['num_expected_to_fit']:,.1f})"
+    )
 
 
 def _hours(hours: float) -> str:

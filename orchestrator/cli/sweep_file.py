@@ -84,7 +84,7 @@ class Planning:
         if self.learned.hardware is None:
             return f"uncalibrated, no times predicted: {self.why_no_times}"
         if not self.learned.rows:
-            return "uncalibrated: data sheets and usual constants only, 20-50 % off in time until something is measured"
+            return "uncalibrated: data sheets and usual constants only, so bands are wide until something is measured"
         found = sweeps_of(self.learned.rows)
         names = ", ".join(f"{name} ({count})" for name, count in list(found.items())[:4])
         return f"calibrated by {len(self.learned.rows):,} trials of {names}{', ...' if len(found) > 4 else ''}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import erf, isfinite
 
@@ -22,6 +22,7 @@ from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.links import Network
 from orchestrator.core.memory import Stage, predict_memory
 from orchestrator.core.model_shape import ModelShape
+from orchestrator.core.prediction_band import FitErrors, Z, step_spreads
 from orchestrator.core.residual import Residual, places_of
 from orchestrator.core.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
@@ -94,20 +95,38 @@ class Predicted:
     step_covariance: Floats  # k x k, of the log constants: J C J^T is the kernel of what all layouts share
     step_residual_sd: float  # what the formula misses besides
     memory_bytes: Floats
-    memory_relative_sd: Floats  # of constants and formula together
+    memory_relative_sd: Floats  # above the prediction, of constants and formula together
     memory_jacobian: Floats  # d log bytes / d memory constants
     memory_covariance: Floats
     memory_residual_sd: float
+    step_below: Floats  # n: spreads of log seconds below and above what is predicted, before anything is measured
+    step_above: Floats
+    step_quantiles: Callable[[], tuple[float, float]]  # the 10th and 90th percentile of errors, in these spreads: worked out when asked
 
     @property
     def step_seconds(self) -> Floats:
         return np.exp(self.log_step_seconds)
 
+    def step_band(self) -> tuple[Floats, Floats]:
+        """Factors on the predicted seconds between which four of five measurements should lie."""
+        low, high = self.step_quantiles()
+        below, above = np.exp(low * self.step_below), np.exp(high * self.step_above)
+        return below, above
+
+    def memory_band(self) -> tuple[Floats, Floats]:
+        """The same of the bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
+        return np.full(len(self.memory_bytes), np.exp(-Z * self.memory_residual_sd)), np.exp(Z * self.memory_relative_sd)
+
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
-        """That a layout's peak stays under a limit; errors of the logarithm are taken as normal."""
-        z = (np.log(limit_bytes) - np.log(self.memory_bytes)) / self.memory_relative_sd / np.sqrt(2.0)
-        found: Floats = 0.5 * (1.0 + np.vectorize(erf, otypes=[np.float64])(z))
-        return found
+        """That a layout's peak stays under a limit; errors of the logarithm are taken as normal, with the spread of either side."""
+        room = np.log(limit_bytes) - np.log(self.memory_bytes)
+        return normal_share_below(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
+
+
+def normal_share_below(z: Floats) -> Floats:
+    """The share of a normal distribution below so many standard deviations."""
+    found: Floats = 0.5 * (1.0 + np.vectorize(erf, otypes=[np.float64])(z / np.sqrt(2.0)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,13 +142,15 @@ class Calibration:
     memory_residual_sd: float
     cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
     residuals: Mapping[str, tuple[Residual, ...]] = field(default_factory=dict)  # by hardware: what constants did not explain, fit by fit
+    errors: Mapping[str, FitErrors] = field(default_factory=dict)  # by hardware: of the last fit
+    knows_trainer: bool = False  # whose memory it is: then constants of memory differ as those of relatives do
     num_times: int = 0  # rows that it rests on
     num_peaks: int = 0
     num_out_of_memory: int = 0
 
     @classmethod
-    def prior(cls, trainer: Trainer | None = None) -> Calibration:
-        """What is believed before anything is measured."""
+    def prior(cls, trainer: Trainer | None = None, *, is_known: bool = False) -> Calibration:
+        """What is believed before anything is measured. `is_known`: the trainer is ours, or named: its constants are not any stack's."""
         trainer = trainer or Trainer()
         factors = np.log([getattr(trainer, name) for name in _FACTORS])
         amounts = np.array([getattr(trainer, name) for name in _AMOUNTS]) / _UNITS
@@ -141,6 +162,7 @@ class Calibration:
             memory_values=np.concatenate([factors, amounts]),
             memory_covariance=np.diag([sd**2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())]),
             memory_residual_sd=MEMORY_RESIDUAL_SD,
+            knows_trainer=is_known,
         )
 
     @cached_property
@@ -150,6 +172,18 @@ class Calibration:
     @cached_property
     def trainer(self) -> Trainer:
         return _trainer(self.base_trainer, self.memory_values)
+
+    def step_quantiles(self, cell: Cell, hardware: Hardware) -> tuple[float, float]:
+        """The 10th and 90th percentile of errors of a cell's layouts, in spreads of before (prediction_band.py)."""
+        knows_cell = (cell, hardware.name) in self.cell_offsets
+        if (hardware.name, knows_cell) not in self._quantiles:
+            errors = self.errors.get(hardware.name)
+            self._quantiles[hardware.name, knows_cell] = (-Z, Z) if errors is None else errors.quantiles(knows_cell=knows_cell)
+        return self._quantiles[hardware.name, knows_cell]
+
+    @cached_property
+    def _quantiles(self) -> dict[tuple[str, bool], tuple[float, float]]:
+        return {}
 
     def informed(self, network: Network) -> Calibration:
         """With what measured collectives say of the links in place of what is believed of all machines."""
@@ -202,7 +236,11 @@ class Calibration:
         seconds, peaks = log_seconds(self.log_constants), log_bytes(self.memory_values)
         slopes = jacobian(log_seconds, self.log_constants, seconds)
         memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
+        below, above = step_spreads(table, cell, hardware, gpus_per_node=gpus_per_node)
         memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
+        if self.knows_trainer:  # its constants are at most as far off as those of a relative
+            of_relatives = RELATIVES_SD * np.array([*_FACTORS.values(), *_AMOUNTS.values()])
+            memory_variance = np.minimum(memory_variance, ((memory_slopes * of_relatives) ** 2).sum(axis=1))
         return Predicted(
             log_step_seconds=seconds + self.log_correction(table, cell, hardware),
             log_step_sd=np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.step_covariance, slopes)),
@@ -214,6 +252,9 @@ class Calibration:
             memory_jacobian=memory_slopes,
             memory_covariance=self.memory_covariance,
             memory_residual_sd=self.memory_residual_sd,
+            step_below=below,
+            step_above=above,
+            step_quantiles=partial(self.step_quantiles, cell, hardware),
         )
 
 
@@ -326,6 +367,7 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibra
     return replace(
         prior,
         residuals=_with_residuals(prior.residuals, timed, unexplained),
+        errors=_errors(timed, unexplained, dict(zip(cells, found.parameters[known:].tolist(), strict=True))),
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
         step_residual_sd=robust_sd(found.residuals[: len(measured)] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
@@ -348,6 +390,29 @@ def _with_residuals(
             continue
         places = np.concatenate([places_of(group.timed_table, group.rows[0].cell) for group in groups])
         found[name] = (*found.get(name, ()), Residual.learn(places, np.concatenate(errors)))
+    return found
+
+
+def _errors(timed: Sequence[_CellGroup], unexplained: Sequence[Floats], offsets: Mapping[tuple[Cell, str], float]) -> dict[str, FitErrors]:
+    """What a fit left of its rows, by hardware."""
+    found = {}
+    for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
+        groups, errors = zip(*same, strict=True)
+        firsts = [group.rows[0] for group in groups]
+        spreads = [
+            step_spreads(group.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
+            for group, first in zip(groups, firsts, strict=True)
+        ]
+        sizes = [len(group.timed) for group in groups]
+        numbers = {cell: number for number, cell in enumerate(dict.fromkeys(first.cell for first in firsts))}
+        found[name] = FitErrors(
+            places=np.concatenate([places_of(group.timed_table, first.cell) for group, first in zip(groups, firsts, strict=True)]),
+            errors=np.concatenate(errors),
+            offsets=np.repeat([offsets[first.cell, name] for first in firsts], sizes),
+            cells=np.repeat(np.array([numbers[first.cell] for first in firsts], dtype=np.intp), sizes),
+            below=np.concatenate([below for below, _ in spreads]),
+            above=np.concatenate([above for _, above in spreads]),
+        )
     return found
 
 

@@ -17,7 +17,8 @@ from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import COLUMNS, Ints, LayoutTable, Mask
 from orchestrator.core.memory import MemoryPrediction, predict_memory
-from orchestrator.core.planner import CellPlan
+from orchestrator.core.planner import CellPlan, Floats
+from orchestrator.core.proposer import USABLE_SHARE
 from orchestrator.core.step_time import StepTimePrediction, predict_step_time
 
 FOLLOWING = ("data_parallel_size", "grad_accum_steps")  # from the other choices, the GPUs and the batch
@@ -53,7 +54,7 @@ class Explanation:
     probability_of_fitting: float | None
     to_fit: Change | None  # the smallest change that makes it fit, where it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
-    step_relative_sd: float | None
+    step_band: tuple[float, float] | None  # factors on the seconds, between which four of five measurements should lie
     faster: tuple[Change, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
 
     @property
@@ -96,13 +97,20 @@ def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hard
         memory_by_part=by_part,
         memory_limit_bytes=limit,
         memory_relative_sd=float(sure.memory_relative_sd[0]) if sure is not None else None,
-        probability_of_fitting=float(sure.probability_of_fitting(limit)[0]) if sure is not None and limit is not None else None,
+        probability_of_fitting=(
+            float(sure.probability_of_fitting(limit * USABLE_SHARE)[0]) if sure is not None and limit is not None else None
+        ),
         to_fit=_to_fit(planned, layout) if limit is not None and sum(by_part.values()) > limit else None,
         seconds_by_part=seconds,
-        step_relative_sd=float(np.hypot(sure.log_step_sd[0], sure.step_residual_sd)) if sure is not None else None,
+        step_band=None if sure is None else _first(sure.step_band()),
         faster=_faster(planned, layout, sum(seconds.values())) if illegal is None and seconds is not None else (),
     )
     return found
+
+
+def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
+    low, high = band
+    return float(low[0]), float(high[0])
 
 
 def _nearest(planned: CellPlan, layout: Layout) -> tuple[Change, ...]:

@@ -195,7 +195,16 @@ def _predicted(calibrations: Sequence[Calibration], cell: Cell, hardware: Hardwa
     return replace(parts[0][0], **by_row)
 
 
-_BY_ROW = ("log_step_seconds", "log_step_sd", "step_jacobian", "memory_bytes", "memory_relative_sd", "memory_jacobian")
+_BY_ROW = (
+    "log_step_seconds",
+    "log_step_sd",
+    "step_jacobian",
+    "memory_bytes",
+    "memory_relative_sd",
+    "memory_jacobian",
+    "step_below",
+    "step_above",
+)
 
 
 def _work(table: LayoutTable, cell: Cell) -> Floats:

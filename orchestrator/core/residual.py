@@ -36,21 +36,49 @@ class Residual:
     @classmethod
     def learn(cls, places: Floats, errors: Floats) -> Residual:
         """From log measured over predicted of some runs. One far off its neighbours counts for less: it was disturbed, most likely."""
-        if len(errors) > MOST:
-            spread = np.linspace(0, len(errors) - 1, MOST).astype(np.intp)
-            places, errors = places[spread], errors[spread]
+        rows = _spread(len(errors))
+        places, errors = places[rows], errors[rows]
         covariance = _covariance(places, places)
-        left, weights = errors, np.zeros(len(errors))
-        for _ in range(PASSES):
-            noise = NOISE_SD**2 + (left / 2.0) ** 2
-            weights = np.asarray(np.linalg.solve(covariance + np.diag(noise), errors), dtype=np.float64)
-            left = errors - covariance @ weights
+        weights, _ = _solved(covariance, errors)
         return cls(places=places, weights=weights)
 
     def at(self, places: Floats) -> Floats:
         """Expected log measured over predicted."""
         blocks = [_covariance(places[start : start + _ROWS], self.places) @ self.weights for start in range(0, len(places), _ROWS)]
         return np.concatenate(blocks) if blocks else np.zeros(0)
+
+
+def left_out_errors(places: Floats, errors: Floats, cells: NDArray[np.intp]) -> tuple[NDArray[np.intp], Floats]:
+    """The errors that stay when each cell is told by the others alone, and which rows they are of: an even spread over all.
+
+    Of a Gaussian process without the rows B the error in B is (K^-1 in B)^-1 (K^-1 errors) in B; one cell alone has nobody to tell it.
+    """
+    rows = _spread(len(errors))
+    places, errors, cells = places[rows], errors[rows], cells[rows]
+    if len(np.unique(cells)) < 2:
+        return rows, errors
+    covariance = _covariance(places, places)
+    weights, noise = _solved(covariance, errors)
+    inverse = np.linalg.inv(covariance + np.diag(noise))
+    left = np.empty(len(errors))
+    for cell in np.unique(cells):
+        mine = np.flatnonzero(cells == cell)
+        left[mine] = np.linalg.solve(inverse[np.ix_(mine, mine)], weights[mine])
+    return rows, left
+
+
+def _spread(num: int) -> NDArray[np.intp]:
+    return np.linspace(0, num - 1, min(num, MOST)).astype(np.intp)
+
+
+def _solved(covariance: Floats, errors: Floats) -> tuple[Floats, Floats]:
+    """Weights of the errors, and the noise that each is believed to have: far off its neighbours, it counts for less."""
+    left, weights, noise = errors, np.zeros(len(errors)), np.zeros(len(errors))
+    for _ in range(PASSES):
+        noise = NOISE_SD**2 + (left / 2.0) ** 2
+        weights = np.asarray(np.linalg.solve(covariance + np.diag(noise), errors), dtype=np.float64)
+        left = errors - covariance @ weights
+    return weights, noise
 
 
 def places_of(table: LayoutTable, cell: Cell) -> Floats:

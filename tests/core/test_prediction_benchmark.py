@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.prediction import measure, read_problems, relatives, score_times
+from benchmarks.prediction import Coverage, bands_of_all, measure, read_problems, relatives, score_times
 from orchestrator.core.calibration import Calibration
 from tests import measured_table
 
@@ -21,6 +21,25 @@ def test_every_way_of_calibrating_is_scored(tmp_path: Path) -> None:
     assert isinstance(uncalibrated, dict)
     assert 0 <= uncalibrated["memory"]["out_of_memory"]["auc"] <= 1
     assert uncalibrated["step_time"]["tables"] == 1
+    assert uncalibrated["bands"]["step_time"]["rows"] == uncalibrated["step_time_by_table"].popitem()[1]["rows"]
+    assert uncalibrated["bands"]["fits"]["at_least"] <= uncalibrated["bands"]["fits"]["at_most"]
+
+
+def test_bands_of_all_files_are_of_all_their_rows() -> None:
+    def scored(within: int, above: int) -> dict[str, object]:
+        return {
+            "uncalibrated": {"bands": {"memory": Coverage(below=1, within=within, above=above).told}},
+            "leave_one_table_out": {"tables": 0},
+        }
+
+    assert bands_of_all([scored(8, 1), scored(4, 6)]) == {"uncalibrated": {"memory": Coverage(below=2, within=12, above=7).told}}
+
+
+def test_a_band_counts_rows_that_were_measured_and_no_others() -> None:
+    band = (np.full(5, 0.9), np.full(5, 1.2))
+    found = Coverage.of(np.array([0.8, 0.95, 1.0, 1.3, np.nan]), band)
+    assert found == Coverage(below=1, within=2, above=1)
+    assert found.told == {"rows": 4, "below": 1, "within": 2, "above": 1, "share_within": 0.5}
 
 
 def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: Path) -> None:

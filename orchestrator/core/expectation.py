@@ -1,0 +1,72 @@
+"""What the layouts of a cell are expected to come to when they are launched: how many fit, run out of memory, or fail otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.calibration import Predicted, normal_share_below
+from orchestrator.core.layout_table import Ints
+from orchestrator.core.planner import Candidates
+from orchestrator.core.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
+
+Floats = NDArray[np.float64]
+
+UNKNOWN_DEVICE_MEMORY_SD = 0.18  # of log bytes, where no device is known for which memory would be calibrated
+LIKELY = 0.9  # probability above which a layout is counted among those that fit; below what is left of 1, among those that do not
+MAX_ROWS = 4096  # that are looked at; of more, an even selection stands for all
+FEWEST_TRIALS = 10.0  # whose outcomes weigh as much as what is usual
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitting:
+    """How many layouts of a cell fit into the memory of a device: a sum of probabilities, and what is sure of it."""
+
+    expected: float
+    at_least: int  # that are likely to
+    at_most: int  # that are not unlikely to
+
+
+def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predicted | None = None) -> Floats | None:
+    """That the layouts of some rows stay within what of the memory can be used; None where its limit is not known.
+
+    `predicted` is what `candidates.predict` says of these rows, where that is at hand.
+    """
+    if candidates.memory_limit_bytes is None:
+        return None
+    usable = candidates.memory_limit_bytes * USABLE_SHARE
+    if predicted is None and candidates.predict is not None:
+        predicted = candidates.predict(candidates.table.take(rows))
+    if predicted is not None:
+        return predicted.probability_of_fitting(usable)
+    return normal_share_below((np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD)
+
+
+def fitting(candidates: Candidates) -> Fitting | None:
+    """Of all layouts of a cell; None where the limit of the memory is not known."""
+    num = len(candidates)
+    rows = np.unique(np.linspace(0, max(num - 1, 0), min(num, MAX_ROWS)).astype(np.int64))
+    chances = probability_of_fitting(candidates, rows)
+    if chances is None:
+        return None
+    scale = num / max(len(rows), 1)
+    return Fitting(
+        expected=float(chances.sum()) * scale,
+        at_least=round(float((chances >= LIKELY).sum()) * scale),
+        at_most=round(float((chances > 1.0 - LIKELY).sum()) * scale),
+    )
+
+
+def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float | None:
+    """How many of the first layouts of the order run out of memory, were all of them launched."""
+    rows = candidates.order[:num_trials]
+    chosen = rows[np.unique(np.linspace(0, max(len(rows) - 1, 0), min(len(rows), MAX_ROWS)).astype(np.int64))]
+    chances = probability_of_fitting(candidates, chosen)
+    return None if chances is None else float((1.0 - chances).sum()) * len(rows) / max(len(chosen), 1)
+
+
+def share_that_fails(*, num_failed: int, num_measured: int) -> float:
+    """Of layouts that fit, those that fail by their own or the code's fault: what is usual, and what trials of the sweep have shown."""
+    return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (FEWEST_TRIALS + num_failed + num_measured)
