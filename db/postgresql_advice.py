@@ -120,7 +120,7 @@ def _grant(what: str, name: str, statement: str, role: str, schema: str, url: UR
 def _right(statement: str) -> str:
     """The right that a statement of this program asks of the table that it begins with."""
     verb = re.match(r"\s*(insert|update|delete)\b", statement, re.IGNORECASE)
-    locks = re.search(r"\bfor (key )?(share|update)\b", statement, re.IGNORECASE)
+    locks = re.search(r"\bfor (no key |key )?(share|update)\b", statement, re.IGNORECASE)
     return verb[1].upper() if verb is not None else "UPDATE" if locks is not None else "SELECT"
 
 
