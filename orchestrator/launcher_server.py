@@ -21,6 +21,7 @@ from orchestrator.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, O
 _WITHHELD_VARIABLES = frozenset(
     {
         "SWEEP_DB",
+        "SWEEP_DB_READER",
         "PGPASSWORD",
         "PGPASSFILE",
         "RAY_AUTH_TOKEN",
