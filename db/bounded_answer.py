@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 from orchestrator.processes import die_with
 
 _MIB = 1 << 20
@@ -65,7 +65,12 @@ def fetch(ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bound
     """Take an answer in a child process. Raises UsageInvalid when it exceeds a bound, and `mistakes` as `ask` raises them."""
     parent = os.getpid()
     inbox, outbox = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as exc:
+        os.close(inbox)
+        os.close(outbox)
+        raise StoreUnavailable(f"no process can be started for the query: {exc.strerror}. End others, or raise ulimit -u") from None
     if child == 0:
         os.close(inbox)
         _answer(ask, bounds, mistakes, parent, outbox)

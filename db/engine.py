@@ -120,7 +120,7 @@ class Database:
         driver, info = connection.connection.driver_connection, connection.info
         assert isinstance(driver, sqlite3.Connection)
         try:
-            if synchronous not in (None, info["synchronous"]):
+            if synchronous is not None and synchronous != info.get("synchronous"):
                 driver.execute(f"PRAGMA synchronous = {synchronous}")
                 info["synchronous"] = synchronous
             driver.execute(statement)

@@ -13,18 +13,24 @@ import sqlalchemy as sa
 
 from db import schema, url
 from db.engine import Database
-from orchestrator.core.errors import StoreUnavailable
+from db.postgresql_advice import quoted
+from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 _FOLDER = Path(__file__).parent
 _VERSION_TABLE = "alembic_version"
 _LOCK_KEY = 0x53574545  # of PostgreSQL's advisory lock: two processes that meet an empty database create its tables once
 
 
-def ensure_head(database: Database) -> None:
-    """Give an empty database its tables; raise StoreUnavailable when a database is of another version than this code."""
+def ensure_head(database: Database, *, to_read: bool = False) -> None:
+    """Give an empty database its tables; raise StoreUnavailable when a database is of another version than this code.
+
+    `to_read`: nothing is made. Raises UsageInvalid where there is no store.
+    """
     version = database.read(partial(current_version, where=url.display(database.url)))
     if version is None:
         _refuse_foreign(database)
+        if to_read:
+            raise UsageInvalid(database.read(partial(_nothing_here, where=url.display(database.url))))
         database.read(_refuse_encoding)
         database.write(lambda connection, change: _move(connection, "head"), durable=True)
         return
@@ -112,6 +118,15 @@ def _refuse_foreign(database: Database) -> None:
         raise StoreUnavailable(
             f"{url.display(database.url)} has tables of other origin ({', '.join(sorted(strangers))}). Choose an empty database"
         )
+
+
+def _nothing_here(connection: sa.Connection, *, where: str) -> str:
+    begin = "Name another with SWEEP_DB or --db, or begin one: sweep run FILE"
+    if connection.dialect.name == "postgresql":
+        role, own_schema = connection.exec_driver_sql("SELECT current_user, current_schema()").one()
+        if own_schema is None:
+            return f"role {role} sees no schema at {where}: GRANT USAGE ON SCHEMA public TO {quoted(role)}, if the store is there"
+    return f"there is no store at {where}. {begin}"
 
 
 def _refuse_encoding(connection: sa.Connection) -> None:

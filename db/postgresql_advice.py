@@ -38,7 +38,7 @@ _FINAL = re.compile(
 )
 # A mistake in the URL itself.
 _WRONG_URL = re.compile(
-    r"invalid connection option|invalid integer value|invalid \w+ value|invalid port number|could not match \d+ port numbers"
+    r"invalid connection option|bad value for|invalid integer value|unrecognized configuration parameter|invalid value for parameter|invalid \w+ value|invalid port number|could not match \d+ port numbers"
     r'|definition of service "[^"]*" not found|root certificate file "[^"]*" does not exist|missing "="|invalid URI'
 )
 
@@ -112,9 +112,16 @@ def _grant(what: str, name: str, statement: str, role: str, schema: str, url: UR
         case "sequence":
             return f"USAGE on sequence {name}", f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
         case _:
-            reads = re.match(r"\s*(select|with)\b(?!.*\bfor (key )?(share|update)\b)", statement, re.IGNORECASE | re.DOTALL)
-            rights = "SELECT" if reads else "SELECT, INSERT, UPDATE, DELETE"
-            return f"{rights} on {what} {name}", f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {role}"
+            right = _right(statement)
+            rights = "SELECT" if right == "SELECT" else "SELECT, INSERT, UPDATE, DELETE"
+            return f"{right} on {what} {name}", f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {role}"
+
+
+def _right(statement: str) -> str:
+    """The right that a statement of this program asks of the table that it begins with."""
+    verb = re.match(r"\s*(insert|update|delete)\b", statement, re.IGNORECASE)
+    locks = re.search(r"\bfor (no key |key )?(share|update)\b", statement, re.IGNORECASE)
+    return verb[1].upper() if verb is not None else "UPDATE" if locks is not None else "SELECT"
 
 
 def quoted(name: str) -> str:

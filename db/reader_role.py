@@ -6,7 +6,7 @@ The wall is the server's: whatever a statement calls, such a role changes nothin
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from db import postgresql_advice, schema
 from db import url as urls
 from db.postgresql_advice import quoted
+from db.sql_text import Named
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 NAME = "sweep_reader"
@@ -150,23 +151,27 @@ FROM pg_roles WHERE rolname = current_user
 """
 
 
-def refuse_hidden_calls(connection: Any, names: Collection[str]) -> None:
-    """Raise UsageInvalid for a name that calls a function of this database without a parenthesis behind it.
+def refuse_hidden_calls(connection: Any, named: Named) -> None:
+    """Raise UsageInvalid for a name that would call a function of this database though it does not look like a call.
 
-    `row.name` calls a function that takes the row, and a cast to a domain runs its checks. PostgreSQL's own functions of
-    this kind turn a row into text.
+    `row.name` calls a function that takes the row, a cast to a domain runs its checks, and some words of SQL may be functions
+    too. PostgreSQL's own functions that can be called so only compute.
     """
-    found = connection.execute(_HIDDEN_CALLS, {"names": sorted(names)}).fetchone()
+    names = {"all": sorted(named.all), "before_parenthesis": sorted(named.before_parenthesis)}
+    found = connection.execute(_HIDDEN_CALLS, names).fetchone()
     if found is not None:
-        raise UsageInvalid(f"{found[0]} is a {found[1]} of this database, which would run; it cannot be named here")
+        raise UsageInvalid(f"{found[0]} is a {found[1]} of this database, which might run; it cannot be named here")
 
 
 _FIRST_OF_ITS_OWN = 16384  # object ids below are PostgreSQL's
 _HIDDEN_CALLS = f"""
-SELECT proname, 'function' FROM pg_proc JOIN pg_type ON pg_type.oid = proargtypes[0]
-WHERE pg_proc.oid >= {_FIRST_OF_ITS_OWN} AND proname = ANY(%(names)s) AND pronargs - pronargdefaults <= 1 AND typtype IN ('c', 'p', 'd')
+SELECT proname, 'function' FROM pg_proc LEFT JOIN pg_type ON pg_type.oid = proargtypes[0]
+WHERE pg_proc.oid >= {_FIRST_OF_ITS_OWN} AND (
+    proname = ANY(%(before_parenthesis)s)
+    OR (proname = ANY(%(all)s) AND pronargs - pronargdefaults <= 1 AND typtype IN ('c', 'p', 'd'))
+)
 UNION ALL
-SELECT typname, 'type' FROM pg_type WHERE oid >= {_FIRST_OF_ITS_OWN} AND typname = ANY(%(names)s) AND typtype = 'd'
+SELECT typname, 'type' FROM pg_type WHERE oid >= {_FIRST_OF_ITS_OWN} AND typname = ANY(%(all)s) AND typtype = 'd'
 LIMIT 1
 """
 

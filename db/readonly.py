@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import bounded_answer, reader_role, schema, sql_mistakes
+from db import bounded_answer, postgresql_advice, reader_role, schema, sql_mistakes
 from db import url as urls
 from db.bounded_answer import Answer, Bounds
 from db.sql_text import ALLOWED_FUNCTIONS, refuse_beyond_reading
@@ -145,7 +145,7 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
 
 
 def _rows_of_postgresql(url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool) -> Generator[Sequence[Any], None, None]:
-    names = refuse_beyond_reading(sql)
+    named = refuse_beyond_reading(sql)
     reader = None if is_ours else urls.reader_of(url)
     with reader_role.connected(url, reader) as connection:
         import psycopg  # an extra: who keeps to SQLite need not have it
@@ -154,19 +154,23 @@ def _rows_of_postgresql(url: sa.URL, sql: str, timeout_seconds: float, *, is_our
             _settle(connection, timeout_seconds)
             reader_role.settle(connection, is_reader=reader is not None)
             if not is_ours:
-                reader_role.refuse_hidden_calls(connection, names)
+                reader_role.refuse_hidden_calls(connection, named)
             yield _prepare(connection, sql)
             yield from connection.cursor().stream(sql.encode())  # row by row, so that a huge answer is never held
         except psycopg.errors.QueryCanceled:
             raise UsageInvalid(bounded_answer.took_too_long(timeout_seconds)) from None
         except psycopg.Error as exc:
-            raise _postgresql_refusal(urls.redact(str(exc), reader or url), exc.sqlstate) from None
+            login = reader or url
+            if exc.sqlstate == postgresql_advice.INSUFFICIENT_PRIVILEGE and "permission denied for function" not in str(exc):
+                message = postgresql_advice.advised(str(exc), sqlstate=exc.sqlstate, url=login, statement=sql)
+                raise UsageInvalid(f"the query was refused: {message}") from None
+            raise _postgresql_refusal(urls.redact(str(exc), login), exc.sqlstate) from None
 
 
 def _settle(connection: Any, timeout_seconds: float) -> None:
     """Begin a read-only transaction under our limits. Within it, since a pool of connections hands on no other setting."""
     milliseconds = max(1, int(timeout_seconds * 1000))
-    # Strings as sql_text reads them; and no name of a temporary table stands before a real one.
+    # Strings as sql_text reads them.
     connection.execute(
         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL lock_timeout = {milliseconds};"
         " SET LOCAL standard_conforming_strings = on; SET LOCAL client_encoding = 'UTF8'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from orchestrator.core.errors import UsageInvalid
@@ -126,8 +127,17 @@ _TOKEN = re.compile(
 )
 
 
-def refuse_beyond_reading(sql: str) -> frozenset[str]:
-    """Return the names in a PostgreSQL statement that are no functions known here.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """The names in a statement, but for the functions that are known here."""
+
+    all: frozenset[str]
+    # With a parenthesis behind them that opens no call, as far as words tell: in `a LIKE (b)`, and not in `like(a, b)`.
+    before_parenthesis: frozenset[str]
+
+
+def refuse_beyond_reading(sql: str) -> Named:
+    """Return the names in a PostgreSQL statement.
 
     Raises UsageInvalid when it does not begin like a query, calls an unknown function, looks into the server, or holds
     what two lexers could read in two ways.
@@ -135,7 +145,7 @@ def refuse_beyond_reading(sql: str) -> frozenset[str]:
     tokens = list(_tokens(sql))
     if not tokens or tokens[0] not in {*_BEGINNINGS, "("}:
         raise UsageInvalid(f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}")
-    names = set()
+    names, before_parenthesis = set(), set()
     before = ""
     for word, after in zip(tokens, [*tokens[1:], ""], strict=True):
         is_name = word[0] == '"' or word[0] == "_" or word[0].isalpha()
@@ -152,8 +162,10 @@ def refuse_beyond_reading(sql: str) -> frozenset[str]:
             raise UsageInvalid(f"function {_shown(name)} is called with the name of its schema; leave that out")
         if is_name and name not in ALLOWED_FUNCTIONS:
             names.add(name)
+            if after == "(":
+                before_parenthesis.add(name)
         before = word
-    return frozenset(names)
+    return Named(all=frozenset(names), before_parenthesis=frozenset(before_parenthesis))
 
 
 def refuse_loose_ends(condition: str) -> None:

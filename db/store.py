@@ -91,7 +91,7 @@ class Store:
         """
         database = Database(url.resolve(database_url), patience_seconds=patience_seconds, to_read=to_read)
         try:
-            migrate.ensure_head(database)
+            migrate.ensure_head(database, to_read=to_read)
         except BaseException:
             database.close()
             raise

@@ -78,8 +78,12 @@ def libpq_arguments(url: URL) -> dict[str, Any]:
         close = get_close_matches(name, known, n=1)
         meant = f"; did you mean {close[0]}?" if close else ". Known ones: https://www.postgresql.org/docs/current/libpq-connect.html"
         raise UsageInvalid(f"option {name!r} of the database URL is unknown to PostgreSQL's client library{meant}")
+    try:
+        arguments: dict[str, Any] = dict(url.get_dialect()().create_connect_args(url)[1])
+    except ArgumentError as exc:
+        raise UsageInvalid(f"the database URL cannot be used: {exc}") from None
     # In a database of encoding SQL_ASCII texts come back as bytes unless it is told.
-    return {"client_encoding": "utf8", **url.get_dialect()().create_connect_args(url)[1]}
+    return {**arguments, "client_encoding": "utf8"}
 
 
 def _parsed(text: str) -> URL:

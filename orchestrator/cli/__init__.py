@@ -88,6 +88,7 @@ app = typer.Typer(
         "",
         "Environment (an option on the command line wins over it):",
         "SWEEP_DB       the database; here a password is not visible in ps",
+        "SWEEP_DB_READER  of a PostgreSQL: the login as which `sweep sql` asks, made by `sweep db grant-reader`",
         "SWEEP_HOME     run folders and logs, default .sweep",
         "RAY_ADDRESS    the Ray cluster, default a local one",
         "NO_COLOR       no colours",

@@ -21,7 +21,9 @@ Place = tuple[str | int, ...]  # of a mistake in the sweep file: keys and number
 
 _NOT_FOR_OPTIONS = frozenset({*LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
 # A command's options are in its environment as SWEEP_ and their names in capitals; these say something else there.
-_OWN_VARIABLES = frozenset({"SWEEP_HOME", "SWEEP_DB", "SWEEP_RUN_DIR", "SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_ORIGINAL_PYTHONPATH"})
+_OWN_VARIABLES = frozenset(
+    {"SWEEP_HOME", "SWEEP_DB", "SWEEP_DB_READER", "SWEEP_RUN_DIR", "SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_ORIGINAL_PYTHONPATH"}
+)
 
 
 def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]]) -> list[tuple[Place, str]]:

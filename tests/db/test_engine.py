@@ -416,3 +416,30 @@ def test_writers_wait_for_each_other(sqlite_url: str) -> None:
         bench.add()
         assert time.monotonic() - before >= 0.2
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("deleted", "was deleted while it was in use"), ("replaced", "was replaced by another file while it was in use")]
+)
+def test_a_file_that_is_another_than_the_one_that_was_opened_takes_no_result(sqlite_url: str, what: str, says: str) -> None:
+    with Store.open(sqlite_url) as store:
+        bench = Bench.on(store)
+        bench.measure()
+        file = store.path
+        assert file is not None
+        copy = file.with_name("copy")
+        with sqlite3.connect(file) as source, sqlite3.connect(copy) as target:
+            source.backup(target)
+        target.close()
+        source.close()
+        trial_id, attempt = bench.start(2)
+        file.unlink()
+        if what == "replaced":
+            copy.rename(file)
+        for write in (
+            lambda: store.renew(bench.sweep_id, bench.epoch),
+            lambda: store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement()),
+        ):
+            with pytest.raises(StoreUnavailable, match=says) as caught:
+                write()
+            assert "\n" not in str(caught.value)

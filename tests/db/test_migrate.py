@@ -131,3 +131,23 @@ def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(store_url:
     with Store.open(store_url) as store:
         assert store.trial(trial_id).trial.tokens_per_second_per_gpu == 1000.0
     assert readonly.query(store_url, "SELECT count(*) FROM v_best").rows == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE alembic_version SET version_num = 'rubbish'", "has schema version 'rubbish', which should be one row of four digits"),
+        ("INSERT INTO alembic_version VALUES ('0005')", "which should be one row of four digits. Put a backup back"),
+        ("DELETE FROM alembic_version", "has lost its schema version: alembic_version is empty. Put a backup back"),
+        ("ALTER TABLE alembic_version RENAME COLUMN version_num TO other", "a table alembic_version of other origin"),
+    ],
+)
+def test_rubbish_in_the_version_table_is_said_in_one_short_line(store_url: str, statement: str, says: str) -> None:
+    Store.open(store_url).close()
+    run(store_url, statement)
+    for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
+        with pytest.raises(StoreUnavailable) as caught:
+            ask(store_url)
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from db import readonly
+from db.bounded_answer import Bounds
 from db.schema import VIEWS
+from db.sql_text import Named
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 from tests.db.builders import Bench
@@ -160,7 +165,7 @@ def test_no_attack_changes_or_creates_anything(store_url: str, tmp_path: Path) -
 def test_a_lexer_that_is_fooled_is_not_the_only_guard(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(postgresql_url) as store:
         Bench.on(store).measure()
-    monkeypatch.setattr(readonly, "refuse_beyond_reading", lambda sql: frozenset())
+    monkeypatch.setattr(readonly, "refuse_beyond_reading", lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()))
     before = contents(postgresql_url)
     for attack in ATTACKS:
         if "query_to_xml('reset role" not in attack and "ts_stat" not in attack:
@@ -264,3 +269,61 @@ def test_a_database_without_our_views_is_told_apart_from_a_misspelt_one(tmp_path
     connection.close()
     with pytest.raises(UsageInvalid, match="no such table: v_best"):
         readonly.query(f"sqlite:///{tmp_path}/other.sqlite", "SELECT * FROM v_best")
+
+
+COUNTED = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) "
+SMALL = partial(Bounds, answer_bytes=32 << 20, memory_bytes=256 << 20)
+# Each is more than one of these bounds: of a value, of the answer, of the memory of who fetches it.
+TOO_LARGE = {
+    "sqlite": (
+        ("SELECT zeroblob(2000000000)", "not authorized"),
+        (COUNTED.format(60) + "SELECT group_concat(printf('%*d', 6000000, i)) FROM n", "a value of the answer is larger than 64 MiB"),
+        ("SELECT " + ", ".join(f"printf('%*d', 6000000, {i})" for i in range(60)), "needs more than 256 MiB of memory"),
+        (COUNTED.format(60) + "SELECT printf('%*d', 1000000, i) FROM n", "after 34 rows the answer is larger than 32 MiB"),
+    ),
+    "postgresql": (
+        ("SELECT repeat('x', 1000000) FROM generate_series(1, 60)", "after 34 rows the answer is larger than 32 MiB"),
+        ("SELECT repeat('x', 300000000)", "the answer is too large"),
+        ("SELECT lpad('x', 2000000000)", "the answer is too large"),
+    ),
+}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_an_answer_that_is_too_large_is_refused_and_never_held(
+    database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue(f"{database}_url")
+    Store.open(url).close()
+    monkeypatch.setattr(readonly, "Bounds", SMALL)
+    for sql, says in TOO_LARGE[database]:
+        with pytest.raises(UsageInvalid, match=says) as caught:
+            readonly.query(url, sql, timeout_seconds=60)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(sqlite_url: str) -> None:
+    Store.open(sqlite_url).close()
+    # instr() looks for a long text in a longer one, without asking whether it should go on: minutes.
+    endless = "SELECT instr(replace(printf('%*d', 30000000, 1), ' ', 'a'), replace(printf('%*d', 15000000, 1), ' ', 'a') || 'b')"
+    began = time.monotonic()
+    with pytest.raises(UsageInvalid, match=r"longer than 0\.5 s"):
+        readonly.query(sqlite_url, endless, timeout_seconds=0.5)
+    assert time.monotonic() - began < 10
+    assert _no_child_is_dead()
+
+
+def _no_child_is_dead() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG) == (0, 0)  # the server's starter may be one; a dead one of ours would be told
+    except ChildProcessError:
+        return True
+
+
+def test_every_kind_of_value_comes_back_as_it_is(postgresql_url: str, sqlite_url: str) -> None:
+    Store.open(sqlite_url).close()
+    assert readonly.query(sqlite_url, "SELECT 1, 1.5, NULL, 'ü😀', x'00ff', 9007199254740993").rows == [
+        (1, 1.5, None, "ü😀", b"\x00\xff", 9007199254740993)
+    ]
+    sql = "SELECT 1.50, date '2020-01-02', timestamp '2020-01-02 03:04:05', true, ARRAY[1, NULL], to_json('a'::text), CAST('{\"a\": [1, {}]}' AS jsonb)"
+    assert readonly.query(postgresql_url, sql).rows == readonly.own_query(postgresql_url, sql).rows

@@ -441,7 +441,7 @@ def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
 def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
     launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SWEEP_DB", "PGPASSWORD", "PGPASSFILE"):
+    for name in ("SWEEP_DB", "SWEEP_DB_READER", "PGPASSWORD", "PGPASSFILE"):
         monkeypatch.setenv(name, "secret")
     report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     assert "MASTER_PORT=" in report.ranks[0].log_tail

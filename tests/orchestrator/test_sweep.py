@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from db.schema import AttemptState, SweepState
 from db.store import Store
-from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, SweepChanged, SweepHeld, UsageInvalid
+from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, StoreUnavailable, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.failures import FailureKind
 from orchestrator.core.fingerprint import Fingerprint, Stack
 from orchestrator.core.hardware import DEVICES
@@ -259,6 +261,38 @@ def test_a_drain_asked_for_through_the_store_is_obeyed(store: Store) -> None:
         sweep.RENEW_SECONDS = before
     assert result.interrupted
     assert len(scheduler.started) < 12
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_store_that_is_taken_away_ends_the_sweep_and_keeps_the_end_of_what_ran(
+    store: Store, sqlite_url: str, tmp_path: Path, copied: bool
+) -> None:
+    file = store.path
+    assert file is not None
+    gone = file.with_name("gone")
+
+    def script(request: TrialRequest) -> float:
+        if request.trial_id == 2:
+            if copied:  # as of before this trial
+                with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / "copy") as target:
+                    source.backup(target)
+                target.close()
+            file.rename(gone)
+            if copied:
+                (tmp_path / "copy").rename(file)
+        return fast(request)
+
+    scheduler = FakeScheduler(script)
+    with pytest.raises(StoreUnavailable, match="was replaced by another file" if copied else "was deleted"):
+        run(store, script, scheduler=scheduler, run_root=lambda folder: tmp_path / folder)
+    assert len(scheduler.started) == 2
+    assert [path.name for path in tmp_path.rglob("spool/*")] == ["trial-2-attempt-1.json"]
+    gone.rename(file)  # put back
+    with Store.open(sqlite_url) as again:
+        _, second = run(again, fast, run_root=lambda folder: tmp_path / folder, takeover=True)
+        assert states(again) == {TrialState.MEASURED: 12}
+    assert len(second.started) == 10
+    assert not list(tmp_path.rglob("spool/*"))
 
 
 def test_snapshots_count_every_trial_once(store: Store) -> None:
