@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
-from orchestrator.core.drift import USUAL_SD, Change, Drift, Run, fit
+from orchestrator.core.drift import SEEN, USUAL_SD, Change, Drift, Run, fit
 from orchestrator.core.purpose import Purpose
 
 WIDTH = 1.96  # standard deviations to either side: 95 %
@@ -52,7 +52,8 @@ def judge(
     """Judge, and say what to repeat next: of those that could be the best, each in turn, half of the `contenders` in each further round.
 
     `repeats` is how often one layout is measured beyond its first run. The best is always repeated once, so that no single lucky run wins. Once the
-    machine was seen to change, all that could be the best are contenders, only runs that were made to confirm count as repeats, and a few are granted more.
+    machine was seen to change, all that could be the best are contenders, only runs that were made to confirm count as repeats, a few are granted more, and
+    the winner is repeated until the run that stands for it is of the machine as it is.
     `under_way` are repeated now; `given_up` cannot be repeated; `drift` is what these runs tell of the machine, where that is known already.
     None: nothing was measured.
     """
@@ -84,6 +85,7 @@ class _Standing:
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float
     change: Change | None
+    stands_for_now: bool  # the run that stands for the best was measured on the machine as it is
 
 
 def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standing:
@@ -94,7 +96,7 @@ def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standi
     could_win = [found.keys[place] for place in sorted(order, key=lambda place: -faster[place]) if faster[place] > COULD_WIN]
     if all(len(some) == 1 for some in runs.values()):
         return _by_what_is_usual({key: runs[key][0] for key in found.keys}, could_win)
-    sds = found.sd()
+    sds, best = found.sd(), found.keys[order[0]]
     return _Standing(
         order=[found.keys[place] for place in order],
         tied=could_win,
@@ -102,6 +104,7 @@ def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standi
         intervals={found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order},
         run_sd=drift.run_sd,
         change=drift.change,
+        stands_for_now=drift.change is None or abs(float(drift.corrections([median_run(runs[best])])[0])) < log(1 + SEEN),
     )
 
 
@@ -118,6 +121,7 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
         intervals={key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order},
         run_sd=USUAL_SD,
         change=None,
+        stands_for_now=True,
     )
 
 
@@ -149,7 +153,7 @@ def _next(
     staying = MOST_CONTENDERS if changed else contenders
     for round_of in range(1, rounds + 1):
         still = could_win[: max(1, staying)]
-        if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]):
+        if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]) and (standing.stands_for_now or done[best] >= rounds):
             return None
         behind = [key for key in still if done[key] < round_of]
         if behind:
