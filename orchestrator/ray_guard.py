@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchestrator import ray_folder
 from orchestrator.cgroups import orphaned_cgroups
+from orchestrator.core.rank_environment import ray_environment
 from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
 # Launchers' wardens end by themselves within 0.1 s, and clear up what shows no sign of whose it is; what is killed cannot.
@@ -73,6 +74,7 @@ class RayGuard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=ray_environment(os.environ),
         )
         os.close(reader)
 
