@@ -686,7 +686,8 @@ def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store:
     # At random: a search with a model doubts the slow one between the two, which is not what this is about.
     result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2, search={"strategy": "random"}))
     assert {2, 3, 4} >= {noisy.taken[first], noisy.taken[second]}
-    assert sum(noisy.taken.values()) == 4 + noisy.taken[first] + noisy.taken[second]  # none of the others, which take 10 s
+    # Of the others, which take 10 s, an anchor at most and a pair that contradicts physics.
+    assert sum(noisy.taken.values()) - noisy.taken[first] - noisy.taken[second] <= 4 + 3
     assert [[layout.short for layout in tied] for tied in result.tied.values()] == [[second]]
     assert shorts(store)[second] == (TrialState.MEASURED, noisy.taken[second])
     best = store.best(store.sweep_named("t").id)
