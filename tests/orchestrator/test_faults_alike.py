@@ -69,6 +69,9 @@ EXPECTED: Mapping[FaultKind, Expected] = {
     F.STOP: hangs(),
     F.NCCL_NOISE: HARMLESS,
     F.NCCL_ERROR: fails(K.NCCL),
+    F.NAN_LOSS: fails(K.NOT_FINITE),
+    F.PREEMPTED: fails(K.PREEMPTED),
+    F.XID: fails(K.XID),
     F.PORT_CLASH: fails(K.PORT_CLASH),
     F.RUBBISH_RESULT: Expected(kinds=dict.fromkeys(PLACES, K.BAD_RESULT), phase=P.TEARDOWN),  # over a good one, too
     F.NO_RESULT: fails(K.BAD_RESULT),
