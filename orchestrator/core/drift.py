@@ -33,8 +33,8 @@ STEPS = 0.20
 TWO_STEPS = 0.06  # that it does twice
 USUAL_DRIFT_SD, STEP_LENGTH = 0.01, 0.3  # of a machine that steps, besides
 STEP_SD = 0.4  # of the logarithm: by how much
-MOST_STEPS = 12  # places where it may have been
-MOST_OF_TWO = 9  # likewise, of two
+MOST_STEPS = 40  # places where it may have been
+MOST_OF_TWO = 10  # likewise, of two
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
 MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
@@ -175,9 +175,12 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     """Every combination. Where all ran on the same nodes, what nodes add is in every run."""
     one_place = len({run.nodes for some in runs.values() for run in some}) < 2
     times = sorted({run.at for some in runs.values() for run in some if run.at is not None})
+    telling = {run.at for some in runs.values() if len(some) > 1 for run in some if run.at is not None}
     span = (times[0], times[-1]) if times else (0.0, 0.0)
     nodes = ((0.0, 1.0),) if one_place else NODE_SDS
-    found = np.array([(*drift[:5], node, run, drift[5] * a * b) for drift, (node, a), (run, b) in product(_courses(times), nodes, RUN_SDS)])
+    found = np.array(
+        [(*drift[:5], node, run, drift[5] * a * b) for drift, (node, a), (run, b) in product(_courses(times, telling), nodes, RUN_SDS)]
+    )
     drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, weights = found.T
     return _Settings(
         drift_sd=drift_sd,
@@ -192,11 +195,11 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     )
 
 
-def _courses(times: Sequence[float]) -> list[tuple[float, float, float, float, float, float]]:
+def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[float, float, float, float, float, float]]:
     """What drift may have been like: standard deviation, length, smooth or not, its steps, and how far that is believed."""
     if len(times) < 2:
         return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
-    once, twice = _step_places(times, MOST_STEPS), list(combinations(_step_places(times, MOST_OF_TWO), 2))
+    once, twice = _step_places(times, telling, MOST_STEPS), list(combinations(_step_places(times, telling, MOST_OF_TWO), 2))
     quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
     share = 1 / sum(weight for _, weight in quiet)
     wanders = 1 - SWINGS - (STEPS if once else 0) - (TWO_STEPS if twice else 0)
@@ -207,13 +210,25 @@ def _courses(times: Sequence[float]) -> list[tuple[float, float, float, float, f
     return found
 
 
-def _step_places(times: Sequence[float], most: int) -> list[float]:
-    """Where the machine may have changed at once: between two runs that follow each other; evenly chosen where these are many."""
+def _step_places(times: Sequence[float], telling: Collection[float], most: int) -> list[float]:
+    """Where the machine may have changed at once: between two runs that follow each other.
+
+    Where these are many, first of all just before a run that tells, which would else be taken for one of the other side; the rest is evenly chosen.
+    """
     if len(times) < 3:
         return []
-    gaps = [(before + after) / 2 for before, after in pairwise(times)]
-    chosen = sorted({round(place) for place in np.linspace(0, len(gaps) - 1, min(len(gaps), most))})
-    return [(gaps[place] - times[0]) / (times[-1] - times[0]) for place in chosen]
+    gaps = [((before + after) / 2, after in telling or before in telling) for before, after in pairwise(times)]
+    places = [place for place, tells in gaps if tells]
+    others = [place for place, tells in gaps if not tells]
+    room = max(most - len(places), 0)
+    chosen = [*_evenly(places, most), *_evenly(others, room)]
+    return [(place - times[0]) / (times[-1] - times[0]) for place in sorted(chosen)]
+
+
+def _evenly(values: Sequence[float], most: int) -> list[float]:
+    if len(values) <= most:
+        return list(values)
+    return [values[place] for place in sorted({round(place) for place in np.linspace(0, len(values) - 1, most)})]
 
 
 def _weighed(settings: _Settings, rows: _Rows) -> _Settings:

@@ -682,9 +682,16 @@ def shorts(store: Store) -> dict[str, tuple[TrialState, int]]:
 def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store: Store) -> None:
     names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
     first, second = names[:2]
-    noisy = Noisy({first: [1.00, 1.10, 1.10], second: [1.01, 1.00, 1.00]})  # the first was lucky once
+    noisy = Noisy({first: [1.00, 1.10, 1.10, 1.10, 1.10], second: [1.01, 1.00, 1.00]})  # the first was lucky once
+    now = [0.0]
+
+    def a_minute_each(request: TrialRequest) -> float | FailureKind:
+        now[0] += 60.0
+        return noisy(request)
+
     # At random: a search with a model doubts the slow one between the two, which is not what this is about.
-    result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2, search={"strategy": "random"}))
+    wanted = spec(gpus=1, repeats=2, search={"strategy": "random"})
+    result, _ = run(store, a_minute_each, spec=wanted, clock=lambda: now[0])
     assert {2, 3, 4} >= {noisy.taken[first], noisy.taken[second]}
     # Of the others, which take 10 s, an anchor at most and a pair that contradicts physics.
     assert sum(noisy.taken.values()) - noisy.taken[first] - noisy.taken[second] <= 4 + 3
@@ -692,7 +699,7 @@ def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store:
     assert shorts(store)[second] == (TrialState.MEASURED, noisy.taken[second])
     best = store.best(store.sweep_named("t").id)
     assert next(iter(best.values()))[0].layout.short == second
-    again, scheduler = run(store, noisy, spec=spec(gpus=1, repeats=2, search={"strategy": "random"}))
+    again, scheduler = run(store, a_minute_each, spec=wanted, clock=lambda: now[0])
     assert scheduler.started == []
     assert again.tied == result.tied
 
