@@ -421,7 +421,9 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "the attempt's orchestrator was killed; found by the next `sweep run`",
         "nothing: the trial waits again; where it failed so, see whether it takes the machine down, then `sweep invalidate`",
     ),
-    _K.CANCELLED: _failure("ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"),
+    _K.CANCELLED: _failure(
+        "ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`", "nothing: the trial waits for the next `sweep run`"
+    ),
 }
 
 # What an option takes. What it means and its default stand in core/workload_options.py.

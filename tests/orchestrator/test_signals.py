@@ -71,24 +71,47 @@ def test_the_handlers_of_before_are_back_where_no_signal_came() -> None:
 _DEAF = """
 import time
 from orchestrator.cli.signals import Signals, Terminated
-with Signals(print):
+with Signals(print) as signals:
     print("ready", flush=True)
+    heard = 0
     while True:
         try:
-            time.sleep(600)
+            while signals._num_received == heard:
+                time.sleep(0.01)
         except Terminated:
             pass
+        heard = signals._num_received
+        print(f"{heard} heard", flush=True)
 """
+
+# One that waits in a library, where Python handles no signal.
+_WAITING = """
+import ctypes
+from orchestrator.cli.signals import Signals
+library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(mutex)
+with Signals(print):
+    print("ready", flush=True)
+    library.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
+    command = subprocess.Popen([sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    command.stdout.readline()
+    command.send_signal(signal.SIGHUP)
+    assert command.wait(20.0) == 129
+    command.stdout.close()
 
 
 def test_a_third_signal_ends_a_start_that_swallows_the_first() -> None:
     command = subprocess.Popen([sys.executable, "-c", _DEAF], stdout=subprocess.PIPE, text=True)
     assert command.stdout is not None
     command.stdout.readline()
-    for _ in range(2):
+    for number in (1, 2):
         command.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            command.wait(0.3)
+        assert command.stdout.readline() == f"{number} heard\n"
     command.send_signal(signal.SIGTERM)
     assert command.wait(10.0) == 143
     command.stdout.close()
