@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,10 +73,11 @@ _DEAF = """
 import time
 from orchestrator.cli.signals import Signals, Terminated
 with Signals(print) as signals:
-    print("ready", flush=True)
     heard = 0
     while True:
         try:
+            if not heard:
+                print("ready", flush=True)
             while signals._num_received == heard:
                 time.sleep(0.01)
         except Terminated:
@@ -87,12 +89,15 @@ with Signals(print) as signals:
 # One that waits in a library, where Python handles no signal.
 _WAITING = """
 import ctypes
-from orchestrator.cli.signals import Signals
+from orchestrator.cli.signals import Signals, Terminated
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 library.pthread_mutex_lock(mutex)
 with Signals(print):
-    print("ready", flush=True)
-    library.pthread_mutex_lock(mutex)
+    try:
+        print("ready", flush=True)
+        library.pthread_mutex_lock(mutex)
+    except Terminated as exc:
+        raise SystemExit(exc.exit_code)
 """
 
 
@@ -100,6 +105,7 @@ def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
     command = subprocess.Popen([sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, text=True)
     assert command.stdout is not None
     command.stdout.readline()
+    time.sleep(0.5)  # until it waits
     command.send_signal(signal.SIGHUP)
     assert command.wait(20.0) == 129
     command.stdout.close()
