@@ -32,6 +32,7 @@ _T = TypeVar("_T")
 CONNECT_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
+VAIN_SECONDS = 0.5  # between two looks at whether Ray, which is waited for, is there at all
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
 
@@ -194,12 +195,15 @@ class Head:
 
     @property
     def is_gone(self) -> bool:
-        return self._is_lost or (self._guard is not None and self._guard.ray_is_gone())
+        return self._is_lost or self._has_ended()
+
+    def _has_ended(self) -> bool:
+        return self._guard is not None and self._guard.ray_is_gone()
 
     def ask(self, call: Callable[[], _T]) -> _T:
         """What it answers. Raises ClusterUnavailable where it is gone."""
         try:
-            return answered(call)
+            return answered(call, is_vain=self._has_ended)
         except ClusterUnavailable:
             self._is_lost = True
             raise
@@ -209,8 +213,11 @@ class Head:
         self._is_lost = True
 
 
-def answered(call: Callable[[], _T]) -> _T:
-    """What the head answers. Raises ClusterUnavailable where it is gone: Ray itself would wait for a minute, and then end this process."""
+def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: False) -> _T:
+    """What the head answers. Raises ClusterUnavailable where it is gone: Ray itself would wait for a minute, and then end this process.
+
+    `is_vain` says that nobody will answer, however long we wait.
+    """
     told: list[_T] = []
     raised: list[Exception] = []
 
@@ -220,7 +227,9 @@ def answered(call: Callable[[], _T]) -> _T:
         except Exception as exc:  # noqa: BLE001  raised again below, in the caller's thread
             raised.append(exc)
 
-    if not within(HEAD_SECONDS, ask):
+    if not within(HEAD_SECONDS, ask, is_vain=is_vain):
+        if is_vain():
+            raise ClusterUnavailable("the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on")
         raise ClusterUnavailable(
             f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone. Nothing acknowledged is lost;"
             " the same command goes on once a cluster is there again"
@@ -230,11 +239,15 @@ def answered(call: Callable[[], _T]) -> _T:
     return told[0]
 
 
-def within(seconds: float, call: Callable[[], object]) -> bool:
+def within(seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False) -> bool:
     """Make a call of Ray's that has no time limit and waits for ever where a node is gone. False: it still waits, in a thread left behind."""
     thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
     thread.start()
-    thread.join(seconds)
+    until = time.monotonic() + seconds
+    while thread.is_alive() and (left := until - time.monotonic()) > 0:
+        thread.join(min(left, VAIN_SECONDS))
+        if thread.is_alive() and is_vain():
+            break
     return not thread.is_alive()
 
 

@@ -64,6 +64,10 @@ class RayGuard:
         with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
             self._process.wait(DISMISS_SECONDS)
 
+    def remove_folder(self) -> None:
+        """Once more, after `ray.shutdown`: in this process Ray may have made it again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _begin(self) -> None:
         reader, life_line = os.pipe2(os.O_CLOEXEC)
         self._life_lines.append(life_line)

@@ -222,6 +222,8 @@ class RayScheduler:
             within(CLOSE_SECONDS, ray.shutdown)  # it waits for a head that is gone
         if guard is not None and not is_gone:
             guard.dismiss()
+        elif guard is not None:
+            guard.remove_folder()
 
     def leased(self) -> Leased:
         return self._meter.leased(time.monotonic(), total_slots=self._nodes.slots.total)

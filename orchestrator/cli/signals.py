@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.progress import Stop
 
+UNHEARD_SECONDS = 3.0  # after which a command that hears no signal is ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -54,7 +55,8 @@ def terminable() -> Iterator[None]:
 class Signals:
     """What signals ask of a sweep.
 
-    Until it runs any of them ends the command at once (`Terminated`). From `defer` on Ctrl-C drains, a second one cancels; SIGTERM
+    Until it runs any of them ends the command at once (`Terminated`), also where the command waits in a library that lets Python handle
+    no signal, as Ray does for a head that the same signal has ended. From `defer` on Ctrl-C drains, a second one cancels; SIGTERM
     and SIGHUP (a closed terminal) cancel at once, since whoever sends them will kill soon.
     """
 
@@ -64,16 +66,24 @@ class Signals:
         self._terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self._is_deferred = False
         self._num_received = 0
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._has_ended = threading.Event()
         self.received: int | None = None
         self._level = 0
 
     def __enter__(self) -> Signals:
         self.install()
+        os.set_blocking(self._wake_read, True)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
         if self._num_received and not self._is_deferred:
             return  # the command ends, and a second signal must not end the end
+        signal.set_wakeup_fd(-1)
+        os.close(self._wake_write)  # and so ends the thread
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -93,6 +103,15 @@ class Signals:
         from orchestrator.progress import Stop
 
         return Stop(self._level)
+
+    def _watch(self) -> None:
+        """A thread of its own: it hears of a signal when the kernel delivers it, `_receive` only when Python runs."""
+        while numbers := os.read(self._wake_read, 1):
+            if numbers[0] in SIGNALS and not self._is_deferred and not self._num_received:
+                self._has_ended.wait(UNHEARD_SECONDS)
+                if not self._num_received:
+                    os._exit(128 + numbers[0])
+        os.close(self._wake_read)
 
     def _receive(self, number: int, _frame: object) -> None:
         self._let_go_of_closed_terminals()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,24 +72,52 @@ def test_the_handlers_of_before_are_back_where_no_signal_came() -> None:
 _DEAF = """
 import time
 from orchestrator.cli.signals import Signals, Terminated
-with Signals(print):
-    print("ready", flush=True)
+with Signals(print) as signals:
+    heard = 0
     while True:
         try:
-            time.sleep(600)
+            if not heard:
+                print("ready", flush=True)
+            while signals._num_received == heard:
+                time.sleep(0.01)
         except Terminated:
             pass
+        heard = signals._num_received
+        print(f"{heard} heard", flush=True)
 """
+
+# One that waits in a library, where Python handles no signal.
+_WAITING = """
+import ctypes
+from orchestrator.cli.signals import Signals, Terminated
+library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(mutex)
+with Signals(print):
+    try:
+        print("ready", flush=True)
+        library.pthread_mutex_lock(mutex)
+    except Terminated as exc:
+        raise SystemExit(exc.exit_code)
+"""
+
+
+def test_a_signal_ends_a_start_that_waits_in_a_library_for_ever() -> None:
+    command = subprocess.Popen([sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    command.stdout.readline()
+    time.sleep(0.5)  # until it waits
+    command.send_signal(signal.SIGHUP)
+    assert command.wait(20.0) == 129
+    command.stdout.close()
 
 
 def test_a_third_signal_ends_a_start_that_swallows_the_first() -> None:
     command = subprocess.Popen([sys.executable, "-c", _DEAF], stdout=subprocess.PIPE, text=True)
     assert command.stdout is not None
     command.stdout.readline()
-    for _ in range(2):
+    for number in (1, 2):
         command.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            command.wait(0.3)
+        assert command.stdout.readline() == f"{number} heard\n"
     command.send_signal(signal.SIGTERM)
     assert command.wait(10.0) == 143
     command.stdout.close()
