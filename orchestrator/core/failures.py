@@ -60,7 +60,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
         _K.USER_ERROR: Policy(Fault.CODE, 0),
         _K.SEGFAULT: Policy(Fault.CODE, 1),
         _K.KILLED: Policy(Fault.MACHINE, 2),
-        _K.PREEMPTED: Policy(Fault.MACHINE, 5),  # spot nodes may go several times; a trial that is ended each time may end itself
+        _K.PREEMPTED: Policy(Fault.MACHINE, 3),  # spot nodes may go several times; a trial that is ended each time may end itself
         _K.BAD_RESULT: Policy(Fault.CODE, 0),
         # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
         _K.HUNG: Policy(Fault.LAYOUT, 1),

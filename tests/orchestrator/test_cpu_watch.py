@@ -15,7 +15,7 @@ import pytest
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.cpu_watch import CpuTimes, CpuWatch, load_between
 from orchestrator.launcher import NodeLauncher
-from orchestrator.processes import is_process, process_identity
+from orchestrator.processes import is_process, global_identity
 from tests.orchestrator.launching import order
 
 SPIN_SECONDS = 0.9  # of CPU time in each process of the program
@@ -110,7 +110,7 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
         assert {pid for pid in wardens if pid in own} == {wardens[0]}
         assert {pid for pid in wardens if pid in sweep} == {wardens[1]}
         # Asked by this very process, all below it are the sweep's.
-        asked = CpuWatch(root=mine.root, warden=mine._warden, orchestrator=process_identity())
+        asked = CpuWatch(root=mine.root, warden=mine._warden, orchestrator=global_identity())
         assert wardens[2] in asked._ours(_processes())[1]
     finally:
         for launcher in (mine, other, stranger):
@@ -150,10 +150,10 @@ def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(monke
 
 
 def test_a_process_is_known_again_by_its_name_alone() -> None:
-    assert is_process(process_identity()) == os.getpid()
+    assert is_process(global_identity()) == os.getpid()
     assert is_process("") is None
     child = subprocess.Popen(["sleep", "60"])
-    name = process_identity().replace(str(os.getpid()), str(child.pid), 1)
+    name = global_identity().replace(str(os.getpid()), str(child.pid), 1)
     time.sleep(0.02)
     assert is_process(name) is None, "another start"
     child.kill()

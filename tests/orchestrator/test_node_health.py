@@ -114,7 +114,7 @@ def test_a_sweep_without_a_fit_node_ends_before_it_writes_a_trial(store: Store) 
     with pytest.raises(ClusterUnavailable, match=r"a \(disk: /sweep is not writable\); b \(xid: 2 x Xid 48") as caught:
         run(store, scheduler)
     assert caught.value.exit_code == 75
-    assert store.trials(store.sweep_named("t").id) == []
+    assert store.sweeps() == [], "refused before its first launch, it leaves no sweep"
     assert scheduler.closed
 
 

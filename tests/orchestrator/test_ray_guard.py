@@ -121,11 +121,9 @@ def test_what_is_started_after_ray_carries_no_mark_of_it() -> None:
     guard.dismiss()
 
 
-def test_ray_s_files_lie_where_it_would_keep_them_unless_the_path_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_s_files_lie_where_it_would_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket's path has 107 characters at most: session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store has 64 of them."""
     monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
     assert _new_folder().parent == Path("/var/tmp")
-    monkeypatch.setenv("RAY_TMPDIR", "/a/very/long/folder/of/a/job/on/a/cluster")
-    assert _new_folder().parent == Path("/tmp")
     for _ in range(3):
         assert len(f"{_new_folder()}/session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store") <= 107
