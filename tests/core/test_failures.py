@@ -254,7 +254,7 @@ def test_what_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
 def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
     assert POLICIES[K.NOT_FINITE].fault is Fault.LAYOUT and not may_retry(K.NOT_FINITE, {K.NOT_FINITE: 1})
     assert POLICIES[K.PREEMPTED].fault is Fault.MACHINE
-    assert may_retry(K.PREEMPTED, {K.PREEMPTED: 5}) and not may_retry(K.PREEMPTED, {K.PREEMPTED: 6})
+    assert may_retry(K.PREEMPTED, {K.PREEMPTED: 3}) and not may_retry(K.PREEMPTED, {K.PREEMPTED: 4})
 
 
 def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:

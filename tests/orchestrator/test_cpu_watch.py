@@ -15,7 +15,7 @@ import pytest
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.cpu_watch import CpuTimes, CpuWatch, load_between
 from orchestrator.launcher import NodeLauncher
-from orchestrator.processes import is_process, global_identity
+from orchestrator.processes import global_identity, is_process
 from tests.orchestrator.launching import order
 
 SPIN_SECONDS = 0.9  # of CPU time in each process of the program
