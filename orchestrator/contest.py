@@ -112,10 +112,6 @@ class Contest:
         self._repeating.pop(trial_id, None)
         self._is_over = True
 
-    def was_repeated(self, trial_id: int) -> bool:
-        """Whether a repeat of the trial was begun, whatever became of it."""
-        return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
-
     def was_doubted(self, trial_id: int) -> bool:
         """Whether a repeat was begun that tells whether its first run was right; anchors tell of the machine."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
