@@ -83,7 +83,7 @@ def drift_rows() -> list[tuple[str, ...]]:
     found = newest("drift")
     assert found is not None, "it is committed"
     return [
-        (drift.replace("_", " "), str(rules["now"]["runs"]), *_said_of_winners(rules["now"]), *_said_of_winners(rules.get("earlier")))
+        (drift.replace("_", " "), *_said_of_winners(rules["now"]), *_said_of_winners(rules.get("earlier")))
         for drift, rules in found[1]["drifts"].items()
     ]
 
@@ -91,7 +91,7 @@ def drift_rows() -> list[tuple[str, ...]]:
 def _said_of_winners(numbers: Any) -> tuple[str, str, str]:
     if numbers is None:
         return "", "", ""
-    return f"{numbers['named'] / numbers['runs']:.0%}", str(numbers["wrong"]), f"{numbers['repeats_mean']:.1f}"
+    return f"{numbers['named'] / numbers['runs']:.0%}", f"{numbers['wrong']} of {numbers['runs']}", f"{numbers['repeats_mean']:.1f}"
 
 
 def scoreboard_rows() -> list[tuple[str, str, str]]:

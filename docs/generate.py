@@ -99,12 +99,11 @@ def _part(name: str) -> str:
         "drift": lambda: _table(
             (
                 "drift",
-                "sweeps",
                 "winner named",
-                "of these wrong",
+                "wrong, of sweeps",
                 "launches beyond one a layout",
                 "before: winner named",
-                "of these wrong",
+                "wrong, of sweeps",
                 "launches beyond",
             ),
             drift_rows(),
