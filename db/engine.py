@@ -75,6 +75,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._file is not None:
+            self._file.forget()
         if self._readable is not None:
             self._readable.close()
 

@@ -30,6 +30,10 @@ class OpenedFile:
         self.path = path
         self._identity: tuple[int, int] | None = None
 
+    def forget(self) -> None:
+        """Nothing is open any more: whatever file is opened next is the one."""
+        self._identity = None
+
     def refuse_another(self) -> None:
         """Raise StoreUnavailable when the path names no file, or another than the first time. It costs one stat(2)."""
         try:

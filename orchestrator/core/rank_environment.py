@@ -49,7 +49,7 @@ _SECRET_WORD = re.compile(
     re.IGNORECASE,
 )
 # Words as above that say where something lies, or nothing at all.
-_NO_SECRET = re.compile(r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK)$", re.IGNORECASE)
+_NO_SECRET = re.compile(r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK|MODE)$", re.IGNORECASE)
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]*:[^\s@]*@")
 
 

@@ -12,13 +12,15 @@ from orchestrator.core.spec import SweepSpec
 from orchestrator.progress import Stop
 from tests.faults import forks, small_sweep
 from tests.faults.campaign import Outcome
-from tests.faults.history import Log, judge
+from tests.faults.history import Log, Seen, judge
 from tests.faults.postgresql import Server
 from tests.faults.witness import WitnessedStore
 from tests.orchestrator.fake_scheduler import FakeScheduler
 
 NAME = "many"
 MOST_SECONDS_APART = 0.15  # of two ends of all connections
+FEWEST_RESULTS = 101  # with fewer, little could be lost; on a busy machine they take longer than the ends
+RESULTS_SECONDS = 120.0
 
 
 def terminations(postgresql: Server, folder: Path, *, seed: int, count: int, away_seconds: float) -> Outcome:
@@ -41,6 +43,7 @@ def terminations(postgresql: Server, folder: Path, *, seed: int, count: int, awa
         time.sleep(away_seconds)
         postgresql.start()
         _wait_for(postgresql, before + count, orchestrator)
+        _await_results(log, orchestrator)
         over.touch()
         if (code := forks.wait(orchestrator)) != 0:
             out.complaints.append(f"the orchestrator ended with {code}")
@@ -53,6 +56,14 @@ def terminations(postgresql: Server, folder: Path, *, seed: int, count: int, awa
     out.complaints += verdict.complaints
     out.seconds = round(time.monotonic() - began, 1)
     return out
+
+
+def _await_results(log: Log, orchestrator: int) -> None:
+    until = time.monotonic() + RESULTS_SECONDS
+    while time.monotonic() < until and not forks.has_ended(orchestrator):
+        if sum(entry.seen is not Seen.LAUNCHED for entry in log.entries()) >= FEWEST_RESULTS:
+            return
+        time.sleep(0.5)
 
 
 def _wait_for(postgresql: Server, num_ended: int, orchestrator: int) -> None:
