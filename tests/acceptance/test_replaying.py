@@ -60,5 +60,5 @@ def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Pat
 def test_what_cannot_be_replayed_is_one_line(command: Command, table: Path) -> None:
     ended = command.run("replay", table, "--table", "formula-8")
     assert ended.returncode == 2
-    assert ended.stderr.strip() == "error: the file has no table 'formula-8'; did you mean formula-8gpu?"
+    assert ended.stderr.strip() == f"error: {table}: the file has no table 'formula-8'; did you mean formula-8gpu?"
     assert "it has formula-8b: gpus=8" in command.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr

@@ -18,6 +18,9 @@ from orchestrator.processes import descendants, start_time
 PATIENCE_SECONDS = 60.0
 
 
+CONNECTIONS_APART = 5.0
+
+
 class Server:
     """Runs from the start; `kill` and `start` may be called from any thread."""
 
@@ -50,17 +53,24 @@ class Server:
 
     @contextmanager
     def ending_connections(self, *, most_seconds: float, seed: int) -> Iterator[None]:
-        """Meanwhile end all connections of ours again and again, up to so many seconds apart."""
+        """Meanwhile end all connections of ours again and again, up to so many seconds apart.
+
+        On a busy machine up to a few times as far apart as a new connection takes, which would else never get to its first statement.
+        """
         import psycopg
 
         over, chance = threading.Event(), random.Random(seed)
         ours = "application_name = 'layout-sweep' AND pid <> pg_backend_pid()"
 
         def work() -> None:
-            while not over.wait(chance.uniform(0.0, most_seconds)):
+            apart = most_seconds
+            while not over.wait(chance.uniform(0.0, apart)):
                 try:
+                    began = time.monotonic()
                     with psycopg.connect(self.url, autocommit=True) as connection:
-                        while not over.wait(chance.uniform(0.0, most_seconds)):
+                        connection.execute("SELECT 1")
+                        apart = max(most_seconds, CONNECTIONS_APART * (time.monotonic() - began))
+                        while not over.wait(chance.uniform(0.0, apart)):
                             statement = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}"
                             self.num_ended += connection.execute(statement).rowcount
                 except psycopg.OperationalError:
