@@ -207,10 +207,9 @@ class NodeLauncher:
                 if not watch.measured
             ]
         )
-        if gang.cancelled and self._is_preempted and verdict is None:
-            text = f"{self._node}: SIGTERM from outside ended the launcher"
-            return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal.SIGTERM, evidence=text), time.time()
         if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
+            if self._is_preempted:
+                return self._preempted(signal.SIGTERM, "launcher"), time.time()
             return Failure(kind=FailureKind.CANCELLED, message="cancelled", node=self._node), time.time()
         if verdict is not None:
             return verdict
@@ -222,8 +221,11 @@ class NodeLauncher:
     def _server_lost(self, reason: str, signal_number: int | None) -> Failure:
         if signal_number not in ASKED_TO_END:
             return self._launch_failed(reason)
-        text = f"{self._node}: {signal.Signals(signal_number).name} from outside ended the rank server"
-        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal_number, evidence=text)
+        return self._preempted(signal.Signals(signal_number), "rank server")
+
+    def _preempted(self, number: signal.Signals, what: str) -> Failure:
+        text = f"{self._node}: {number.name} from outside ended the {what}"
+        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=number, evidence=text)
 
     def _launch_failed(self, reason: str) -> Failure:
         return Failure(kind=FailureKind.LAUNCH_FAILED, message=f"{self._node}: {reason}", node=self._node, evidence=reason)
