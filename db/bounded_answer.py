@@ -177,11 +177,13 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
     for number, row in enumerate(answer, start=1):
         if number > bounds.rows:
             _send_rows(tell, batch)
+            answer.close()  # before the end is told: then the parent kills this process, and a copied file would stay
             _send(tell, ["end", True])
             return
         size = 64 + sum(map(_held_bytes, row))
         total += size
         if total > bounds.answer_bytes:
+            answer.close()
             so_far = f"after {number:,} rows the answer is larger than {bounds.answer_bytes // _MIB} MiB"
             _send(tell, ["mistake", UsageInvalid.__name__, f"{so_far}; {ASK_FOR_LESS}"])
             return
