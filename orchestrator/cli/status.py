@@ -114,7 +114,7 @@ def _num_unwaited(db: str | None, sweep: SweepRow) -> int:
     """How many measured attempts have told of longer steps than they held their GPUs for (`core.held.step_seconds_within`)."""
     from db import readonly  # as above
 
-    found = readonly.query(
+    found = readonly.own_query(
         db,
         "SELECT count(*) FROM attempt JOIN trial ON trial.id = attempt.trial_id JOIN cell ON cell.id = trial.cell_id"
         f" WHERE trial.sweep_id = {sweep.id} AND attempt.state = 'measured' AND attempt.gpu_seconds > 0"
