@@ -52,15 +52,15 @@ class RayGuard:
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
     def ray_is_gone(self) -> bool:
-        """Whether Ray was ended from outside. A guard that was is started anew."""
-        if self._process.poll() is not None:
+        """Whether Ray was ended from outside. Starts a guard anew that was ended so, unless it was dismissed."""
+        if self._life_lines and self._process.poll() is not None:
             self._begin()  # the other one still waits at the first pipe
         return any(start_time(pid) != started for pid, started in self._vital.items())
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""
-        for life_line in self._life_lines:
-            os.close(life_line)
+        while self._life_lines:
+            os.close(self._life_lines.pop())
         with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
             self._process.wait(DISMISS_SECONDS)
 
