@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
 
-# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idle and clocks that somebody has set are none.
+# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idleness, and clocks that somebody has set, do not count.
 _REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -102,7 +102,7 @@ class GpuMonitor:
         )
 
     def _foreign(self, own: Collection[int]) -> int | None:
-        """Processes on our devices that are not ours. None: it was not told, or ids are told as another container has them."""
+        """How many processes on our devices are not ours. None: NVML does not tell, or gives ids as they are outside of this container."""
         if not self._holders or not any(pids & set(own) for pids in self._holders.values()):
             return None
         return len(set().union(*self._holders.values()) - set(own))

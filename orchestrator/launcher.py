@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
 REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
 LEFTOVER_PATIENCE_SECONDS = 5.0
-_OUR_OWN_TEXTS = frozenset({"node", "log_path"})  # of a report: no program has a say in them, and they are looked up
+# Fields of a report that no program writes. They are looked up, so nothing in them is replaced.
+_OUR_OWN_TEXTS = frozenset({"node", "log_path"})
 DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
 
 

@@ -72,7 +72,7 @@ class RankServer:
 
     @property
     def warden(self) -> int:
-        """The process that adopts whatever loses its parent below it: all that it starts is below it."""
+        """The process id of the outer warden: all that the server starts is below it."""
         return self._process.pid
 
     @property
@@ -137,7 +137,7 @@ class RankServer:
     def _end_wardens(self) -> None:
         """Have them kill everything, the server too, and wait until all three have ended: a search before that would disturb them.
 
-        One that still imports has nothing to clear up, and is not waited for where the wardens were killed.
+        A server that still imports has nothing to clear up, and is not waited for where the wardens were killed.
         """
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
         kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it

@@ -21,7 +21,7 @@ from orchestrator.cgroups import orphaned_cgroups
 from orchestrator.core.rank_environment import ray_environment
 from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
-# Launchers' wardens end by themselves within 0.1 s, and clear up what shows no sign of whose it is; what is killed cannot.
+# For the wardens of launchers: they end within 0.1 s, and also clear up processes without our mark. A warden that is killed cannot.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
@@ -136,7 +136,7 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
 
 
 def end_orphaned(beside: Path) -> None:
-    """End the Rays that keep their files beside this folder, and whose orchestrator and guard were killed together."""
+    """End the Rays that keep their files next to this folder, and whose orchestrator and guard were killed together."""
     for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")

@@ -48,7 +48,8 @@ def terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        for number in replaced if not received else ():  # else a second signal has to find one, to the end of this process
+        # Where one came, a second one must find our handler until this process has ended.
+        for number in replaced if not received else ():
             signal.signal(number, signal.SIG_DFL)
 
 

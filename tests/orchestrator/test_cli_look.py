@@ -549,9 +549,9 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
             told = measurement(step_seconds=(1.0, 1.0, 1.0))
             facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}
             store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
-    assert "  1 attempt told of more seconds in steps than it was held" in sweep("status", "tiny")
+    assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep("status", "tiny")
     assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
-    assert "its steps tell of 3.0 s, more than the 2.0 s that it was held" in sweep("show", "2")
+    assert "its steps add up to 3.0 s, and its GPUs were held for 2.0 s" in sweep("show", "2")
     assert "more than the" not in sweep("show", "1")
 
 
