@@ -73,6 +73,7 @@ def test_names_that_mean_a_secret(name: str) -> None:
         "MONKEY",
         "AUTHOR",
         "RAY_AUTH_TOKEN_PATH",
+        "RAY_AUTH_MODE",
         "SSH_AUTH_SOCK",
         "PATTERN",
         "COMPASS",
