@@ -178,7 +178,8 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
     for number, row in enumerate(answer, start=1):
         if number > bounds.rows:
             _send_rows(tell, batch)
-            answer.close()  # before the end is told: then the parent kills this process, and a copied file would stay
+            # Before the end is told, since the parent then kills this process: a copied file would stay.
+            answer.close()
             _send(tell, ["end", True])
             return
         size = 64 + sum(map(_held_bytes, row))

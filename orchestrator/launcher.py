@@ -288,7 +288,7 @@ class NodeLauncher:
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
-            time.sleep(0.02)  # wardens that are at it end what shows no tag, too
+            time.sleep(0.02)  # for their wardens, which also end what has no tag
         found, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
         if killed := found.union(escaped):
             logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})

@@ -61,7 +61,8 @@ class RayGuard:
         """End what is left of Ray, with its folder, and the guard."""
         while self._life_lines:
             os.close(self._life_lines.pop())
-        with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
+        # Where processes hang in the kernel, the guard goes on waiting for them.
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(DISMISS_SECONDS)
 
     def remove_folder(self) -> None:

@@ -122,7 +122,8 @@ class Signals:
             self._level = 2
             if self._num_received == 1:
                 raise Terminated(number)
-            if self._num_received > 2:  # what is under way ends without us: the guard, the wardens and the next call see to it
+            # What is under way ends without us: by the guard, the wardens and the next call.
+            if self._num_received > 2:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:
             self._level = 2
