@@ -35,7 +35,7 @@ class Bounds:
 
     rows: int
     seconds: float
-    # Of the rows as this process will hold them. 100,000 rows of v_trial take about 300 MiB.
+    # Of the rows, as this process holds them. 100,000 rows of v_trial take about 300 MiB.
     answer_bytes: int = 512 * _MIB
     # Of the process that fetches them, above what it inherits.
     memory_bytes: int = 1024 * _MIB
@@ -95,7 +95,8 @@ def _killed_after(child: int, seconds: float) -> Iterator[threading.Event]:
         yield is_late
     finally:
         timer.cancel()
-        timer.join()  # not while it kills: until the child is waited for, nobody else has its number
+        # A kill under way is waited for: before waitpid no other process can have the child's number.
+        timer.join()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -177,11 +178,14 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
     for number, row in enumerate(answer, start=1):
         if number > bounds.rows:
             _send_rows(tell, batch)
+            # Before the end is told, since the parent then kills this process: a copied file would stay.
+            answer.close()
             _send(tell, ["end", True])
             return
         size = 64 + sum(map(_held_bytes, row))
         total += size
         if total > bounds.answer_bytes:
+            answer.close()
             so_far = f"after {number:,} rows the answer is larger than {bounds.answer_bytes // _MIB} MiB"
             _send(tell, ["mistake", UsageInvalid.__name__, f"{so_far}; {ASK_FOR_LESS}"])
             return

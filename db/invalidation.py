@@ -59,7 +59,7 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
 
 
 def free_pruned(connection: Connection, change: Change, cell_id: int, layouts: Sequence[Layout], epoch: int) -> int:
-    """Of a sweep that this epoch's owner holds. Returns how many trials wait again."""
+    """Let PRUNED layouts of a cell wait again, in a sweep that this epoch's owner holds. Returns how many trials did."""
     sweep_id = int(connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one())
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):

@@ -1,6 +1,6 @@
 """What to do about what PostgreSQL says: one line that names the right, the role and the SQL that mends it.
 
-Goes by SQLSTATE where the server gives one, else by the English words of libpq; in other languages they are alone with it.
+Goes by SQLSTATE where the server gives one, else by the English words of libpq; in other languages there is no advice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ADVICE = (
     ("is starting up|is shutting down|is in recovery mode", "It comes or goes: the same command again in a moment"),
     ("too many c(onnections|lients)|connection slots are reserved", "End other clients, or raise max_connections on the server"),
 )
-# Said when connecting, without a SQLSTATE: whoever waits for these waits in vain.
+# Said when connecting, without a SQLSTATE: waiting does not help.
 _FINAL = re.compile(
     r'password authentication failed|no password supplied|no pg_hba\.conf entry|role "[^"]*" does not exist|database "[^"]*" does not exist'
     r"|permission denied for database|is not permitted to log in|is not currently accepting connections"
@@ -125,5 +125,5 @@ def _right(statement: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it: as it stands where it may, else in double quotes."""
+    """A name as SQL takes it, in double quotes where it needs them."""
     return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'

@@ -1,6 +1,6 @@
 """The PostgreSQL role that may only select: how it is made, and what is asked of the role with which people's statements run.
 
-The wall is the server's: whatever a statement calls, such a role changes nothing. It knows nothing of what a statement says.
+The server enforces it: such a role changes nothing, whatever a statement calls. This module does not read statements.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Asking:
 
 
 def role_of_statements(url: sa.URL) -> Asking:
-    """As which role people's statements are asked. Raises as `readonly.query` does where they are refused."""
+    """The role with which people's statements run. Raises as `readonly.query` does where they are refused."""
     reader = urls.reader_of(url)
     with connected(url, reader) as connection:
         settle(connection, is_reader=reader is not None)
@@ -108,7 +108,7 @@ def _driver() -> Any:
 
 
 def settle(connection: Any, *, is_reader: bool) -> None:
-    """Make sure that the session may only read, as far as its role allows."""
+    """Let the session only read: a reader that may do more is refused, any other role gives its powers up where it can."""
     (_refuse_powers if is_reader else _drop_powers)(connection)
 
 
@@ -128,9 +128,9 @@ def _refuse_powers(connection: Any) -> None:
 
 
 def _drop_powers(connection: Any) -> None:
-    """Become a role that can only read, as far as the session's role may; the session could take its powers back.
+    """Become a role that can only read, where the session's role may. The session could take its powers back.
 
-    So this is the second guard, and the first is what sql_text lets through. A login of its own needs neither.
+    So this is only a second guard: the first is what sql_text lets through. A login of its own needs neither.
     """
     is_reader, is_super, may_read_all, is_powerful = connection.execute(_WHO_IS_THERE).fetchone()
     if is_reader:
@@ -273,7 +273,7 @@ def _refuse_more_than_a_reader(connection: Any, role: str, own_role: str) -> Non
 
 
 def _scrambled(connection: Any, role: str, password: str) -> str:
-    """The password as the server keeps it: so it stands in no log of statements."""
+    """The password's hash, as the server keeps it: so no log of statements holds the password."""
     return str(connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode())
 
 

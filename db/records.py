@@ -56,6 +56,7 @@ _MEASURED = (
     "loss_last",
 )
 LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
+_TELLING = ("cpu_cores", "foreign_gpu_processes", "gpu_clock_ratio", "gpu_throttled_fraction", "gpu_temperature_celsius")
 LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision", "options")
 
 
@@ -121,7 +122,7 @@ def load_columns(load: MachineLoad) -> Columns:
 
 
 def load_of(row: Row) -> MachineLoad:
-    if row["cpu_cores"] is None and row["gpu_clock_ratio"] is None and row["foreign_gpu_processes"] is None:
+    if all(row[name] is None for name in _TELLING):
         return NO_LOAD
     reasons = row["gpu_throttle_reasons"]
     values = {name: row[name] for name in LOAD_COLUMNS}

@@ -1,7 +1,7 @@
 """The file of a SQLite store: whether it is still the one that was opened, and how to read it with no right to write it.
 
-It may be somebody else's, in a read-only folder, or on a read-only mount. In WAL mode a file of shared memory lies beside it; where none can be
-made, how to open it depends on what lies there.
+The file may be somebody else's, in a read-only folder, or on a read-only mount. In WAL mode a file of shared memory lies next to it; where none
+can be made, how to open the file depends on what lies there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def can_be_written(file: Path) -> bool:
-    """Whether this user may write the file, and make the files that SQLite needs beside it."""
+    """Whether this user may write the file, and make the files that SQLite needs next to it."""
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
 
 
@@ -83,7 +83,7 @@ class ReadableFile:
         if can_be_written(self._file) or (self._log.exists() and self._shared.exists()):
             return self._file, "mode=ro"
         if not self._log.exists():
-            return self._file, "mode=ro&immutable=1"  # who writes has a log
+            return self._file, "mode=ro&immutable=1"  # a writer would have made a log
         # A log that nobody works on, left by a process that died: only in a copy can it be put together with the file.
         return self._put_together(), "mode=rw"
 

@@ -225,9 +225,9 @@ class Store:
         self._database.write(work)
 
     def give_back(self, before: SweepRow, epoch: int, *, leased: Leased | None = None) -> None:
-        """Leave a sweep as it was `before` this owner came, who was refused and launched nothing; a new one that holds nothing goes.
+        """Leave a sweep as it was `before` this owner, who launched nothing; delete one that is new and holds nothing.
 
-        One of which this owner has launched trials is `release`d as stopped. Raises LeaseLost.
+        Where this owner has launched trials, `release` it as stopped. Raises LeaseLost.
         """
 
         def work(connection: sa.Connection, change: Change) -> None:

@@ -121,7 +121,7 @@ def _resolve_file(url: URL) -> URL:
 
 
 def _other_kind(file: Path) -> str | None:
-    """What something is that is no plain file; None for a plain file, and for what is not there or cannot be looked at."""
+    """What kind of thing a path names that is no plain file. None: it is one, is not there, or cannot be looked at."""
     try:
         mode = file.stat().st_mode
     except OSError as exc:

@@ -33,7 +33,7 @@ class Cgroup:
         return True
 
     def pids(self) -> list[int]:
-        """Who is in it, groups below it included."""
+        """The processes in it, and in groups below it."""
         found: list[int] = []
         for folder in (self.path, *self._below()):
             with contextlib.suppress(OSError, ValueError):
@@ -41,7 +41,7 @@ class Cgroup:
         return found
 
     def end(self) -> list[int]:
-        """Kill all that is in it at once, forks under way included, and remove it. Returns who was in it."""
+        """Kill all that is in it at once, forks under way included, and remove it. Returns the processes that were in it."""
         killed = self.pids()
         if killed:
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Whose processes used a node's cores while an attempt ran: its own, those of other attempts of its sweep, or somebody else's.
 
-Reads Linux' counters of CPU time two to four times in an attempt, never while it is a fifth of a second old: a short one costs nothing.
+Reads Linux' counters of CPU time two to four times in an attempt, and not in its first 0.2 s: a short attempt costs nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from orchestrator.core.machine_load import NO_LOAD, MachineLoad
 from orchestrator.processes import LAUNCHER_VARIABLE, is_process
 
 SOON_SECONDS = 0.2  # an attempt that is over by then is not looked at
-LONG_ENOUGH_SECONDS = (
-    0.5  # counters move in hundredths of a second: over less, timed steps alone tell too little, and the attempt stands for them
-)
+# Counters move in hundredths of a second: where steps were timed for less, the whole attempt is looked at.
+LONG_ENOUGH_SECONDS = 0.5
 FEWEST_SECONDS = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RAYLET = "raylet"
@@ -36,7 +35,7 @@ class CpuTimes:
 
 
 class CpuWatch:
-    """Of one attempt. Call `tick` with every look at its ranks, and `load` when they are gone.
+    """Watches the CPU time of one attempt. Call `tick` with every look at its ranks, and `load` when they are gone.
 
     `root` is the folder of its launcher, which launchers of the same sweep share; `orchestrator` names the process that asked for the attempt.
     """
@@ -100,7 +99,7 @@ class CpuWatch:
             return None
 
     def _ours(self, processes: Mapping[int, _Process]) -> tuple[set[int], set[int]]:
-        """The attempt's processes, and those of its sweep beside them."""
+        """The attempt's processes, and the other processes of its sweep."""
         children: dict[int, list[int]] = {}
         for pid, process in processes.items():
             children.setdefault(process.parent, []).append(pid)
@@ -109,7 +108,7 @@ class CpuWatch:
         roots = [pid for pid in children.get(launcher, ()) if pid != warden and self._is_of_this_root(pid)]
         raylet = processes[launcher].parent if launcher in processes else 0
         if raylet in processes and processes[raylet].name == _RAYLET:
-            # Ray's other workers on this node, where they hold launchers of the same sweep.
+            # Ray's other workers on this node that have launchers of the same sweep.
             roots += [pid for pid in children.get(raylet, ()) if any(map(self._is_of_this_root, children.get(pid, ())))]
         if (orchestrator := is_process(self._orchestrator)) is not None:
             roots.append(orchestrator)  # with Ray, where it started that itself

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.2
 MOST_EVENTS = 100  # read at once
 
-# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idle and clocks that somebody has set are none.
+# Why a device runs below its highest clock, by the bits of nvmlDeviceGetCurrentClocksEventReasons. Idleness, and clocks that somebody has set, do not count.
 _REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -60,8 +60,10 @@ class GpuMonitor:
         self._holders: dict[int, set[int]] = {}  # process ids seen on each device, by its place among ours, while steps were timed
         self._xids: list[int] = []
         self._events: Any = None
+        self._addresses: frozenset[str] = frozenset()
 
     def __enter__(self) -> GpuMonitor:
+        self._addresses = self._read_addresses()
         self._listen()
         if self._handles:
             self._thread = threading.Thread(target=self._sample_until_stopped, name="gpu-monitor", daemon=True)
@@ -102,7 +104,7 @@ class GpuMonitor:
         )
 
     def _foreign(self, own: Collection[int]) -> int | None:
-        """Processes on our devices that are not ours. None: it was not told, or ids are told as another container has them."""
+        """How many processes on our devices are not ours. None: NVML does not tell, or gives ids as they are outside of this container."""
         if not self._holders or not any(pids & set(own) for pids in self._holders.values()):
             return None
         return len(set().union(*self._holders.values()) - set(own))
@@ -113,11 +115,14 @@ class GpuMonitor:
         return tuple(self._xids)
 
     @property
-    def addresses(self) -> set[str]:
-        """Where the devices are on the bus, as the kernel's log has it: `0000:3b:00`."""
+    def addresses(self) -> frozenset[str]:
+        """Where the devices were on the bus at `__enter__`, as the kernel's log has it: `0000:3b:00`. One that is lost does not tell."""
+        return self._addresses
+
+    def _read_addresses(self) -> frozenset[str]:
         nvml: Any = self._nvml
         places = (_ask(nvml, nvml.nvmlDeviceGetPciInfo, handle) for handle in self._handles)
-        return {f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}" for place in places if place is not None}
+        return frozenset(f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}" for place in places if place is not None)
 
     def _listen(self) -> None:
         """Have the driver tell of errors from now on; where it cannot, the kernel's log has to."""

@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 MAX_GANGS_PER_SERVER = 1000  # then a new one: whatever a server leaks stays small
 REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
 LEFTOVER_PATIENCE_SECONDS = 5.0
-_OUR_OWN_TEXTS = frozenset({"node", "log_path"})  # of a report: no program has a say in them, and they are looked up
+# Fields of a report that no program writes. They are looked up, so nothing in them is replaced.
+_OUR_OWN_TEXTS = frozenset({"node", "log_path"})
 DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
 
 
@@ -207,10 +208,9 @@ class NodeLauncher:
                 if not watch.measured
             ]
         )
-        if gang.cancelled and self._is_preempted and verdict is None:
-            text = f"{self._node}: SIGTERM from outside ended the launcher"
-            return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal.SIGTERM, evidence=text), time.time()
         if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
+            if self._is_preempted:
+                return self._preempted(signal.SIGTERM, "launcher"), time.time()
             return Failure(kind=FailureKind.CANCELLED, message="cancelled", node=self._node), time.time()
         if verdict is not None:
             return verdict
@@ -222,8 +222,11 @@ class NodeLauncher:
     def _server_lost(self, reason: str, signal_number: int | None) -> Failure:
         if signal_number not in ASKED_TO_END:
             return self._launch_failed(reason)
-        text = f"{self._node}: {signal.Signals(signal_number).name} from outside ended the rank server"
-        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=signal_number, evidence=text)
+        return self._preempted(signal.Signals(signal_number), "rank server")
+
+    def _preempted(self, number: signal.Signals, what: str) -> Failure:
+        text = f"{self._node}: {number.name} from outside ended the {what}"
+        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=number, evidence=text)
 
     def _launch_failed(self, reason: str) -> Failure:
         return Failure(kind=FailureKind.LAUNCH_FAILED, message=f"{self._node}: {reason}", node=self._node, evidence=reason)
@@ -285,7 +288,7 @@ class NodeLauncher:
         escaped = [pid for group in orphaned_cgroups() for pid in group.end()]
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
-            time.sleep(0.02)  # wardens that are at it end what shows no tag, too
+            time.sleep(0.02)  # for their wardens, which also end what has no tag
         found, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
         if killed := found.union(escaped):
             logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})

@@ -100,7 +100,7 @@ class Gang:
 
     @property
     def total_limit_seconds(self) -> float:
-        """Of the whole attempt, by the steps that were seen here."""
+        """The limit of the whole attempt, by the steps that were seen here."""
         return limit_seconds(self._order.request, LimitName.TOTAL, self._seen)
 
     @property
@@ -111,7 +111,7 @@ class Gang:
 
     @property
     def _holds_the_total(self) -> bool:
-        """Where it follows the steps, rank 0's launcher watches it: of a foreign program no other sees any."""
+        """Whether this launcher watches the total limit. Where that follows the steps, rank 0's does: no other sees steps of a foreign program."""
         return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
 
     def least_advanced(self) -> RankWatch | None:

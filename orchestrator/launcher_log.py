@@ -80,7 +80,7 @@ class RankLog:
             del self._recent[: -self._tail_bytes]
 
     def _tell(self, exc: OSError) -> None:
-        """Once: a rank may write a line a millisecond."""
+        """Warn once: a rank may write a line every millisecond."""
         if not self._is_told:
             logger.warning("Cannot write %s: %s", self.path, exc)
         self._is_told = True

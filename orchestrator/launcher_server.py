@@ -50,6 +50,7 @@ class RankServer:
         self.program = program
         self.pid: int | None = None  # None until it is ready
         self.num_gangs = 0
+        self._has_died = False
         self._identity = identity
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life_line, life_line = socket.socketpair()
@@ -71,7 +72,7 @@ class RankServer:
 
     @property
     def warden(self) -> int:
-        """The process that adopts whatever loses its parent below it: all that it starts is below it."""
+        """The process id of the outer warden: all that the server starts is below it."""
         return self._process.pid
 
     @property
@@ -92,27 +93,31 @@ class RankServer:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], list(logs))
         except OSError as exc:
-            raise ServerLost(f"the rank server takes no orders: {exc}") from exc
+            raise self._lost(f"takes no orders: {exc}", exc) from exc
 
     def clear(self) -> None:
         """Ask for the end of everything below the server. Answer: `clear`."""
         try:
             self._control.send(b'{"do": "clear"}')
         except OSError as exc:
-            raise ServerLost(f"the rank server takes no orders: {exc}") from exc
+            raise self._lost(f"takes no orders: {exc}", exc) from exc
 
     def receive(self) -> dict[str, Any]:
         """Read one answer. Raises ServerLost at its end."""
         try:
             text = self._control.recv(MAX_MESSAGE_BYTES)
         except OSError as exc:
-            raise ServerLost(f"the rank server does not answer: {exc}") from exc
+            raise self._lost(f"does not answer: {exc}", exc) from exc
         if not text:
-            raise ServerLost("the rank server died")
+            raise self._lost("died")
         message: dict[str, Any] = json.loads(text)
         if message["event"] == "ready":
             self.pid = message["pid"]
         return message
+
+    def _lost(self, reason: str, exc: OSError | None = None) -> ServerLost:
+        self._has_died = not isinstance(exc, TimeoutError)
+        return ServerLost(f"the rank server {reason}")
 
     def stop(self) -> int:
         """End the server and all below it, and wait for that. Returns how many processes had to be found by their tag.
@@ -132,10 +137,14 @@ class RankServer:
     def _end_wardens(self) -> None:
         """Have them kill everything, the server too, and wait until all three have ended: a search before that would disturb them.
 
-        One that still imports has nothing to clear up, and is not waited for where the wardens were killed.
+        A server that still imports has nothing to clear up, and is not waited for where the wardens were killed.
         """
         until = time.monotonic() + KILL_PATIENCE_SECONDS + 5
         kill(self._process.pid, signal.SIGCONT)  # somebody may have stopped it
+        if self._has_died:
+            # They clear up by themselves, and end with the signal that ended the server: asked to end before, they would not know it.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(WARDEN_SECONDS)
         with suppress(OSError):
             self._life_line.shutdown(socket.SHUT_WR)
         try:

@@ -47,7 +47,7 @@ OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS  # counted where the ga
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Hang:
-    """Of a gang on one node. It counts against the node once the same trial has not hung on another: else it is what its layout does."""
+    """A gang on one node hung. That counts against the node once the same trial did not hang on another: else it is what its layout does."""
 
     node: str
     failure: Failure

@@ -135,7 +135,7 @@ def process_identity(pid: int) -> str:
 
 
 def has_ended(pid: str, start: str, namespace: str) -> bool:
-    """Whether the process of which an identity says this was one of this id namespace, and has ended."""
+    """Whether a process of this id namespace has ended. The arguments are the parts of its `process_identity`."""
     return pid.isdigit() and namespace == _pid_namespace() and str(start_time(int(pid))) != start
 
 

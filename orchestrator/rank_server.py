@@ -2,8 +2,8 @@
 
 Three processes, each the child of the one before, started as `python -m orchestrator.rank_server`: an outer warden, an inner warden,
 and the server, which preloads modules and forks ranks on request. Each of them adopts whatever loses its parent below it. When the
-launcher is gone, or one of the three, those that are left kill everything below them and end: it takes a kill of all three at once to
-leave anything. Nothing here touches CUDA: a context does not survive a fork.
+launcher is gone, or one of the three, those that are left kill everything below them and end: only a kill of all three at once
+leaves anything. Nothing here touches CUDA: a context does not survive a fork.
 """
 
 from __future__ import annotations

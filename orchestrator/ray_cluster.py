@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 CONNECT_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
 CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
-VAIN_SECONDS = 0.5  # between two looks at whether Ray, which is waited for, is there at all
+VAIN_SECONDS = 0.5  # between two looks at whether the Ray that we wait for still runs
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
 
@@ -64,7 +64,7 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
 
 @contextmanager
 def _own_handler_of_sigterm() -> Iterator[None]:
-    """Ray puts a handler in place that ends this process with code 15. A SIGTERM that comes meanwhile is for the one that was there."""
+    """Keep our handler: Ray installs one that ends this process with code 15. A SIGTERM that comes meanwhile is handed to ours."""
     before = signal.getsignal(signal.SIGTERM)
     is_main = threading.current_thread() is threading.main_thread()  # else neither Ray nor we can
     was_rays = False

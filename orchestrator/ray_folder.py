@@ -1,6 +1,6 @@
 """The folder in which a Ray of our own keeps its sessions: one that can be written to, has room, and whose paths are short enough for sockets.
 
-Ray takes RAY_TMPDIR, else TMPDIR, as they are, and fails after seconds where they do not do.
+Ray itself takes RAY_TMPDIR, else TMPDIR, unchecked, and fails after seconds where it cannot use the folder.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SESSION_PATH_BYTES = 81
 SOCKET_PATH_BYTES = 107  # sockaddr_un(7) has 108, with a NUL
 LONGEST_BYTES = SOCKET_PATH_BYTES - SESSION_PATH_BYTES
 NEEDED_BYTES = 32 << 20  # a session of seconds writes 0.2 MB; logs grow by the hour
-USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # where TMPDIR does not do
+USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # where TMPDIR cannot be used
 
 
 def chosen(environment: Mapping[str, str]) -> Path:
-    """RAY_TMPDIR where it is set, else the first of TMPDIR and the usual ones that does. Raises MachineUnready, saying why none does."""
+    """RAY_TMPDIR where it is set, else the first of TMPDIR and the usual folders that can be used. Raises MachineUnready with the reason."""
     if VARIABLE in environment:
         return _usable(Path(environment[VARIABLE]), f"{VARIABLE}={environment[VARIABLE]}", make=True)
     told = []

@@ -21,7 +21,7 @@ from orchestrator.cgroups import orphaned_cgroups
 from orchestrator.core.rank_environment import ray_environment
 from orchestrator.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
-# Launchers' wardens end by themselves within 0.1 s, and clear up what shows no sign of whose it is; what is killed cannot.
+# For the wardens of launchers: they end within 0.1 s, and also clear up processes without our mark. A warden that is killed cannot.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
@@ -52,16 +52,17 @@ class RayGuard:
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
     def ray_is_gone(self) -> bool:
-        """Whether Ray was ended from outside. A guard that was is started anew."""
-        if self._process.poll() is not None:
+        """Whether Ray was ended from outside. Starts a guard anew that was ended so, unless it was dismissed."""
+        if self._life_lines and self._process.poll() is not None:
             self._begin()  # the other one still waits at the first pipe
         return any(start_time(pid) != started for pid, started in self._vital.items())
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""
-        for life_line in self._life_lines:
-            os.close(life_line)
-        with suppress(subprocess.TimeoutExpired):  # of processes that hang in the kernel: it goes on waiting for them
+        while self._life_lines:
+            os.close(self._life_lines.pop())
+        # Where processes hang in the kernel, the guard goes on waiting for them.
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(DISMISS_SECONDS)
 
     def remove_folder(self) -> None:
@@ -136,7 +137,7 @@ def end_ray(folder: Path, *, but: Sequence[int]) -> None:
 
 
 def end_orphaned(beside: Path) -> None:
-    """End the Rays that keep their files beside this folder, and whose orchestrator and guard were killed together."""
+    """End the Rays that keep their files next to this folder, and whose orchestrator and guard were killed together."""
     for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")

@@ -47,7 +47,7 @@ OVERTIME_SECONDS = SERVER_START_SECONDS + 60.0  # beyond a trial's own total lim
 ENDING_SECONDS = 40.0  # after which an agent that was told to end its ranks is ended itself
 PROGRESS_SECONDS = 1.0
 NODES_SECONDS = 5.0  # how often the head is asked which nodes there are
-ASKED_TO_END = "The process receives a SIGTERM"  # Ray's words of a worker
+SIGTERM_TEXT = "The process receives a SIGTERM"  # what Ray says of a worker
 GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = 2.0, 0.3  # a GPU takes a second to get as hot as it will be; cores are only compared
 
 
@@ -287,7 +287,7 @@ class RayScheduler:
             if part.lease.is_shared:  # of one attempt's ranks: each is tried again alone, and shows whose
                 return Failure(kind=FailureKind.NODE_LOST, message=f"{text}, which served several attempts", node=node, log_tail=str(exc))
             return Failure(kind=FailureKind.OOM_HOST, message=text, node=node, log_tail=str(exc))
-        if isinstance(exc, RayActorError) and (exc.preempted or ASKED_TO_END in str(exc)):
+        if isinstance(exc, RayActorError) and (exc.preempted or SIGTERM_TEXT in str(exc)):
             text = "Ray drained the node for preemption" if exc.preempted else "SIGTERM from outside ended the agent"
             return Failure(kind=FailureKind.PREEMPTED, message=f"{node}: {text}", node=node)
         if isinstance(exc, ActorUnavailableError):

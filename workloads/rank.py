@@ -43,7 +43,7 @@ class ConfigRejected(Exception):
 
 
 class NotFinite(Exception):
-    """The training has diverged: what it computes is NaN or infinite, and how fast it does so is not worth knowing. Say what, and in which step."""
+    """The training has diverged: what it computes is NaN or infinite, so its speed is not measured. Say what, and in which step."""
 
     @classmethod
     def of(cls, what: str, value: object, *, step: int | None = None) -> NotFinite:
@@ -90,7 +90,7 @@ class Rank:
     def phase_seconds(self) -> dict[Phase, float]:
         """Seconds in each phase so far, by this process's clock: the first since the process was started.
 
-        A phase that was never said is part of the one before it, and missing here.
+        A phase of which no heartbeat told is part of the one before it, and missing here.
         """
         now = time.monotonic()
         lived = seconds_since_process_start()

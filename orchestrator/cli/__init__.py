@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     redact = Redactor.of_this_process(arguments)
     take_over()
-    _forget_width_that_is_none()
+    _drop_unreadable_size()
     try:
         with terminable():
             code = _outcome(arguments, redact)
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _forget_width_that_is_none() -> None:
+def _drop_unreadable_size() -> None:
     """Rich reads COLUMNS and LINES, and fails over digits of other scripts."""
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[0-9]{0,9}", os.environ.get(name, "")):

@@ -324,21 +324,25 @@ def _reader(db: str | None) -> list[Check]:
 
     try:
         resolved = url.resolve(db)
-        if resolved.drivername == "sqlite":
-            return []
-        from db import reader_role  # needs psycopg
+    except SweepError:
+        return []  # the check of the database has said it
+    if resolved.drivername == "sqlite":
+        return []
+    from db import reader_role  # needs SQLAlchemy
 
+    has_reader = bool(os.environ.get(url.READER_VARIABLE))
+    try:
         as_role = reader_role.role_of_statements(resolved)
     except SweepError as exc:
-        if url.reader_of(resolved) is None:
-            return []  # said of the database already
+        if not has_reader:
+            return []  # as above
         return [Check(name="sql reader", status=Status.FAIL, found=str(exc), advice="`sweep sql` is refused until then")]
     if as_role.is_own_login:
         return [Check(name="sql reader", status=Status.OK, found=f"`sweep sql` asks as role {as_role.name}, which may only select")]
     rests = (
         "that it stays so rests on how this program reads statements"
         if as_role.is_lesser
-        else ("that it only reads rests on how this program reads statements")
+        else "that it only reads rests on how this program reads statements"
     )
     advice = f"have a role made that may only select, and name it in {url.READER_VARIABLE}: sweep db grant-reader"
     return [Check(name="sql reader", status=Status.WARN, found=f"`sweep sql` asks as role {as_role.name}; {rests}", advice=advice)]

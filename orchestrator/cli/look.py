@@ -110,7 +110,8 @@ def best(
         _print_best(row.name, cells, fastest, standings, others)
 
 
-LEADING = 16  # of a cell's fastest, that are compared with each other where results are shown
+# So many of a cell's fastest layouts are compared with each other where results are shown.
+LEADING = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class Standing:
 
 
 def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Standing:
-    """Of a cell of which these are the fastest by their stored numbers."""
+    """How sure the first place of a cell is. `leading`: its fastest layouts by their stored numbers."""
     from orchestrator.contest import leading_contest  # needs SQLAlchemy
     from orchestrator.core.winner import USUAL_VARIATION
 
@@ -145,7 +146,7 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
         text = f"Trial {verdict.best} is ahead after one run; {varies}; not confirmed by another (search.confirm)"
     else:
         text = f"Winner: trial {verdict.best}, confirmed by {num_runs} runs; {varies}, and with that no other could be faster"
-    # Those beyond what is compared stand behind, as the store has them.
+    # Layouts that are not compared follow in the store's order.
     compared = {row.id for row in rows}
     behind = [row for row in leading if row.id not in compared]
     return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
@@ -156,7 +157,7 @@ def _drift_of(of_cell: Standing | None) -> str | None:
 
 
 def drift_text(change: Change | None) -> str | None:
-    """One line; None: the machine stayed as it was."""
+    """A line about how the machine drifted; None: it stayed as it was."""
     if change is None:
         return None
     later = "later" if change.apart_seconds is None else f"{show.duration(change.apart_seconds)} later"
@@ -246,7 +247,7 @@ def _print_best(
 
 
 def _print_why_unsure(shown: Sequence[TrialRow]) -> None:
-    """What `?` means beside the numbers above; where it means several things, of which trials each is so."""
+    """Explain the `?` of a table; where there are several reasons, name the trials of each."""
     unsure: dict[str, list[int]] = {}
     for trial in shown:
         if (why := _why_unsure(trial)) is not None:

@@ -120,14 +120,14 @@ def held_gpu_hours(spec: SweepSpec, store: Store | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What earlier calls of the sweep know of a cell: nothing of it is to be run again."""
+    """The layouts of a cell that earlier calls have done: they are not run again."""
 
     layouts: frozenset[Layout] = frozenset()
     num_launched: int = 0  # of them: what max_trials counts
 
 
 def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
-    """By cell; layouts that wait to be launched again are not among them."""
+    """What earlier calls of a sweep have done, by cell, without layouts that wait to be launched again."""
     from orchestrator.core.lifecycle import TERMINAL
 
     found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
@@ -142,7 +142,7 @@ def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
 
 
 def _left(candidates: Candidates, done: Done, num_to_run: int) -> Candidates:
-    """The candidates of which the first so many are to be run."""
+    """The candidates that are left, the first `num_to_run` of them."""
     if not done.layouts:
         return candidates
     import numpy as np
@@ -152,7 +152,7 @@ def _left(candidates: Candidates, done: Done, num_to_run: int) -> Candidates:
 
 
 def failing_share(spec: SweepSpec, store: Store | None) -> float:
-    """Of layouts that fit, those that should fail by their own or the code's fault, as far as the sweep's own trials tell."""
+    """The share of the layouts that fit which should fail by their own or the code's fault, by what the sweep's own trials tell."""
     from orchestrator.core.expectation import share_that_fails
     from orchestrator.core.lifecycle import TrialState
 
@@ -365,7 +365,7 @@ def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:
 
 
 def _fitting(row: dict[str, Any]) -> str:
-    """How many layouts fit, as far as that is known beforehand."""
+    """How many layouts should fit, for people."""
     low, high = row["num_that_fit"] or (0, 0)
     return (
         f"predicted to fit {low:,}" if low == high else f"predicted to fit {low:,} to {high:,} (expected {row['num_expected_to_fit']:,.1f})"

@@ -207,7 +207,8 @@ def run_spec(
                 open_scheduler = partial(_open_simulator, simulator, spec, progress)
 
             def begin() -> Scheduler:
-                progress.say(at)  # not before: who does not hold the sweep says that, and nothing else
+                # Only now: a call that does not get the sweep says that, and nothing else.
+                progress.say(at)
                 return open_scheduler()
 
             if patience_seconds is not None and ray_address is not None:

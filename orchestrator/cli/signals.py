@@ -48,7 +48,8 @@ def terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        for number in replaced if not received else ():  # else a second signal has to find one, to the end of this process
+        # Where one came, a second one must find our handler until this process has ended.
+        for number in replaced if not received else ():
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -121,7 +122,8 @@ class Signals:
             self._level = 2
             if self._num_received == 1:
                 raise Terminated(number)
-            if self._num_received > 2:  # what is under way ends without us: the guard, the wardens and the next call see to it
+            # What is under way ends without us: by the guard, the wardens and the next call.
+            if self._num_received > 2:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:
             self._level = 2

@@ -111,10 +111,10 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
 
 
 def _num_unwaited(db: str | None, sweep: SweepRow) -> int:
-    """How many measured attempts have told of longer steps than they held their GPUs for (`core.held.step_seconds_within`)."""
+    """How many measured attempts report more seconds of steps than they held their GPUs for (`core.held.step_seconds_within`)."""
     from db import readonly  # as above
 
-    found = readonly.query(
+    found = readonly.own_query(
         db,
         "SELECT count(*) FROM attempt JOIN trial ON trial.id = attempt.trial_id JOIN cell ON cell.id = trial.cell_id"
         f" WHERE trial.sweep_id = {sweep.id} AND attempt.state = 'measured' AND attempt.gpu_seconds > 0"
@@ -187,8 +187,8 @@ def _print_status(
     )
     if num_unwaited:
         write_line(
-            f"  {show.counted(num_unwaited, 'attempt')} told of more seconds in steps than it was held, so all of that counts as useful:"
-            " nobody waited for those steps, or a clock is wrong",
+            f"  {show.counted(num_unwaited, 'attempt')} reported more seconds of steps than {'its' if num_unwaited == 1 else 'their'} GPUs were held, so all of that time counts as"
+            " useful: nobody waited for those steps, or a clock is wrong",
             style="dim",
         )
     if not cells:

@@ -1,6 +1,6 @@
 """What a process may find around itself and cannot work with: limits, a working folder that is gone, names that are no text.
 
-`check` asks before anything heavy is loaded; `explain` says it of what was raised all the same.
+`check` looks before anything heavy is imported; `explain` tells which of them an exception comes from.
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ def _limited(kind: int, command: str) -> str:
 
 
 def _stand_in(exc: UnicodeEncodeError) -> str | None:
-    """Python stands surrogates for bytes that are no text; which one could not be encoded."""
+    """The byte that could not be encoded: for bytes that are no text Python puts surrogates."""
     letter = exc.object[exc.start]
     return f"0x{ord(letter) - 0xDC00:02x}" if 0xDC80 <= ord(letter) <= 0xDCFF else None

@@ -160,9 +160,12 @@ def store_if_any(db: str | None) -> Iterator[Store | None]:
     if resolved.drivername == "sqlite" and not Path(str(resolved.database)).is_file():
         yield None
         return
+    from db.sqlite_file import can_be_written
     from db.store import Store
 
-    with Store.open(db) as store:
+    # An empty file or database gets its tables; what only others may write is read as it is.
+    to_read = resolved.drivername == "sqlite" and not can_be_written(Path(str(resolved.database)))
+    with Store.open(db, to_read=to_read) as store:
         yield store
 
 

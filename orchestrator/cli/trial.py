@@ -140,13 +140,13 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
 
 
 def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
-    """Say so where the steps that were told of take longer than the attempt was: all of it counts as useful then."""
+    """Say so where the reported steps add up to more than the attempt took: all of its time counts as useful then."""
     if attempt.measurement is None or attempt.gpu_seconds is None or attempt.timed_seconds is None:
         return None
     told, held = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
     if told <= held or attempt.timed_seconds < held:
         return None
-    return f"its steps tell of {show_as.duration(told)}, more than the {show_as.duration(held)} that it was held: nobody waited for them"
+    return f"its steps add up to {show_as.duration(told)}, and its GPUs were held for {show_as.duration(held)}: nobody waited for the steps"
 
 
 def _load_text(load: MachineLoad) -> str | None:

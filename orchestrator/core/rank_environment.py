@@ -48,8 +48,8 @@ _SECRET_WORD = re.compile(
     r"|(?:TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|ACCESSKEY|PASSFILE)$",
     re.IGNORECASE,
 )
-# Words as above that say where something lies, or nothing at all.
-_NO_SECRET = re.compile(r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK|MODE)$", re.IGNORECASE)
+# Words as above that say where something lies, or of which kind it is: RAY_AUTH_MODE=token.
+_NO_SECRET = re.compile(r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK|MODE|TYPE|METHOD)$", re.IGNORECASE)
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]*:[^\s@]*@")
 
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from db import readonly
+from db import bounded_answer, readonly
 from db.bounded_answer import Bounds
 from db.schema import VIEWS
 from db.sql_text import Named
@@ -311,6 +312,22 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(sqlite_url:
         readonly.query(sqlite_url, endless, timeout_seconds=0.5)
     assert time.monotonic() - began < 10
     assert _no_child_is_dead()
+
+
+def test_what_an_answer_needed_is_cleared_up_before_its_process_is_killed(tmp_path: Path) -> None:
+    def ask() -> Generator[list[object], None, None]:
+        try:
+            yield ["n"]
+            yield from ([n, "x" * 100] for n in range(10))
+        finally:
+            time.sleep(0.1)
+            (tmp_path / "cleared").touch()
+
+    assert bounded_answer.fetch(ask, Bounds(rows=3, seconds=10), ()).truncated
+    (tmp_path / "cleared").unlink()
+    with pytest.raises(UsageInvalid, match="larger than"):
+        bounded_answer.fetch(ask, Bounds(rows=9, seconds=10, answer_bytes=500), (UsageInvalid,))
+    assert (tmp_path / "cleared").exists()
 
 
 def _no_child_is_dead() -> bool:

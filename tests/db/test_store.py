@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import schema
+from db import records, schema
 from db.batch import Batch
 from db.engine import Change
 from db.news import Pruned
@@ -123,6 +123,21 @@ def test_a_prediction_that_is_no_number_is_unknown(bench: Bench) -> None:
     )
     assert row.predicted_memory_bytes is None
     assert row.predicted_tokens_per_second_per_gpu is None
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        MachineLoad(cpu_cores=2.0),
+        MachineLoad(foreign_gpu_processes=0),
+        MachineLoad(gpu_clock_ratio=0.9),
+        MachineLoad(gpu_throttled_fraction=0.5, gpu_throttle_reasons=("hw_slowdown", "sw_power_cap")),
+        MachineLoad(gpu_temperature_celsius=81.0),
+        MachineLoad(),
+    ],
+)
+def test_a_load_of_which_one_thing_is_known_comes_back(load: MachineLoad) -> None:
+    assert records.load_of({**dict.fromkeys(records.LOAD_COLUMNS), **records.load_columns(load)}) == load  # type: ignore[arg-type]
 
 
 def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:

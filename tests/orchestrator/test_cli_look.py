@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from db.schema import SweepState
 from db.store import Store
 from orchestrator import cli
 from orchestrator.cli import console_log
+from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.held import Leased
 from orchestrator.core.lifecycle import TrialState
 from tests.db.builders import CONDITIONS, Bench, cell
@@ -449,6 +451,28 @@ def test_a_bad_url_is_one_line_without_its_password(sweep: Sweep, url: str, code
     assert said.splitlines()[-1].startswith("error: ")
 
 
+def test_a_plan_learns_from_a_file_that_only_others_may_write() -> None:
+    with tempfile.TemporaryDirectory(prefix="sweep-foreign-") as name:  # not below tmp_path, which nobody else can enter
+        folder, file = Path(name), Path(name) / "s.sqlite"
+        with Store.open(f"sqlite:///{file}") as store:
+            Bench.on(store).measure()
+        file.chmod(0o644)
+        folder.chmod(0o555)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                with store_if_any(f"sqlite:///{file}") as found:
+                    code = 0 if found is not None and len(found.sweeps()) == 1 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        folder.chmod(0o755)
+
+
 def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("this is no database at all, but a longer text than its header needs to be\n" * 20)
     assert "not a SQLite database" in sweep("status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75)
@@ -525,9 +549,9 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
             told = measurement(step_seconds=(1.0, 1.0, 1.0))
             facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}
             store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
-    assert "  1 attempt told of more seconds in steps than it was held" in sweep("status", "tiny")
+    assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep("status", "tiny")
     assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
-    assert "its steps tell of 3.0 s, more than the 2.0 s that it was held" in sweep("show", "2")
+    assert "its steps add up to 3.0 s, and its GPUs were held for 2.0 s" in sweep("show", "2")
     assert "more than the" not in sweep("show", "1")
 
 

@@ -230,6 +230,18 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
             connection.execute("DROP ROLE cli_reader")
 
 
+def test_doctor_tells_of_a_url_that_cannot_be_read_and_goes_on(quick_imports: None, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWEEP_DB", "nonsense")
+    out, _ = sweep("doctor", code=1)
+    assert "the database URL cannot be read" in out
+    assert "open files" in out
+    monkeypatch.setenv("SWEEP_DB", "postgresql://me@127.0.0.1:1/none")
+    monkeypatch.setenv("SWEEP_DB_READER", "nonsense")
+    out, _ = sweep("doctor", code=1)
+    assert "SWEEP_DB_READER: the database URL cannot be read" in out
+    assert "open files" in out
+
+
 def test_a_sqlite_file_needs_no_reader(quick_imports: None, store: Store, sweep: Sweep) -> None:
     assert "`sweep sql` opens it read-only" in sweep("db", "grant-reader", code=2)[1]
     assert "sql reader" not in sweep("doctor", code=1)[0]

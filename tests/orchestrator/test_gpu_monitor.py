@@ -133,8 +133,13 @@ def test_processes_on_a_device_are_foreign_where_ours_are_seen_too() -> None:
 
 
 def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
-    with GpuMonitor(["0"], nvml=nvml(xids=[45, 79])) as monitor:
-        pass
+    fallen = nvml(xids=[45, 79])
+
+    def lost(handle: int) -> Any:
+        raise NvmlError("GPU is lost")
+
+    with GpuMonitor(["0"], nvml=fallen) as monitor:
+        fallen.nvmlDeviceGetPciInfo = lost  # as after Xid 79: then the kernel's log is searched by what was told before
     assert monitor.xids == (45, 79)
     assert monitor.addresses == {"0000:3b:00"}
     silent = nvml()

@@ -330,13 +330,13 @@ def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLa
     assert launcher.run(order(trial_id=2)).failure is None
 
 
-@pytest.mark.parametrize("victim", ["server", "warden"])
+@pytest.mark.parametrize("victim", ["outer warden", "inner warden", "server"])
 def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(launcher: NodeLauncher, tmp_path: Path, victim: str) -> None:
     def strike() -> None:
-        while launcher.progress() is None or len(tree_of(tmp_path)) < 4:
+        while launcher.progress() is None or len(tree_of(tmp_path)) < 5:
             time.sleep(0.01)
-        warden, server = tree_of(tmp_path)[:2]
-        os.kill({"server": server, "warden": warden}[victim], signal.SIGTERM)
+        victims = dict(zip(("outer warden", "inner warden", "server"), tree_of(tmp_path), strict=False))
+        os.kill(victims[victim], signal.SIGTERM)
 
     thread = threading.Thread(target=strike)
     thread.start()

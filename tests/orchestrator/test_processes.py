@@ -124,8 +124,12 @@ def test_a_cgroup_that_is_not_there_is_nobody_s() -> None:
     assert group.end() == []
 
 
-def test_where_no_cgroup_can_be_made_it_is_said_why() -> None:
-    assert why_no_cgroup() is None or (own_cgroup() is None) == ("no cgroup of version 2" in str(why_no_cgroup()))
+def test_where_no_cgroup_can_be_made_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.cgroups._parent", lambda: None)
+    assert "is not ours to make groups in" in str(why_no_cgroup()) or own_cgroup() is None
+    assert make_cgroup(launcher_identity(HERE), 1) is None and orphaned_cgroups() == []
+    monkeypatch.setattr("orchestrator.cgroups.own_cgroup", lambda: None)
+    assert "no cgroup of version 2" in str(why_no_cgroup())
 
 
 def _await(condition: Callable[[], bool]) -> None:

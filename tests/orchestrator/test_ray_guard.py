@@ -90,6 +90,8 @@ def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_o
     guard.dismiss()
     assert ray.wait(ENOUGH_SECONDS) == -signal.SIGKILL
     assert _within(lambda: not guard.folder.exists())
+    dismissed = guard._process
+    assert guard.ray_is_gone() is False and guard._process is dismissed, "no guard comes back after it was dismissed"
 
 
 def test_the_next_guard_ends_a_ray_whose_orchestrator_and_guards_were_killed_together() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_the_folder_that_somebody_named_for_ray_is_refused_rather_than_replaced(
 
 
 def test_a_folder_without_room_is_told_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_folder.shutil, "disk_usage", lambda _: os.terminal_size((0, 0)) and type("Usage", (), {"free": 5 << 20}))
+    monkeypatch.setattr(ray_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))
     with pytest.raises(MachineUnready, match="5 MiB are free, of 32 that it needs"):
         ray_folder.chosen({})
 

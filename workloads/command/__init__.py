@@ -234,7 +234,7 @@ class _Metrics:
 
 
 def _is_not_finite(value: Any) -> bool:
-    """Whether it is NaN or infinite, also written as a text. What is no number at all, or null, says nothing."""
+    """Whether a value is NaN or infinite, also where it is written as a text. Null, and what is no number at all, are not."""
     try:
         return value is not None and not isinstance(value, bool) and not math.isfinite(float(value))
     except (TypeError, ValueError):

@@ -162,7 +162,7 @@ class Trainer:
         return loss
 
     def gradient_norm(self) -> float:
-        """Of the gradients that the last step was made with."""
+        """The norm of the last step's gradients."""
         return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.replica.gradients())).float()))
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
