@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import exp, log
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from orchestrator.core.purpose import Purpose
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+_T = TypeVar("_T")
 
 USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: published repeats differ by 0.7 to 4 %
 # Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
@@ -38,6 +39,8 @@ MOST_OF_TWO = 10  # likewise, of two
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
 MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
+MOST_OF_ONE = MOST_RUNS // 2  # of one layout, evenly chosen: an anchor of a long sweep has hundreds
+MOST_CORRECTED = 256  # runs, evenly chosen, that the largest correction is sought among
 KEPT_WEIGHT = 0.998  # of the settings that verdicts rest on, the likeliest
 SEEN = 0.03  # relative: a smaller change of the machine is not spoken of
 LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measured: no limit in practice
@@ -141,7 +144,7 @@ def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
     rows = _Rows.of(repeated, settings.span)
     settings = _weighed(settings, rows)
     alpha = _alpha(rows, settings)
-    every = rows.alone([run for some in runs.values() for run in some])
+    every = rows.alone(_evenly([run for some in runs.values() for run in some], MOST_CORRECTED))
     drifted = settings.weights @ _drift_at(every, rows, settings, alpha)
     return Drift(
         change=_change(rows, float(np.abs(drifted).max()), settings), _settings=settings, _repeated=repeated, _rows=rows, _alpha=alpha
@@ -225,7 +228,8 @@ def _step_places(times: Sequence[float], telling: Collection[float], most: int) 
     return [(place - times[0]) / (times[-1] - times[0]) for place in sorted(chosen)]
 
 
-def _evenly(values: Sequence[float], most: int) -> list[float]:
+def _evenly(values: Sequence[_T], most: int) -> list[_T]:
+    """The first, the last and as many between as there may be."""
     if len(values) <= most:
         return list(values)
     return [values[place] for place in sorted({round(place) for place in np.linspace(0, len(values) - 1, most)})]
@@ -403,6 +407,7 @@ def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
 
 def _newest(runs: Mapping[int, Sequence[Run]]) -> dict[int, Sequence[Run]]:
     """As many layouts as there is room for, those with the newest runs; in the order given."""
+    runs = {key: _evenly(some, MOST_OF_ONE) for key, some in runs.items()}
     room, kept = MOST_RUNS, set[int]()
     for key in sorted(runs, key=lambda key: -max((run.at or 0.0) for run in runs[key])):
         room -= len(runs[key])
