@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, sqrt
+from itertools import takewhile
+from math import exp, inf, log, sqrt
 
 from db.rows import Repeats, TrialRow
 from db.store import Store
@@ -252,7 +253,13 @@ class Contest:
         """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
         if len(self._given_up) > 1:
             return None
-        return next((trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing), None)
+        able = (trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing)
+        first = next(able, None)
+        if first is None:
+            return None
+        # Of trials that ended together the one with the smallest id: a later call reads them from the store in that order.
+        at = self._runs[first][0].at
+        return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
     def _next_wrong(self) -> Again | None:
         """A trial of a pair that contradicts physics, each once."""
@@ -335,15 +342,16 @@ def contest_of(
         for trial_id, trial in measured.items()
         for number, run in enumerate(repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),))
     ]
-    # In the order of time, as they came in; what has no time comes first.
-    for run, trial_id, _ in sorted(runs, key=lambda one: (one[2] > 0, one[1]) if one[0].at is None else (one[0].at, one[1])):
-        contest.note(trial_id, measured[trial_id].layout, run)
+    # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
     for trial_id in repeats.keys() & measured.keys():
         for kind, times in repeats[trial_id].failures.items():
             for _ in range(times):
                 contest.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
             contest.end(trial_id)
+    # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
+    for run, trial_id, _ in sorted(runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])):
+        contest.note(trial_id, measured[trial_id].layout, run)
     for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
         contest.begin(trial_id, purpose)
     if runs and (was_paused or (under_way is not None and under_way._was_paused)):
