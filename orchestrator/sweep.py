@@ -463,14 +463,15 @@ class _Loop:
         request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased())
         self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
-            self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
+            self._requested = max(self._requested, Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN)
 
     @property
     def _flights(self) -> dict[int, Flight]:
         return self._launches.flights
 
     def _asked(self) -> Stop:
-        return max(self._stop(), self._requested)
+        self._requested = max(self._stop(), self._requested)
+        return self._requested
 
     def _learn_from_others(self, run: CellRun) -> None:
         """Begin the search of a cell anew, of which nothing was launched, where other cells have taught something since it was opened."""
@@ -540,17 +541,18 @@ class _Loop:
 
     def _time_left(self) -> TimeLeft | None:
         search, confirm = self._spec.search, self._spec.search.confirm
-        new = sum(self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs)
-        most = confirm.contenders * confirm.repeats
-        searching = sum(run.stopped is None for run in self._runs)
+        new_of = {run.id: self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs}
+        new, most = sum(new_of.values()), confirm.contenders * confirm.repeats
+        searching = [run for run in self._runs if run.stopped is None]
+        anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
         # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
         confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
-        repeats = most * searching + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
+        repeats = anchors + most * len(searching) + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
             num_running=len(self._flights),
-            most_to_come=new + repeats if self._asked() is Stop.GO_ON else 0,
+            most_to_come=new + repeats if self._requested is Stop.GO_ON else 0,
             may_end_early=bool(repeats) or search.plateau is not None or search.bound is not None,
             wall_seconds_left=self._spending.wall_seconds_left,
             gpu_seconds_left=self._spending.gpu_seconds_left,
