@@ -163,7 +163,7 @@ class CellRun:
     @property
     def has_nothing(self) -> bool:
         """Whether nothing is measured yet, under the newest fingerprint."""
-        return self.contest.best() is None
+        return not self.contest.num_measured
 
     def expected_gain(self) -> float | None:
         """The most that an untried layout is expected to gain over the best, relative; worked out anew when something has ended."""

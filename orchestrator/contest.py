@@ -145,7 +145,11 @@ class Contest:
     @property
     def is_best_repeated(self) -> bool:
         """Whether a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
-        return self.best() is not None and (self._is_over or (self._leader is not None and self.was_repeated(self._leader)))
+        if not self._runs or self._is_over:
+            return bool(self._runs)
+        if self._leader is None:
+            self.best()
+        return self._leader is not None and self.was_repeated(self._leader)
 
     def _place(self, trial_id: int) -> tuple[float, int]:
         return self.seconds_of(trial_id), trial_id
@@ -215,6 +219,13 @@ class Contest:
             if (anchor := self._next_anchor()) is not None:
                 return anchor
         return wanted
+
+    def repeat_of_best(self, confirm: Confirm) -> Again | None:
+        """The first repeat of the fastest layout, where a budget leaves no more than that; None: it was begun, or cannot count."""
+        if not confirm.repeats or not self._runs or self.is_best_repeated:
+            return None
+        assert self._leader is not None, "something was measured"
+        return self._again(self._leader, Purpose.CONFIRMATION, "run 2 to confirm it, the best when the budget ended the search")
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
         verdict = self._judge(confirm)

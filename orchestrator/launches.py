@@ -26,7 +26,7 @@ from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import BUDGETS, StopReason
+from orchestrator.progress import BUDGETS, CONFIRMED, DECIDED, StopReason
 from orchestrator.searcher import Proposal
 from orchestrator.spending import SPENT, Spending
 from orchestrator.turns import Turns
@@ -37,11 +37,6 @@ MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (
 PAUSE_SECONDS = 600.0  # that nothing of a cell ran: its machine may have changed meanwhile,
 PAUSE_TRIALS = 4.0  # if as many trials would have run
 CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
-DECIDED = frozenset(
-    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
-)  # a search that has ended by itself: what it found is confirmed
-
-CONFIRMED = DECIDED | BUDGETS  # the best of a search that a budget ended is confirmed within what was kept of the budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +210,8 @@ class Launches:
 
     def _next_repeat(self, run: CellRun) -> Again | None:
         search = self._spec.search
+        if run.stopped in BUDGETS and (again := run.contest.repeat_of_best(search.confirm)) is not None:
+            return again  # no more than that was kept: it goes before anchors
         return run.contest.next_repeat(search.confirm, anchor_every=search.anchor_every)
 
     def _within_trials(self, run: CellRun) -> bool:
@@ -338,11 +335,11 @@ class Launches:
 
         Where a budget ended the search, what waits is for the next call, and what is kept of the budget is for repeats.
         """
+        self._note_pause(run)
         found = None if run.num_new else self._next_repeat(run)
         may_wait = run.waiting and run.stopped in DECIDED
         if not may_wait and found is None:
             return False
-        self._note_pause(run)
         spent = self._spending.spent() or self._passed_by(run, None, is_repeat=found is not None)
         if spent is not None:
             if spent not in SPENT or not self._is_anything_under_way:

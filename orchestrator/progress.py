@@ -36,6 +36,9 @@ class StopReason(StrEnum):
 
 
 BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
+# A search that has ended by itself: what it found is confirmed.
+DECIDED = frozenset({StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND})
+CONFIRMED = DECIDED | BUDGETS  # the best of a search that a budget ended is confirmed within what was kept of the budget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from statistics import median
 
 from orchestrator.cell_run import CellRun
 from orchestrator.core.spec import Confirm
+from orchestrator.progress import CONFIRMED
 from orchestrator.turns import FIRST_TRIALS
 
 MARGIN = 1.15  # on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing
@@ -81,7 +82,8 @@ def _wants_a_first(run: CellRun) -> bool:
 
 
 def _wants_a_repeat(run: CellRun) -> bool:
-    return run.contest.num_measured >= FEWEST_TO_CONFIRM and not run.is_settled and not run.contest.is_best_repeated
+    may_be_confirmed = (run.stopped is None or run.stopped in CONFIRMED) and not run.is_settled
+    return may_be_confirmed and run.contest.num_measured >= FEWEST_TO_CONFIRM and not run.contest.is_best_repeated
 
 
 def _will_want_a_repeat(run: CellRun, *, is_alone: bool) -> bool:

@@ -35,11 +35,12 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
-from orchestrator.launches import DECIDED, Launches
+from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
 from orchestrator.progress import (
     BUDGETS,
+    DECIDED,
     Ended,
     Running,
     SearchEnded,
@@ -487,9 +488,7 @@ class _Loop:
         interrupted = self._asked() is not Stop.GO_ON
         nothing = [run.cell for run in self._runs if run.has_nothing and not interrupted]
         unconfirmed = [
-            run.cell
-            for run in self._runs
-            if self._spec.search.confirm.repeats and run.stopped in BUDGETS and not run.has_nothing and not run.contest.is_best_repeated
+            run.cell for run in self._runs if run.stopped in BUDGETS and run.contest.repeat_of_best(self._spec.search.confirm) is not None
         ]
         return SweepResult(
             sweep_id=self._sweep_id,
