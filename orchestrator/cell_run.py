@@ -162,7 +162,7 @@ class CellRun:
 
     @property
     def has_nothing(self) -> bool:
-        """Whether nothing is measured yet, under the newest fingerprint."""
+        """True where nothing is measured yet under the newest fingerprint."""
         return not self.contest.num_measured
 
     def expected_gain(self) -> float | None:
@@ -178,7 +178,7 @@ class CellRun:
         return self.trial_gpu_seconds if self.trial_gpu_seconds is not None else self.predicted_seconds * self.cell.num_gpus
 
     def predicted_step(self, layout: Layout, *, at_least: float | None = None) -> PredictedStep | None:
-        """What a step of a layout that was launched before should take; `at_least`: what it has been seen to take."""
+        """The predicted step of a layout that was launched before. `at_least`: the seconds that it was seen to take."""
         found = self.searcher.predicted_step(layout)
         if at_least is None or (found is not None and found.seconds >= at_least):
             return found
@@ -268,7 +268,7 @@ class CellRun:
 
 
 def _proving(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
-    """What is known of a trial, with how many of its attempts prove that it does not fit."""
+    """The known outcome of a trial, with the number of its attempts that prove that it does not fit."""
     if isinstance(known, OutOfMemory) and num_proofs is not None:
         return replace(known, num_proofs=num_proofs.get(trial_id, 0))
     return known or SetAside()

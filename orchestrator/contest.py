@@ -40,7 +40,7 @@ class Again:
 
 @dataclass(eq=False)
 class Contest:
-    """By trial id; filled from the store and by what ends, in the order of time."""
+    """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
 
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Contest:
         return self._num_repeated
 
     def was_doubted(self, trial_id: int) -> bool:
-        """Whether a repeat was begun that tells whether its first run was right; anchors tell of the machine."""
+        """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
         return others or trial_id in self._repeating or trial_id in self._failures
 
@@ -144,7 +144,7 @@ class Contest:
 
     @property
     def is_best_repeated(self) -> bool:
-        """Whether a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
+        """True where a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
         if not self._runs or self._is_over:
             return bool(self._runs)
         if self._leader is None:
@@ -162,7 +162,7 @@ class Contest:
 
     @property
     def seconds(self) -> dict[int, float]:
-        """The same of every trial."""
+        """The seconds of a step of every trial, as `seconds_of` gives them."""
         if self.change is None:
             return {trial_id: median_run(some).step_seconds for trial_id, some in self._runs.items()}
         return self._corrected(list(self._runs))
@@ -178,12 +178,12 @@ class Contest:
 
     @property
     def change(self) -> Change | None:
-        """How the machine has changed meanwhile; None: by no more than noise, or nobody can tell."""
+        """How the machine has changed meanwhile. None: by no more than noise, or no repeat tells."""
         found = self._drift()
         return None if found is None else found.change
 
     def _drift(self) -> Drift | None:
-        """What the repeats tell; None: there are none."""
+        """The drift that the repeats tell. None: there are no repeats."""
         if self._fitted is None and self._num_repeated:
             with one_blas_thread():
                 self._fitted = fit(self._runs)
@@ -200,7 +200,7 @@ class Contest:
     # -- what to measure once more -----------------------------------------------------------------------------------------------
 
     def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
-        """What to measure once more while the search goes on: an anchor that is due, else what contradicts physics. None: nothing."""
+        """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         gap = anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET)) if anchor_every else 0
@@ -209,13 +209,13 @@ class Contest:
         return self._next_wrong()
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
-        """What to measure once more, the search having ended; None: it is settled, or the repeats are spent or under way."""
+        """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
         if anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None)):
             if Purpose.ANCHOR in self._repeating.values():
-                return None  # what it tells decides who contends
+                return None  # its result decides who contends
             if (anchor := self._next_anchor()) is not None:
                 return anchor
         return wanted
@@ -238,9 +238,9 @@ class Contest:
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
 
     def _judge(self, confirm: Confirm) -> Verdict | None:
-        """Asked again and again, and worked out once."""
+        """The verdict since the last run ended; worked out once, asked for often."""
         if self._judged is None or self._judged[0] != confirm:
-            # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
+            # A repeat under way counts as one that confirms: what else is asked for should not depend on its result.
             with one_blas_thread():
                 verdict = judge(
                     self._runs,
@@ -314,10 +314,10 @@ class Contest:
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Again:
         return Again(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
-    # -- how it stands -----------------------------------------------------------------------------------------------------------
+    # -- the order so far -----------------------------------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict | None:
-        """How it stands at the top; None: nothing was measured."""
+        """The order at the top so far. None: nothing was measured."""
         with one_blas_thread():
             return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
 
@@ -331,16 +331,16 @@ class Contest:
 
     @property
     def newest(self) -> float | None:
-        """When the newest run was measured; None: nobody knows."""
+        """The time of the newest run. None: it is not known."""
         return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
 
 
 def contest_of(
     trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None, was_paused: bool = False
 ) -> Contest:
-    """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them.
+    """The contest of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
 
-    Of a contest that this takes the place of, the repeats under way are kept.
+    `under_way` is the contest that this one replaces: its repeats under way are kept.
     """
     contest = Contest()
     measured = {

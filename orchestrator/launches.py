@@ -130,7 +130,7 @@ class Launches:
         return any(self._wants(run) and self._waits(run) for run in runs)
 
     def is_open(self, run: CellRun) -> bool:
-        """Whether the cell may start another attempt of something that is not measured."""
+        """Say whether the cell may start another attempt of a trial that is not measured."""
         return run.stopped is None or (run.stopped in DECIDED and bool(run.waiting))
 
     def ended(self, flight: Flight) -> None:
@@ -266,7 +266,7 @@ class Launches:
         return None if passed is None and self._waiting(run, nodes) else passed or reason
 
     def _note_pause(self, run: CellRun) -> None:
-        """Nothing of the cell ran for long: others had their turn, or its nodes were gone."""
+        """Note a pause where nothing of the cell ran for long: others had their turn, or its nodes were gone."""
         if run.ended_at is None or run.num_new or run.num_repeats:
             return
         if self._clock() - run.ended_at > max(PAUSE_SECONDS, PAUSE_TRIALS * run.trial_seconds):
@@ -274,7 +274,7 @@ class Launches:
             run.ended_at = None
 
     def _goes_on(self, run: CellRun) -> bool:
-        """Whether anything new is still to be launched: else anchors come with the confirmation."""
+        """Say whether a new layout is still to be launched. If not, anchors come with the confirmation."""
         return run.ahead is not None or (self._within_trials(run) and run.searcher.untried > 0)
 
     def _new(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
@@ -331,7 +331,7 @@ class Launches:
         return True
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner.
+        """Start what still waits after the search of a cell has ended, then repeat contenders until one layout is the winner.
 
         Where a budget ended the search, what waits is for the next call, and what is kept of the budget is for repeats.
         """
@@ -375,7 +375,7 @@ class Launches:
         return sharing.expected_by_others(run, self._runs) if own is None else own
 
     def _kept(self, run: CellRun, *, is_repeat: bool = False) -> sharing.Kept:
-        """What this cell leaves of the budgets to first trials and repeats."""
+        """The share of the budgets that this cell leaves to first trials and repeats."""
         confirm, slots = self._spec.search.confirm, self._scheduler.slots.total
         return sharing.kept_from(run, self._runs, confirm=confirm, is_repeat=is_repeat, slots=slots, at_once=self._most_at_once)
 

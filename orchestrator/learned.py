@@ -360,7 +360,7 @@ def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, h
 
 
 def _waited_for_its_steps(row: ObservationRow) -> bool:
-    """Whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
+    """Say whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
     if row.steady_seconds is None or row.num_steps is None or row.step_seconds is None:
         return True
     return row.steady_seconds >= WAITED_SHARE * row.num_steps * row.step_seconds

@@ -36,7 +36,7 @@ class StopReason(StrEnum):
 
 
 BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
-# A search that has ended by itself: what it found is confirmed.
+# Searches that ended by themselves: their best is confirmed.
 DECIDED = frozenset({StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND})
 CONFIRMED = DECIDED | BUDGETS  # the best of a search that a budget ended is confirmed within what was kept of the budget
 
@@ -57,7 +57,7 @@ class Running:
 class Ended:
     """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
 
-    text: str  # which it was and what became of it
+    text: str  # the trial and its outcome
     seconds: float  # since this call began
     counts: Mapping[TrialState, int]
     num_launched: int
@@ -66,7 +66,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchEnded:
-    """A cell of which nothing new is launched any more; what it found may still be confirmed."""
+    """A cell whose search has ended. Its best may still be confirmed."""
 
     cell: Cell
     reason: StopReason
@@ -76,7 +76,7 @@ class SearchEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLeft:
-    """How long a call may go on, in seconds, at the pace so far and within its budgets."""
+    """The seconds that a call may go on, at the pace so far and within its budgets."""
 
     least: float
     most: float

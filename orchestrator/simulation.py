@@ -266,7 +266,7 @@ class SimulatedScheduler:
 
 
 def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _Outcome:
-    """What a rank of workload synthetic would have come to, phase by phase, with the time that each takes and within its limits."""
+    """Simulate a rank of workload synthetic phase by phase: how it ends and when, limits included."""
     hardware, limits = DEVICES[options.device_name], request.limits
     capacity = options.device_memory_bytes or hardware.memory_bytes
     needs = memory(request.model, request.layout, request.sequence_length)
@@ -276,7 +276,7 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
     place = _Place(request=request, node=node)
 
     def ends(at: str, needed_bytes: int) -> _Outcome | None:
-        """How the attempt ends here, by a fault or for lack of memory."""
+        """The end of the attempt at this place, by a fault or for lack of memory; None: it goes on."""
         if (fault := next((fault for fault in faults if fault.at == at), None)) is not None:
             return place.struck(fault)
         return place.too_large(needed_bytes, capacity) if needed_bytes > capacity else None
@@ -336,7 +336,7 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
 
 
 def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase, float]:
-    """Of a launch beside its steps. These are made up, so they do not pass a limit: only its steps do."""
+    """The phases of a launch without its steps. They are made up, so they never pass a limit: only steps do."""
     phases = {
         phase: min(seconds * log_normal(LAUNCH_SD, *name, phase), LAUNCH_SHARE * getattr(limits, phase))
         for phase, seconds in PHASE_SECONDS.items()
@@ -347,7 +347,7 @@ def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase
 
 
 def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
-    """Whether a fault strikes a rank of this attempt that exists: where one stands for a node's, the others do not."""
+    """Say whether a fault strikes an existing rank of this attempt: where one rank stands for a node, the others do not exist."""
     rank = fault.rank or 0
     exists = rank < request.layout.world_size and not (request.one_rank_per_node and rank % shape.slots_per_node)
     return exists and strikes(fault, request, rank)
@@ -355,7 +355,7 @@ def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Place:
-    """How far an attempt has come, and how it would end there."""
+    """The place in its phases that an attempt has reached, and how it would end there."""
 
     request: TrialRequest
     node: str

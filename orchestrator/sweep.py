@@ -531,7 +531,7 @@ class _Loop:
         return sum(run.launched for run in self._runs)
 
     def _most_trials(self, run: CellRun) -> int:
-        """How many trials of a cell there will be at most, those that were launched included."""
+        """The most trials that a cell will have, those that were launched included."""
         if run.stopped is not None:
             return run.launched
         waiting = sum(trial.num_attempts == 0 for trial in run.waiting)

@@ -114,11 +114,11 @@ class Predicted:
         return below, above
 
     def memory_band(self) -> tuple[Floats, Floats]:
-        """The same of the bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
+        """Factors on the predicted bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
         return np.full(len(self.memory_bytes), np.exp(-Z * self.memory_residual_sd)), np.exp(Z * self.memory_relative_sd)
 
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
-        """That a layout's peak stays under a limit; errors of the logarithm are taken as normal, with the spread of either side."""
+        """The probability that a layout's peak stays under a limit. Errors of the logarithm are taken as normal, with the spread of either side."""
         room = np.log(limit_bytes) - np.log(self.memory_bytes)
         return normal_share_below(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
 
@@ -150,7 +150,7 @@ class Calibration:
 
     @classmethod
     def prior(cls, trainer: Trainer | None = None, *, is_known: bool = False) -> Calibration:
-        """What is believed before anything is measured. `is_known`: the trainer is ours, or named: its constants are not any stack's."""
+        """The belief before anything is measured. `is_known`: the trainer is ours or declared, so its constants are closer than those of any stack."""
         trainer = trainer or Trainer()
         factors = np.log([getattr(trainer, name) for name in _FACTORS])
         amounts = np.array([getattr(trainer, name) for name in _AMOUNTS]) / _UNITS
@@ -394,7 +394,7 @@ def _with_residuals(
 
 
 def _errors(timed: Sequence[_CellGroup], unexplained: Sequence[Floats], offsets: Mapping[tuple[Cell, str], float]) -> dict[str, FitErrors]:
-    """What a fit left of its rows, by hardware."""
+    """The errors that a fit left, by hardware."""
     found = {}
     for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
         groups, errors = zip(*same, strict=True)

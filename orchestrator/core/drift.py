@@ -48,7 +48,7 @@ LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measur
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one attempt of a layout measured."""
+    """The measurement of one attempt of a layout."""
 
     step_seconds: float  # median
     relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def variance(self) -> float:
-        """Of the logarithm of its step time, by what the run itself tells."""
+        """The variance of the logarithm of its step time, as the run itself tells it."""
         own = USUAL_SD if self.relative_confidence is None else self.relative_confidence / 1.96
         return own**2 + self.load_sd**2
 
@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
-    """What the repeats tell of the machine: the settings that are likely, and how it was at each time."""
+    """The drift of a machine as repeats tell it: the likely settings, and the speed at each time."""
 
     change: Change | None  # None: it did not change by more than noise
     _settings: _Settings
@@ -92,7 +92,7 @@ class Drift:
         return float(np.sqrt(self._settings.weights @ self._settings.run_sd**2))
 
     def corrections(self, runs: Sequence[Run]) -> Floats:
-        """What is to be added to the logarithm of each run, to have it as the machine is at the last repeat."""
+        """The term to add to the logarithm of each run, to have it as the machine is at the last repeat."""
         if self._rows is None:
             return np.zeros(len(runs))
         found: Floats = -self._settings.weights @ _drift_at(self._rows.alone(runs), self._rows, self._settings, self._alpha)
@@ -109,7 +109,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """Of layouts the logarithm of their step time, under each setting that is likely."""
+    """The logarithm of the step times of layouts, under each likely setting."""
 
     keys: tuple[int, ...]
     weights: Floats  # of the settings
@@ -136,7 +136,7 @@ class Estimate:
 
 
 def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
-    """What the repeats among these runs tell. A layout that ran once says nothing of drift, for its own time is not known."""
+    """Estimate drift from the repeats among these runs. A layout that ran once tells nothing of drift, since its own time is not known."""
     repeated = _newest({key: some for key, some in runs.items() if len(some) > 1})
     settings = _settings(runs)
     if not repeated:
@@ -199,7 +199,7 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
 
 
 def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[float, float, float, float, float, float]]:
-    """What drift may have been like: standard deviation, length, smooth or not, its steps, and how far that is believed."""
+    """The courses that drift may have taken: standard deviation, length, smooth or not, first and second step, and prior probability."""
     if len(times) < 2:
         return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
     once, twice = _step_places(times, telling, MOST_STEPS), list(combinations(_step_places(times, telling, MOST_OF_TWO), 2))
@@ -214,9 +214,9 @@ def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[f
 
 
 def _step_places(times: Sequence[float], telling: Collection[float], most: int) -> list[float]:
-    """Where the machine may have changed at once: between two runs that follow each other.
+    """The times of possible steps: between two runs that follow each other.
 
-    Where these are many, first of all just before a run that tells, which would else be taken for one of the other side; the rest is evenly chosen.
+    Where there are many, those next to a repeated run come first, since such a run would else be taken for one of the other side; the rest is evenly chosen.
     """
     if len(times) < 3:
         return []
@@ -266,7 +266,7 @@ class _Rows:
     times: Floats
     is_timed: bool
     member: Floats  # runs x nodes: products of two rows are the share of nodes that they have in common
-    nodes: Mapping[str, int]  # columns; the last is of runs of which nobody knows where they were
+    nodes: Mapping[str, int]  # columns; the last is for runs on unknown nodes
     span: tuple[float, float]
     variance: Floats
 
@@ -316,7 +316,7 @@ def _member(runs: Sequence[Run], nodes: Mapping[str, int]) -> Floats:
 
 
 def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats:
-    """Of drift and nodes: settings x rows x others."""
+    """The covariance of drift and nodes: settings x rows x others."""
     apart = np.abs(rows.at[:, None] - others.at[None, :])[None] / settings.length[:, None, None]
     smooth = np.sqrt(5.0) * apart
     alike = np.where(settings.is_smooth[:, None, None] > 0, (1.0 + smooth + smooth**2 / 3.0) * np.exp(-smooth), np.exp(-apart))
@@ -328,7 +328,7 @@ def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats
 
 
 def _levels(rows: _Rows, settings: _Settings) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Settings x runs: whether a run was before the first step; and whether between the first and the second."""
+    """Settings x runs: true where a run was before the first step, and where it was between the first and the second."""
     at, first, then = rows.at[None, :], settings.step_at[:, None], settings.next_step_at[:, None]
     return at < first, (at >= first) & (at < then)
 
@@ -353,7 +353,7 @@ def _whole(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats]:
 
 
 def _alpha(rows: _Rows, settings: _Settings) -> Floats:
-    """Settings x runs: times the covariance of drift anywhere with the runs, that drift's mean."""
+    """Settings x runs: the weights that give the mean of drift at any time, multiplied by its covariance with the runs."""
     _, whole = _whole(rows, settings)
     y = rows.y - float(rows.y.mean())
     found: Floats = np.linalg.solve(whole, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
@@ -381,7 +381,7 @@ def _posterior(rows: _Rows, settings: _Settings, last: int) -> tuple[Floats, Flo
 
 
 def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
-    """How the machine has changed, where it has: shown by the repeated layout whose runs differ most."""
+    """The change of the machine, shown by the repeated layout whose runs differ most. None: it did not change by more than noise."""
     changes = (np.maximum(settings.drift_sd, settings.node_sd) >= SEEN) | (settings.step_at >= 0)
     likely = float(settings.weights[changes].sum())
     if largest < log(1 + SEEN) or likely < 0.5:

@@ -1,4 +1,4 @@
-"""What a node was busy with beside an attempt while its steps were timed, and what that means for the number: whether it is spoiled, and how far off it may be.
+"""The load by others on a node while an attempt's steps were timed, and how far off the measured number may be because of it.
 
 Values in, values out: the launcher reads the counters (`orchestrator/cpu_watch.py`, `orchestrator/gpu_monitor.py`).
 """
@@ -42,9 +42,9 @@ NO_LOAD = MachineLoad()
 
 
 def relative_sd(load: MachineLoad) -> float:
-    """How far off the step time may be because of the load: a standard deviation, relative. 0: not spoiled, or nothing is known.
+    """The relative standard deviation that the load adds to the step time. 0: not spoiled, or nothing is known.
 
-    Others take turns with the attempt for cores and devices. How much of their turns fell on its critical path nobody knows: the slow-down is
+    Others take turns with the attempt for cores and devices. How much of their turns fell on its critical path is not known: the slow-down is
     taken as log-uniform between none and all of it.
     """
     parts = (_cpu_slowdown(load), _foreign_slowdown(load), _throttle_slowdown(load))
@@ -52,12 +52,12 @@ def relative_sd(load: MachineLoad) -> float:
 
 
 def spoils(load: MachineLoad) -> bool:
-    """Whether a number that was measured under it is not to be believed without a repeat."""
+    """Say whether a number that was measured under this load needs a repeat before it is believed."""
     return relative_sd(load) > 0
 
 
 def said_of(load: MachineLoad) -> str | None:
-    """What spoils a result, for a person; None: nothing does."""
+    """Say in words what spoils a result. None: nothing does."""
     texts = []
     if _cpu_slowdown(load) > 1:
         texts.append(f"the machine was busy: {cores_text(load.others_cpu_cores, load.cpu_cores)} were somebody else's")

@@ -50,7 +50,7 @@ def step_spreads(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitErrors:
-    """What a fit left unexplained on one kind of hardware, row by row, for bands to rest on."""
+    """The errors of a fit on one kind of hardware, row by row: bands follow them."""
 
     places: Floats  # n x k, where the rows lie (residual.places_of)
     errors: Floats  # n: log measured over predicted seconds, the cell's own offset taken off
@@ -60,9 +60,9 @@ class FitErrors:
     above: Floats
 
     def quantiles(self, *, knows_cell: bool) -> tuple[float, float]:
-        """What the 10th and the 90th percentile of errors are, in spreads of before: -1.28 and 1.28 where nothing was measured.
+        """The 10th and the 90th percentile of errors, in spreads of before: -1.28 and 1.28 where nothing was measured.
 
-        Of a cell that was not measured the error is told by predicting each cell from the others; of one that was, by its own fit.
+        For a cell that was not measured, each measured cell is predicted from the others; for a measured one its own fit counts.
         """
         num_cells = len(set(self.cells.tolist()))
         if not num_cells:

@@ -20,7 +20,7 @@ ENOUGH = 2  # out-of-memories that agree, where one alone may be the program's o
 
 
 class Dominance(StrEnum):
-    """What out-of-memories rule out without a launch."""
+    """How much proof rules a layout out without a launch."""
 
     TRUSTED = "trusted"  # one rules out every layout that needs at least as much memory
     CONFIRMED = "confirmed"  # two that agree do, or one that was measured
@@ -37,7 +37,7 @@ class MemoryProof:
 
     @property
     def weight(self) -> int:
-        """How many agreeing out-of-memories it stands for."""
+        """The number of agreeing out-of-memories that it counts for."""
         return ENOUGH if self.is_measured else self.num_attempts
 
 

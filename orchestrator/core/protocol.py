@@ -80,7 +80,7 @@ class MeasurementPlan(_Message):
 
 
 class LimitName(StrEnum):
-    """What has a time limit: each phase, and the whole attempt."""
+    """The parts of an attempt that have a time limit: each phase, and the whole."""
 
     START = "start"
     RENDEZVOUS = "rendezvous"
@@ -323,6 +323,6 @@ class LaunchOrder:
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
     orchestrator: str = ""  # the process that asks for it (processes.global_identity): its CPU time is the sweep's
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # what ranks get beside what the launcher tells them
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # of ranks, besides what the launcher sets
     # The same of values that are secret: they reach ranks, and are taken out of every log, report and message.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -400,14 +400,14 @@ class SweepSpec(Section):
         )
 
     def remarks(self) -> tuple[str, ...]:
-        """What the file says and the sweep does not do, a sentence each."""
+        """Settings of the file that the sweep ignores, a sentence each."""
         if self.search.plateau is not None and self.search.strategy is Strategy.EXHAUSTIVE:
             return ("search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",)
         return ()
 
     @property
     def dominance(self) -> Dominance:
-        """What an out-of-memory rules out: as the file says, else by whether the memory of what is trained is known."""
+        """The proof that an out-of-memory needs: as the file says, else by whether the memory of the trainer is known."""
         asked = self.search.dominance
         if isinstance(asked, Dominance):
             return asked

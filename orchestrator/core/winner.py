@@ -126,7 +126,7 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
 
 
 def _fastest(runs: Mapping[int, Sequence[Run]], drift: Drift) -> list[int]:
-    """By what stands for their runs, as the machine is at the last repeat."""
+    """The fastest by their median runs, as the machine is at the last repeat."""
     standing = {key: median_run(some) for key, some in runs.items()}
     off = drift.corrections(list(standing.values())) if drift.change is not None else [0.0] * len(standing)
     seconds = {key: log(run.step_seconds) + float(one) for (key, run), one in zip(standing.items(), off, strict=True)}
