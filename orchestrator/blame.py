@@ -69,7 +69,8 @@ class Blame:
 
     def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
         """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
-        if POLICIES[failure.kind].fault is Fault.NOBODY:  # we ended it: several at once say the same words
+        # We ended it: several at once say the same words.
+        if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
         if failure.kind in SUSPECT_KINDS:
             for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):

@@ -40,7 +40,8 @@ class CellRun:
     suspects: set[int] = field(
         default_factory=set
     )  # trials whose node was lost: tried again with nothing beside them, to tell whose doing it was
-    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)  # trials that wait, having hung: the nodes that they ran on
+    # By waiting trial that hung: the nodes that it ran on.
+    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
     num_new: int = 0  # attempts under way that are no repeats
     num_repeats: int = 0  # and that are
     has_changed: bool = True  # since it was last asked whether it has had enough

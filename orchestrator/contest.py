@@ -24,7 +24,8 @@ from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Confirm
 from orchestrator.core.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run
 
-LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT  # of a cell's fastest, that are read from the store once its machine was seen to change
+# The number of a cell's fastest that are read from the store once its machine was seen to change.
+LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
 MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
 
 
@@ -55,9 +56,11 @@ class Contest:
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
     _num_repeated: int = 0
-    _unchecked: set[int] = field(default_factory=set)  # trials that were not held against physics yet
+    # Trials that were not compared with physics yet.
+    _unchecked: set[int] = field(default_factory=set)
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
-    _wrong: list[tuple[int, str]] = field(default_factory=list)  # trials of contradictions, to be repeated in this order, and why
+    # Trials of contradictions, in the order in which they are repeated, and why.
+    _wrong: list[tuple[int, str]] = field(default_factory=list)
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A run was measured."""

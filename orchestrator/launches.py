@@ -87,7 +87,8 @@ class Launches:
         self._runs: Sequence[CellRun] = ()
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
-        self._gone: set[str] = set()  # those that went while cells waited for nodes, and the first of them
+        # Nodes that went while cells waited for nodes, the first of them included.
+        self._gone: set[str] = set()
         self._lost_at = -inf  # when the last of these went for the first time
         self._chosen: list[_Chosen] = []  # in this turn, not started yet
         self.flights: dict[int, Flight] = {}

@@ -63,7 +63,8 @@ class Learned:
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
     rows: Sequence[Taught]  # oldest first
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
-    num_unplaced: int = 0  # relatives' trials that teach nothing, for nobody knows how fast the device is that they ran on
+    # Relatives' trials that teach nothing, since the speed of their device is not known.
+    num_unplaced: int = 0
     begin: Mapping[str, Calibration] = field(default_factory=dict)  # `fits` of what was learned before, to begin from
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 

@@ -42,7 +42,8 @@ class Measured:
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
     excess: float | None = None  # how far over the limit, relative to it; None where unknown
-    num_proofs: int = 1  # attempts whose failure proves that the layout does not fit; 0: it may have been something else
+    # Attempts whose failure proves that the layout does not fit. 0: the cause may be another.
+    num_proofs: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,11 @@ from orchestrator.core.spec import Confirm
 from orchestrator.progress import CONFIRMED
 from orchestrator.turns import FIRST_TRIALS
 
-MARGIN = 1.15  # on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing
+# Factor on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing.
+MARGIN = 1.15
 FEWEST_TO_CONFIRM = 2  # layouts measured: before, another one tells more than a repeat
-LITTLE = 0.002  # expected gain, relative, below which a cell goes on after those that have more to gain
+# Expected gain, relative, below which a cell goes on after those that have more to gain.
+LITTLE = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,8 @@ class Kept:
     """The part of a budget that is kept for other attempts."""
 
     gpu_seconds: float = 0.0
-    seconds: float = 0.0  # of the cluster, were they run one after another and beside each other where they fit
+    # Time of the cluster for these attempts, side by side where they fit.
+    seconds: float = 0.0
 
 
 NOTHING = Kept()

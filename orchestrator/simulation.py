@@ -34,7 +34,8 @@ PHASE_SECONDS: Mapping[Phase, float] = {Phase.START: 10.0, Phase.RENDEZVOUS: 30.
 CLEAN_UP_SECONDS = 5.0
 LAUNCH_SD = 0.2
 LAUNCH_SHARE = 0.5  # of a limit, that a launch takes at most
-NODE_AWAY_SECONDS = 600.0  # that a lost node takes to come back: less than a sweep waits for it (measurement.wait_for_nodes)
+# Time until a lost node is back: less than a sweep waits for it (measurement.wait_for_nodes).
+NODE_AWAY_SECONDS = 600.0
 FOUND_SECONDS = 15.0  # that the loss of a node takes to be noticed
 
 # What each fault on purpose comes to; those that are not here do no harm.
@@ -89,7 +90,8 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             f" give it a shorter name, name={spec.name[: MAX_NAME - len(SIMULATED_SUFFIX)].rstrip('.-_')}"
         )
     acted = {"name": name, "device": workload.options.device_name, "workload": workload.model_dump()}
-    if spec.dominance is not Dominance.TRUSTED:  # as the program would be searched, whose part workload synthetic takes
+    # The simulation rules out what the real program's sweep would.
+    if spec.dominance is not Dominance.TRUSTED:
         acted["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
@@ -374,7 +376,8 @@ class _Place:
         """Let time pass: the rest of a phase, or a step. Returns how the attempt ends where a limit comes first."""
         limits = self.request.limits
         base: float = getattr(limits, self.phase)
-        if seconds > base or self.held + seconds > limits.total:  # steps that are seen can only raise them
+        # Seen steps can only raise a limit, so it is computed only here.
+        if seconds > base or self.held + seconds > limits.total:
             within, passed = self._limit()
             if seconds > within:
                 return self._hangs(0, within, passed)
@@ -389,7 +392,8 @@ class _Place:
         if kind is FailureKind.HUNG:
             within, passed = self._limit()
             return self._hangs(rank, within, passed)
-        phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase  # where its process says that it ends
+        # The phase that its process reports.
+        phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase
         evidence = _EVIDENCE.get(kind, "")
         message = f"rank {rank}: {fault.fault} in {phase}, on purpose"
         failure = Failure(kind=kind, message=message, rank=rank, node=self.node, phase=phase, step=self.step, evidence=evidence)

@@ -175,7 +175,8 @@ class _Loop:
         self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
         self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.hold.spool
         self._began, self._renewed = call.clock(), time.monotonic()
-        self._epoch_seconds = time.time()  # the date when it began; after all that is stored, where that was dated by a simulated clock
+        # The date of the beginning; later than all stored dates, also those of a simulated clock.
+        self._epoch_seconds = time.time()
         self._seen_at = time.time()
         self._requested = Stop.GO_ON
         self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet

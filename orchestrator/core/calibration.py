@@ -99,9 +99,11 @@ class Predicted:
     memory_jacobian: Floats  # d log bytes / d memory constants
     memory_covariance: Floats
     memory_residual_sd: float
-    step_below: Floats  # n: spreads of log seconds below and above what is predicted, before anything is measured
+    # n: spreads of log seconds below and above the prediction, before anything is measured.
+    step_below: Floats
     step_above: Floats
-    step_quantiles: Callable[[], tuple[float, float]]  # the 10th and 90th percentile of errors, in these spreads: worked out when asked
+    # Computes the 10th and 90th percentile of errors, in these spreads.
+    step_quantiles: Callable[[], tuple[float, float]]
 
     @property
     def step_seconds(self) -> Floats:
@@ -143,7 +145,8 @@ class Calibration:
     cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
     residuals: Mapping[str, tuple[Residual, ...]] = field(default_factory=dict)  # by hardware: what constants did not explain, fit by fit
     errors: Mapping[str, FitErrors] = field(default_factory=dict)  # by hardware: of the last fit
-    knows_trainer: bool = False  # whose memory it is: then constants of memory differ as those of relatives do
+    # The trainer is ours or declared: its memory constants differ as those of relatives do.
+    knows_trainer: bool = False
     num_times: int = 0  # rows that it rests on
     num_peaks: int = 0
     num_out_of_memory: int = 0

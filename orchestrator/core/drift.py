@@ -21,10 +21,12 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 _T = TypeVar("_T")
 
-USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: published repeats differ by 0.7 to 4 %
+# Relative, of runs without an interval of their own: published repeats differ by 0.7 to 4 %.
+USUAL_SD = 0.02
 # Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
 DRIFT_SDS = ((0.003, 0.40), (0.01, 0.33), (0.03, 0.14), (0.1, 0.08), (0.3, 0.04), (0.6, 0.01))
-LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))  # of what drift remembers, in the time from the first run to the last
+# Correlation times of drift, in units of the time from the first run to the last.
+LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))
 # What changes smoothly: heat, the load of a day; and the probability that it does.
 SWING_SDS = ((0.03, 0.50), (0.1, 0.30), (0.3, 0.20))
 SWING_LENGTHS = ((0.04, 0.35), (0.12, 0.35), (0.4, 0.30))
@@ -43,7 +45,8 @@ MOST_OF_ONE = MOST_RUNS // 2  # of one layout, evenly chosen: an anchor of a lon
 MOST_CORRECTED = 256  # runs, evenly chosen, that the largest correction is sought among
 KEPT_WEIGHT = 0.998  # of the settings that verdicts rest on, the likeliest
 SEEN = 0.03  # relative: a smaller change of the machine is not spoken of
-LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measured: no limit in practice
+# Prior of the logarithm of a layout's step time: so wide that it is no limit in practice.
+LEVEL_SD = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,8 @@ class Run:
     """The measurement of one attempt of a layout."""
 
     step_seconds: float  # median
-    relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
+    # Half the 95 % interval of that median, relative; None: too few steps to tell.
+    relative_confidence: float | None = None
     load_sd: float = 0.0  # relative standard deviation that the load of others adds
     at: float | None = None  # seconds, from whatever beginning all runs have; None: not known
     nodes: tuple[str, ...] = ()
@@ -265,7 +269,8 @@ class _Rows:
     at: Floats  # in spans
     times: Floats
     is_timed: bool
-    member: Floats  # runs x nodes: products of two rows are the share of nodes that they have in common
+    # runs x nodes: the product of two rows is the share of nodes that two runs have in common.
+    member: Floats
     nodes: Mapping[str, int]  # columns; the last is for runs on unknown nodes
     span: tuple[float, float]
     variance: Floats

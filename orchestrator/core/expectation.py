@@ -14,8 +14,10 @@ from orchestrator.core.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
 
 Floats = NDArray[np.float64]
 
-UNKNOWN_DEVICE_MEMORY_SD = 0.18  # of log bytes, where no device is known for which memory would be calibrated
-LIKELY = 0.9  # probability above which a layout is counted among those that fit; below what is left of 1, among those that do not
+# Of log bytes, where the device is unknown, so that memory cannot be calibrated.
+UNKNOWN_DEVICE_MEMORY_SD = 0.18
+# Probability above which a layout counts as fitting; below 1 - LIKELY it counts as not fitting.
+LIKELY = 0.9
 MAX_ROWS = 4096  # that are looked at; of more, an even selection stands for all
 FEWEST_TRIALS = 10.0  # whose outcomes weigh as much as what is usual
 

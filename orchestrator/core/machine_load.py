@@ -12,7 +12,8 @@ from math import log, sqrt
 # Of the node's cores, or of the time: less is what a machine does by itself (daemons, the counters' own rounding), and spoils nothing.
 UNNOTICED = 0.1
 MOST_CPU_SLOWDOWN = 4.0  # an attempt that used so few cores waits for other things than cores
-FOREIGN_GPU_SLOWDOWN = 2.0  # at most, of a device that one other process uses as well: its kernels take turns with ours
+# At most, where another process uses the device: its kernels take turns with ours.
+FOREIGN_GPU_SLOWDOWN = 2.0
 # Reasons of NVML that say that a device ran slower than it can for long. A power cap is none: large products reach it on a healthy device.
 HARMFUL_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"})
 
@@ -21,7 +22,8 @@ HARMFUL_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_bra
 class MachineLoad:
     """The load of one node while an attempt's steps were timed. Unknown is None. CPU in cores: seconds of CPU time in a second."""
 
-    cpu_cores: float | None = None  # that the attempt could use: its affinity, or the limit of its container
+    # Cores that the attempt could use: its affinity, or the limit of its container.
+    cpu_cores: float | None = None
     own_cpu_cores: float | None = None  # that its ranks, all below them and their launcher used
     sweep_cpu_cores: float | None = (
         None  # that its sweep used beside it: other attempts, and the orchestrator with the Ray that it started, where it is on the node
@@ -29,8 +31,10 @@ class MachineLoad:
     others_cpu_cores: float | None = None  # that anybody else used, or the hypervisor took
     foreign_gpu_processes: int | None = None  # on the attempt's devices, not its own
     gpu_clock_ratio: float | None = None  # mean SM clock of its devices over the most that they can
-    gpu_throttled_fraction: float | None = None  # of the samples, in which a device was slowed down by heat, power supply or hardware
-    gpu_throttle_reasons: tuple[str, ...] = ()  # that were seen, in NVML's words, the harmless power cap included
+    # The fraction of samples in which a device was slowed down by heat, power supply or hardware.
+    gpu_throttled_fraction: float | None = None
+    # The reasons seen, in NVML's words, the harmless power cap included.
+    gpu_throttle_reasons: tuple[str, ...] = ()
     gpu_temperature_celsius: float | None = None  # of the hottest device
 
     @property
@@ -116,7 +120,8 @@ def _throttle_slowdown(load: MachineLoad) -> float:
     share = load.gpu_throttled_fraction or 0.0
     if share <= UNNOTICED:
         return 1.0
-    slower = 1 / load.gpu_clock_ratio if load.gpu_clock_ratio else 2.0  # hardware slow-downs halve the clock at least
+    # Hardware slow-downs halve the clock at least.
+    slower = 1 / load.gpu_clock_ratio if load.gpu_clock_ratio else 2.0
     return 1.0 + share * (max(slower, 1.0) - 1.0)
 
 

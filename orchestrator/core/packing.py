@@ -54,8 +54,10 @@ class WaitingGang:
     passed_over: int = 0  # gangs that were started since it began to wait
     is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
-    is_suspected: bool = False  # its last ones failed, and nothing has worked since: others show first whether anything does
-    turn: tuple[float, ...] = ()  # where cells share a budget: its place among them, smallest first; of all gangs or of none
+    # Its cell's last gangs failed and nothing has worked since: other cells go first.
+    is_suspected: bool = False
+    # The place of its cell among those that share a budget, smallest first. All gangs have one, or none has.
+    turn: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

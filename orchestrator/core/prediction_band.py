@@ -23,10 +23,14 @@ SHARE = 0.8  # of what is measured should lie within the band
 Z = 1.2816  # of a normal distribution: nine tenths lie below so many standard deviations
 
 # Standard deviations of log measured over predicted seconds, before anything is measured.
-FORMULA_SD = 0.15  # inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator against torchtitan)
-OTHER_DEVICE_SD = 0.3  # besides, of devices other than those that the constants are known from: their kernels are older, or unknown
-NODE_SD = 0.08  # besides, per doubling of the nodes: `node_congestion` is 0.1, and known to a factor of 2
-TENSOR_ACROSS_NODES_SD = 0.5  # besides: the step is mostly traffic between nodes, whose share of the bandwidth is as uncertain
+# Inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator against torchtitan).
+FORMULA_SD = 0.15
+# Added on devices that the constants are not known from: their kernels are older, or unknown.
+OTHER_DEVICE_SD = 0.3
+# Added per doubling of the nodes: `node_congestion` is 0.1, and known to a factor of 2.
+NODE_SD = 0.08
+# Added: the step is mostly traffic between nodes, whose share of the bandwidth is as uncertain.
+TENSOR_ACROSS_NODES_SD = 0.5
 # Besides, per doubling of the nodes that a pipeline spans: of published runs 11 % on two nodes, and 27 % on up to 8, took more than twice
 # as long as a fit to all of them (the Ultra-Scale Playbook's; most of these are pipelines).
 PIPELINE_ACROSS_NODES_SD = 0.4

@@ -33,7 +33,8 @@ class MemoryProof:
 
     layout: Layout
     num_attempts: int = 1  # that say so
-    is_measured: bool = False  # what it held and asked for is known, and is more than the device has
+    # The bytes that it held and asked for are known, and are more than the device has.
+    is_measured: bool = False
 
     @property
     def weight(self) -> int:
@@ -46,7 +47,8 @@ class Proofs:
 
     def __init__(self, table: LayoutTable, *, num_layers: int, dominance: Dominance) -> None:
         self._table, self._num_layers, self._dominance = table, num_layers, dominance
-        self._proofs: list[MemoryProof] = []  # contradicted ones too: what contradicts them may be withdrawn
+        # Contradicted ones are kept: the measurement that contradicts them may be withdrawn.
+        self._proofs: list[MemoryProof] = []
         self._ran: Mask = np.zeros(len(table), dtype=np.bool_)
         self._begin()
 

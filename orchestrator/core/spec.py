@@ -247,7 +247,8 @@ class Search(Section):
     plateau: Plateau | None = None
     bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
-    anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY  # measured trials of a cell; 0: never
+    # Measured trials of a cell; 0: never.
+    anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY
     dominance: OrAuto[Dominance] = (
         "auto"  # what out-of-memories rule out; auto: trusted where the trainer's memory is known, else confirmed
     )
