@@ -1,4 +1,4 @@
-"""Sweeps on machines that drift: how often a layout is called the winner that is not, and what it costs to be sure; print a table, write JSON.
+"""Sweeps on machines that drift: how often a wrong layout is called the winner, and what it costs to be sure. Prints a table, writes JSON.
 
 python -m benchmarks.drift [--seeds 200] [--drifts none,slow_start,...] [--rules now,earlier] [--parallel 2] [--max-trials N] [--out FILE.json]
 

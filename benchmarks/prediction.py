@@ -165,7 +165,7 @@ def priors(trainers: Iterable[Trainer]) -> Calibrations:
 
 
 def is_named(trainer: Trainer) -> bool:
-    """Whether the table's words name it: else it is the one that is believed where nobody does, whatever else they say."""
+    """Say whether the table names its trainer: more than the attributes that any trainer may have."""
     unnamed = replace(
         Trainer(),
         eager_attention=trainer.eager_attention,
@@ -361,7 +361,7 @@ class Coverage:
 
     @classmethod
     def of(cls, ratios: Floats, band: tuple[Floats, Floats]) -> Coverage:
-        """Of measured over predicted, nan where nothing was measured."""
+        """Count ratios of measured over predicted values; nan where nothing was measured."""
         low, high = band
         known = np.isfinite(ratios)
         below, above = int((ratios < low)[known].sum()), int((ratios > high)[known].sum())
@@ -399,7 +399,7 @@ def bands_of_all(results: Iterable[Mapping[str, object]]) -> dict[str, object]:
 
 
 def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, float]:
-    """Of the tables with out-of-memories: the sum of the probabilities to fit, and how many of those rows ran."""
+    """The sum of the probabilities to fit over tables with out-of-memories, and how many of those rows ran."""
     expected, at_least, at_most, ran, rows = 0.0, 0, 0, 0, 0
     for problem, calibrations in pairs:
         if not problem.ran_out.any():

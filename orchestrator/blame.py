@@ -55,7 +55,7 @@ class Blame:
 
     @property
     def suspects_the_machine(self) -> bool:
-        """Whether the last attempt failed in a way that the machine may be to blame for."""
+        """True where the last attempt failed in a way that the machine may be to blame for."""
         return bool(self._streak.cells)
 
     @property
@@ -69,7 +69,8 @@ class Blame:
 
     def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
         """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
-        if POLICIES[failure.kind].fault is Fault.NOBODY:  # we ended it: several at once say the same words
+        # We ended it: several at once say the same words.
+        if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
         if failure.kind in SUSPECT_KINDS:
             for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
@@ -111,7 +112,7 @@ class Blame:
         return f"{streak.num} attempts one after the other failed{self._on_one_node(streak)} while others ran, the last one: {streak.last}"
 
     def forget(self, cell_id: int) -> None:
-        """A cell was stopped: what the others come to is judged without it."""
+        """A cell was stopped: the others are judged without it."""
         self._streak_of.pop(cell_id, None)
         self._streak.cells.discard(cell_id)
         if not self._streak.cells:
@@ -126,7 +127,7 @@ class Blame:
         return others_may_work or others_worked or self._is_a_hang_of_some(own)
 
     def _is_a_hang_of_some(self, streak: _Streak) -> bool:
-        """Whether these all hung, in a call in which something worked: then it is what their layouts do, and never the machine's fault."""
+        """Say whether all of these hung in a call in which something worked: then their layouts hang, and the machine is not at fault."""
         return streak.kinds <= HANG_KINDS and bool(self._worked_at)
 
     def _on_one_node(self, streak: _Streak | None = None) -> str:

@@ -61,7 +61,7 @@ class Flight:
 
     @property
     def is_repeat(self) -> bool:
-        """Of what is measured: its trial's state stays as it is."""
+        """True for an attempt of a measured trial, whose state stays as it is."""
         return self.purpose in REPEATS
 
     @property
@@ -167,7 +167,7 @@ class Books:
         return endings, events, recorded
 
     def take_up_again(self, run: CellRun) -> None:
-        """Have a cell go on from what the store knows of it by now: its search began anew, or what it knew is withdrawn."""
+        """Have a cell go on from what the store knows by now, after its search began anew or results were withdrawn."""
         self._take_up(run)
         self._write_condemned()
 
@@ -180,7 +180,7 @@ class Books:
         return trials
 
     def _num_proofs(self, run: CellRun, trials: Sequence[TrialRow]) -> Mapping[int, int]:
-        """By trial that ran out of memory, how many of its attempts prove that it does not fit its device."""
+        """The number of attempts that prove that a trial does not fit its device, by trial that ran out of memory."""
         if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
             return {}
         on_cpu = self._slots.device is Device.CPU

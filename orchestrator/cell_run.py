@@ -40,7 +40,8 @@ class CellRun:
     suspects: set[int] = field(
         default_factory=set
     )  # trials whose node was lost: tried again with nothing beside them, to tell whose doing it was
-    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)  # trials that wait, having hung: the nodes that they ran on
+    # By waiting trial that hung: the nodes that it ran on.
+    hung_on: dict[int, frozenset[str]] = field(default_factory=dict)
     num_new: int = 0  # attempts under way that are no repeats
     num_repeats: int = 0  # and that are
     has_changed: bool = True  # since it was last asked whether it has had enough
@@ -162,8 +163,8 @@ class CellRun:
 
     @property
     def has_nothing(self) -> bool:
-        """Whether nothing is measured yet, under the newest fingerprint."""
-        return self.contest.best() is None
+        """True where nothing is measured yet under the newest fingerprint."""
+        return not self.contest.num_measured
 
     def expected_gain(self) -> float | None:
         """The most that an untried layout is expected to gain over the best, relative; worked out anew when something has ended."""
@@ -178,7 +179,7 @@ class CellRun:
         return self.trial_gpu_seconds if self.trial_gpu_seconds is not None else self.predicted_seconds * self.cell.num_gpus
 
     def predicted_step(self, layout: Layout, *, at_least: float | None = None) -> PredictedStep | None:
-        """What a step of a layout that was launched before should take; `at_least`: what it has been seen to take."""
+        """The predicted step of a layout that was launched before. `at_least`: the seconds that it was seen to take."""
         found = self.searcher.predicted_step(layout)
         if at_least is None or (found is not None and found.seconds >= at_least):
             return found
@@ -268,7 +269,7 @@ class CellRun:
 
 
 def _proving(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
-    """What is known of a trial, with how many of its attempts prove that it does not fit."""
+    """The known outcome of a trial, with the number of its attempts that prove that it does not fit."""
     if isinstance(known, OutOfMemory) and num_proofs is not None:
         return replace(known, num_proofs=num_proofs.get(trial_id, 0))
     return known or SetAside()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, sqrt
+from itertools import takewhile
+from math import exp, inf, log, sqrt
 
 from db.rows import Repeats, TrialRow
 from db.store import Store
@@ -23,7 +24,8 @@ from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Confirm
 from orchestrator.core.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run
 
-LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT  # of a cell's fastest, that are read from the store once its machine was seen to change
+# The number of a cell's fastest that are read from the store once its machine was seen to change.
+LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
 MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
 
 
@@ -39,7 +41,7 @@ class Again:
 
 @dataclass(eq=False)
 class Contest:
-    """By trial id; filled from the store and by what ends, in the order of time."""
+    """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
 
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
@@ -54,9 +56,11 @@ class Contest:
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
     _num_repeated: int = 0
-    _unchecked: set[int] = field(default_factory=set)  # trials that were not held against physics yet
+    # Trials that were not compared with physics yet.
+    _unchecked: set[int] = field(default_factory=set)
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
-    _wrong: list[tuple[int, str]] = field(default_factory=list)  # trials of contradictions, to be repeated in this order, and why
+    # Trials of contradictions, in the order in which they are repeated, and why.
+    _wrong: list[tuple[int, str]] = field(default_factory=list)
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A run was measured."""
@@ -123,7 +127,7 @@ class Contest:
         return self._num_repeated
 
     def was_doubted(self, trial_id: int) -> bool:
-        """Whether a repeat was begun that tells whether its first run was right; anchors tell of the machine."""
+        """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
         return others or trial_id in self._repeating or trial_id in self._failures
 
@@ -143,8 +147,12 @@ class Contest:
 
     @property
     def is_best_repeated(self) -> bool:
-        """Whether a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
-        return self.best() is not None and (self._is_over or (self._leader is not None and self.was_repeated(self._leader)))
+        """True where a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
+        if not self._runs or self._is_over:
+            return bool(self._runs)
+        if self._leader is None:
+            self.best()
+        return self._leader is not None and self.was_repeated(self._leader)
 
     def _place(self, trial_id: int) -> tuple[float, int]:
         return self.seconds_of(trial_id), trial_id
@@ -157,7 +165,7 @@ class Contest:
 
     @property
     def seconds(self) -> dict[int, float]:
-        """The same of every trial."""
+        """The seconds of a step of every trial, as `seconds_of` gives them."""
         if self.change is None:
             return {trial_id: median_run(some).step_seconds for trial_id, some in self._runs.items()}
         return self._corrected(list(self._runs))
@@ -173,12 +181,12 @@ class Contest:
 
     @property
     def change(self) -> Change | None:
-        """How the machine has changed meanwhile; None: by no more than noise, or nobody can tell."""
+        """How the machine has changed meanwhile. None: by no more than noise, or no repeat tells."""
         found = self._drift()
         return None if found is None else found.change
 
     def _drift(self) -> Drift | None:
-        """What the repeats tell; None: there are none."""
+        """The drift that the repeats tell. None: there are no repeats."""
         if self._fitted is None and self._num_repeated:
             with one_blas_thread():
                 self._fitted = fit(self._runs)
@@ -195,7 +203,7 @@ class Contest:
     # -- what to measure once more -----------------------------------------------------------------------------------------------
 
     def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
-        """What to measure once more while the search goes on: an anchor that is due, else what contradicts physics. None: nothing."""
+        """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         gap = anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET)) if anchor_every else 0
@@ -204,16 +212,23 @@ class Contest:
         return self._next_wrong()
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
-        """What to measure once more, the search having ended; None: it is settled, or the repeats are spent or under way."""
+        """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
         if anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None)):
             if Purpose.ANCHOR in self._repeating.values():
-                return None  # what it tells decides who contends
+                return None  # its result decides who contends
             if (anchor := self._next_anchor()) is not None:
                 return anchor
         return wanted
+
+    def repeat_of_best(self, confirm: Confirm) -> Again | None:
+        """The first repeat of the fastest layout, where a budget leaves no more than that; None: it was begun, or cannot count."""
+        if not confirm.repeats or not self._runs or self.is_best_repeated:
+            return None
+        assert self._leader is not None, "something was measured"
+        return self._again(self._leader, Purpose.CONFIRMATION, "run 2 to confirm it, the best when the budget ended the search")
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
         verdict = self._judge(confirm)
@@ -226,9 +241,9 @@ class Contest:
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
 
     def _judge(self, confirm: Confirm) -> Verdict | None:
-        """Asked again and again, and worked out once."""
+        """The verdict since the last run ended; worked out once, asked for often."""
         if self._judged is None or self._judged[0] != confirm:
-            # A repeat under way counts as one that confirms: what is asked for beside it should not depend on its luck.
+            # A repeat under way counts as one that confirms: what else is asked for should not depend on its result.
             with one_blas_thread():
                 verdict = judge(
                     self._runs,
@@ -252,7 +267,13 @@ class Contest:
         """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
         if len(self._given_up) > 1:
             return None
-        return next((trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing), None)
+        able = (trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing)
+        first = next(able, None)
+        if first is None:
+            return None
+        # Of trials that ended together the one with the smallest id: a later call reads them from the store in that order.
+        at = self._runs[first][0].at
+        return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
     def _next_wrong(self) -> Again | None:
         """A trial of a pair that contradicts physics, each once."""
@@ -296,10 +317,10 @@ class Contest:
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Again:
         return Again(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
-    # -- how it stands -----------------------------------------------------------------------------------------------------------
+    # -- the order so far -----------------------------------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict | None:
-        """How it stands at the top; None: nothing was measured."""
+        """The order at the top so far. None: nothing was measured."""
         with one_blas_thread():
             return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
 
@@ -313,16 +334,16 @@ class Contest:
 
     @property
     def newest(self) -> float | None:
-        """When the newest run was measured; None: nobody knows."""
+        """The time of the newest run. None: it is not known."""
         return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
 
 
 def contest_of(
     trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None, was_paused: bool = False
 ) -> Contest:
-    """What stored trials come to, as far as they were measured under the current fingerprint; `repeats` as the store gives them.
+    """The contest of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
 
-    Of a contest that this takes the place of, the repeats under way are kept.
+    `under_way` is the contest that this one replaces: its repeats under way are kept.
     """
     contest = Contest()
     measured = {
@@ -335,15 +356,16 @@ def contest_of(
         for trial_id, trial in measured.items()
         for number, run in enumerate(repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),))
     ]
-    # In the order of time, as they came in; what has no time comes first.
-    for run, trial_id, _ in sorted(runs, key=lambda one: (one[2] > 0, one[1]) if one[0].at is None else (one[0].at, one[1])):
-        contest.note(trial_id, measured[trial_id].layout, run)
+    # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
     for trial_id in repeats.keys() & measured.keys():
         for kind, times in repeats[trial_id].failures.items():
             for _ in range(times):
                 contest.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
             contest.end(trial_id)
+    # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
+    for run, trial_id, _ in sorted(runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])):
+        contest.note(trial_id, measured[trial_id].layout, run)
     for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
         contest.begin(trial_id, purpose)
     if runs and (was_paused or (under_way is not None and under_way._was_paused)):

@@ -42,12 +42,14 @@ def finished_before(
     fastest = store.best(row.id, CONSIDERED)
     contests = {cell.cell.cell: leading_contest(store, row.id, cell.cell.id, fastest.get(cell.cell.id, ()))[0] for cell in cells}
     search = spec.search
-    if any(contest.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None for contest in contests.values()):
-        return None
-    of_now = code()
     session = store.newest_session(row.id)
     said = session.stop_reasons if session is not None else ()
     spent = next((bound for bound in (StopReason.GPU_HOURS, StopReason.COST) if bound in said), None)
+    # A repeat that the budget had no room for then has none now.
+    is_wanted = any(contest.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None for contest in contests.values())
+    if is_wanted and spent is None:
+        return None
+    of_now = code()
     trials = [trial for trial in store.trials(row.id) if trial.cell_id in {cell.cell.id for cell in cells}]
     return SweepResult(
         sweep_id=row.id,
@@ -61,6 +63,7 @@ def finished_before(
         tied={cell.cell.cell: contests[cell.cell.cell].tied() for cell in cells if cell.best is not None},
         untried=None,
         num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
+        unconfirmed=[cell for cell, contest in contests.items() if contest.repeat_of_best(search.confirm) is not None],
         launched={cell.cell.cell: _num_launched(cell) for cell in cells},
         code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )

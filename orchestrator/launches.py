@@ -26,7 +26,7 @@ from orchestrator.core.trial_cost import TrialCost
 from orchestrator.core.workload_options import SyntheticOptions, options_of
 from orchestrator.gang import Scheduler
 from orchestrator.node_health import NodeHealth
-from orchestrator.progress import BUDGETS, StopReason
+from orchestrator.progress import BUDGETS, CONFIRMED, DECIDED, StopReason
 from orchestrator.searcher import Proposal
 from orchestrator.spending import SPENT, Spending
 from orchestrator.turns import Turns
@@ -37,11 +37,6 @@ MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (
 PAUSE_SECONDS = 600.0  # that nothing of a cell ran: its machine may have changed meanwhile,
 PAUSE_TRIALS = 4.0  # if as many trials would have run
 CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
-DECIDED = frozenset(
-    {StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND}
-)  # a search that has ended by itself: what it found is confirmed
-
-CONFIRMED = DECIDED | BUDGETS  # the best of a search that a budget ended is confirmed within what was kept of the budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +87,8 @@ class Launches:
         self._runs: Sequence[CellRun] = ()
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
-        self._gone: set[str] = set()  # those that went while cells waited for nodes, and the first of them
+        # Nodes that went while cells waited for nodes, the first of them included.
+        self._gone: set[str] = set()
         self._lost_at = -inf  # when the last of these went for the first time
         self._chosen: list[_Chosen] = []  # in this turn, not started yet
         self.flights: dict[int, Flight] = {}
@@ -135,7 +131,7 @@ class Launches:
         return any(self._wants(run) and self._waits(run) for run in runs)
 
     def is_open(self, run: CellRun) -> bool:
-        """Whether the cell may start another attempt of something that is not measured."""
+        """Say whether the cell may start another attempt of a trial that is not measured."""
         return run.stopped is None or (run.stopped in DECIDED and bool(run.waiting))
 
     def ended(self, flight: Flight) -> None:
@@ -215,6 +211,8 @@ class Launches:
 
     def _next_repeat(self, run: CellRun) -> Again | None:
         search = self._spec.search
+        if run.stopped in BUDGETS and (again := run.contest.repeat_of_best(search.confirm)) is not None:
+            return again  # no more than that was kept: it goes before anchors
         return run.contest.next_repeat(search.confirm, anchor_every=search.anchor_every)
 
     def _within_trials(self, run: CellRun) -> bool:
@@ -269,7 +267,7 @@ class Launches:
         return None if passed is None and self._waiting(run, nodes) else passed or reason
 
     def _note_pause(self, run: CellRun) -> None:
-        """Nothing of the cell ran for long: others had their turn, or its nodes were gone."""
+        """Note a pause where nothing of the cell ran for long: others had their turn, or its nodes were gone."""
         if run.ended_at is None or run.num_new or run.num_repeats:
             return
         if self._clock() - run.ended_at > max(PAUSE_SECONDS, PAUSE_TRIALS * run.trial_seconds):
@@ -277,7 +275,7 @@ class Launches:
             run.ended_at = None
 
     def _goes_on(self, run: CellRun) -> bool:
-        """Whether anything new is still to be launched: else anchors come with the confirmation."""
+        """Say whether a new layout is still to be launched. If not, anchors come with the confirmation."""
         return run.ahead is not None or (self._within_trials(run) and run.searcher.untried > 0)
 
     def _new(self, run: CellRun, nodes: tuple[str, ...]) -> StopReason | None:
@@ -334,15 +332,15 @@ class Launches:
         return True
 
     def _settle(self, run: CellRun, nodes: tuple[str, ...]) -> bool:
-        """The search of a cell has ended: start what still waits, then repeat what stands at its top, until one layout is the winner.
+        """Start what still waits after the search of a cell has ended, then repeat contenders until one layout is the winner.
 
         Where a budget ended the search, what waits is for the next call, and what is kept of the budget is for repeats.
         """
+        self._note_pause(run)
         found = None if run.num_new else self._next_repeat(run)
         may_wait = run.waiting and run.stopped in DECIDED
         if not may_wait and found is None:
             return False
-        self._note_pause(run)
         spent = self._spending.spent() or self._passed_by(run, None, is_repeat=found is not None)
         if spent is not None:
             if spent not in SPENT or not self._is_anything_under_way:
@@ -378,7 +376,7 @@ class Launches:
         return sharing.expected_by_others(run, self._runs) if own is None else own
 
     def _kept(self, run: CellRun, *, is_repeat: bool = False) -> sharing.Kept:
-        """What this cell leaves of the budgets to first trials and repeats."""
+        """The share of the budgets that this cell leaves to first trials and repeats."""
         confirm, slots = self._spec.search.confirm, self._scheduler.slots.total
         return sharing.kept_from(run, self._runs, confirm=confirm, is_repeat=is_repeat, slots=slots, at_once=self._most_at_once)
 

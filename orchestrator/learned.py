@@ -63,7 +63,8 @@ class Learned:
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
     rows: Sequence[Taught]  # oldest first
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
-    num_unplaced: int = 0  # relatives' trials that teach nothing, for nobody knows how fast the device is that they ran on
+    # Relatives' trials that teach nothing, since the speed of their device is not known.
+    num_unplaced: int = 0
     begin: Mapping[str, Calibration] = field(default_factory=dict)  # `fits` of what was learned before, to begin from
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 
@@ -360,7 +361,7 @@ def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, h
 
 
 def _waited_for_its_steps(row: ObservationRow) -> bool:
-    """Whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
+    """Say whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
     if row.steady_seconds is None or row.num_steps is None or row.step_seconds is None:
         return True
     return row.steady_seconds >= WAITED_SHARE * row.num_steps * row.step_seconds

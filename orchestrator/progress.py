@@ -36,6 +36,10 @@ class StopReason(StrEnum):
 
 
 BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
+# Searches that ended by themselves: their best is confirmed.
+DECIDED = frozenset({StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND})
+# Searches whose best is confirmed: where a budget ended one, within what was kept of the budget.
+CONFIRMED = DECIDED | BUDGETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Running:
 class Ended:
     """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
 
-    text: str  # which it was and what became of it
+    text: str  # the trial and its outcome
     seconds: float  # since this call began
     counts: Mapping[TrialState, int]
     num_launched: int
@@ -63,7 +67,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchEnded:
-    """A cell of which nothing new is launched any more; what it found may still be confirmed."""
+    """A cell whose search has ended. Its best may still be confirmed."""
 
     cell: Cell
     reason: StopReason
@@ -73,7 +77,7 @@ class SearchEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLeft:
-    """How long a call may go on, in seconds, at the pace so far and within its budgets."""
+    """The seconds that a call may go on, at the pace so far and within its budgets."""
 
     least: float
     most: float
@@ -135,13 +139,16 @@ class SweepResult:
     counts: Mapping[TrialState, int]
     stopped: Mapping[Cell, StopReason]
     interrupted: bool
-    nothing_feasible: Sequence[Cell]  # cells of which nothing was measured, whether their trials ended so or a budget came before them
+    # Cells without a measurement: their trials failed, or a budget was spent before.
+    nothing_feasible: Sequence[Cell]
     nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
     tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
-    untried: int | None  # layouts that were never launched and that nothing condemned; None: nobody counted them
+    # Layouts that were neither launched nor condemned. None: they were not counted.
+    untried: int | None
     num_fingerprints: int  # distinct ones among what was measured
     launched: Mapping[Cell, int] = field(default_factory=dict)  # trials of each cell, by all calls
-    unconfirmed: Sequence[Cell] = ()  # cells whose best was measured once, since a budget left nothing to repeat it
+    # Cells whose best was measured once, since a budget left no room for a repeat.
+    unconfirmed: Sequence[Cell] = ()
     code_has_changed: bool = False  # since what was measured, and nothing was measured again
 
     @property

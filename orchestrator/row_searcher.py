@@ -142,7 +142,7 @@ class RowSearcher:
         return [int(row) for row in found]
 
     def free(self, rows: Ints) -> list[int]:
-        """Ask for these again, those of them that were condemned; which they are."""
+        """Put condemned rows among these back to untried. Return them."""
         found = rows[self._status[rows] == RowStatus.CONDEMNED]
         self._status[found] = RowStatus.UNTRIED
         self._counts[RowStatus.CONDEMNED] -= len(found)

@@ -42,7 +42,8 @@ class Measured:
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
     excess: float | None = None  # how far over the limit, relative to it; None where unknown
-    num_proofs: int = 1  # attempts whose failure proves that the layout does not fit; 0: it may have been something else
+    # Attempts whose failure proves that the layout does not fit. 0: the cause may be another.
+    num_proofs: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ class Searcher:
         return layout in self._of_layout
 
     def predicted_step(self, layout: Layout) -> PredictedStep | None:
-        """What a step should take, as it was predicted when the search began; None: nothing is."""
+        """The step time predicted when the search began. None: nothing is predicted."""
         row = self._of_layout.get(layout)
         return None if row is None or self._step_log_sd is None else self._predicted_step(row, None)
 
@@ -283,7 +284,7 @@ class Searcher:
         return self._rows.condemn(self._ruled_out)
 
     def _free(self, rows: Ints) -> None:
-        """Ask again for what no proof rules out any more."""
+        """Put rows that no proof rules out any more back to untried."""
         rows = np.array([row for row in rows if row not in self._set_aside], dtype=np.int64)
         self._freed += [self._candidates.table.layout(row) for row in self._rows.free(rows)]
 
@@ -329,7 +330,7 @@ class Searcher:
         )
 
     def _predicted_step(self, row: int, choice: Choice | None) -> PredictedStep | None:
-        """By physics, or where trials of the cell say that it takes longer, by what the search makes of them."""
+        """The step time by physics, or by the search's model where trials of the cell show that it takes longer."""
         if self._step_log_sd is None:
             return None
         seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd

@@ -1,6 +1,6 @@
-"""How the cells of a sweep share a budget: which of them goes on first, and what is kept so that each has a first trial and a confirmed best.
+"""Shares a budget among the cells of a sweep: which of them goes on first, and what is kept for first trials and for confirming each best.
 
-It knows what cells have launched, measured and are expected to gain; it starts nothing, and what was spent is for spending.py.
+It knows what cells have launched, measured and are expected to gain. It starts nothing; spending.py counts what was spent.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from statistics import median
 
 from orchestrator.cell_run import CellRun
 from orchestrator.core.spec import Confirm
+from orchestrator.progress import CONFIRMED
 from orchestrator.turns import FIRST_TRIALS
 
-MARGIN = 1.15  # on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing
+# Factor on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing.
+MARGIN = 1.15
 FEWEST_TO_CONFIRM = 2  # layouts measured: before, another one tells more than a repeat
-LITTLE = 0.002  # expected gain, relative, below which a cell goes on after those that have more to gain
+# Expected gain, relative, below which a cell goes on after those that have more to gain.
+LITTLE = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What other attempts should still hold before a budget is spent."""
+    """The part of a budget that is kept for other attempts."""
 
     gpu_seconds: float = 0.0
-    seconds: float = 0.0  # of the cluster, were they run one after another and beside each other where they fit
+    # Time of the cluster for these attempts, side by side where they fit.
+    seconds: float = 0.0
 
 
 NOTHING = Kept()
@@ -46,13 +50,13 @@ def turn(run: CellRun) -> tuple[float, float, float]:
 
 
 def expected_by_others(run: CellRun, runs: Sequence[CellRun]) -> float | None:
-    """GPU-seconds that a trial of a cell of which nothing has ended should hold, by what others held; None: nothing was measured."""
+    """Expected GPU-seconds of a trial in a cell without any ended trial, by what trials of other cells held. None: nothing was measured."""
     scale = _scale(runs)
     return None if scale is None else run.guessed_gpu_seconds * scale
 
 
 def kept_from(run: CellRun, runs: Sequence[CellRun], *, confirm: Confirm, is_repeat: bool, slots: int, at_once: int) -> Kept:
-    """What a cell leaves to the others, and to the confirmation of its own best, when it launches one more.
+    """The part of a budget that a cell leaves to the others, and to the confirmation of its own best, when it launches one more.
 
     A cell of which nothing is measured leaves nothing; the repeat that something is kept for leaves what first trials of other cells take.
     """
@@ -81,16 +85,17 @@ def _wants_a_first(run: CellRun) -> bool:
 
 
 def _wants_a_repeat(run: CellRun) -> bool:
-    return run.contest.num_measured >= FEWEST_TO_CONFIRM and not run.is_settled and not run.contest.is_best_repeated
+    may_be_confirmed = (run.stopped is None or run.stopped in CONFIRMED) and not run.is_settled
+    return may_be_confirmed and run.contest.num_measured >= FEWEST_TO_CONFIRM and not run.contest.is_best_repeated
 
 
 def _will_want_a_repeat(run: CellRun, *, is_alone: bool) -> bool:
-    """Whether a cell that launches another layout should have a repeat left after it. One alone first sees what a second layout is."""
+    """Say whether a cell that launches another layout should have a repeat left after it. A single cell measures a second layout first."""
     return not run.contest.is_best_repeated and (not is_alone or _wants_a_repeat(run))
 
 
 def _scale(runs: Iterable[CellRun]) -> float | None:
-    """How far what trials held is from what was predicted of them, in the median of the cells that have measured; None: none has."""
+    """The ratio of what trials held to what was predicted, the median over cells that have measured. None: no cell has."""
     known = [
         run.trial_gpu_seconds / (run.predicted_seconds * run.cell.num_gpus)
         for run in runs

@@ -34,7 +34,8 @@ PHASE_SECONDS: Mapping[Phase, float] = {Phase.START: 10.0, Phase.RENDEZVOUS: 30.
 CLEAN_UP_SECONDS = 5.0
 LAUNCH_SD = 0.2
 LAUNCH_SHARE = 0.5  # of a limit, that a launch takes at most
-NODE_AWAY_SECONDS = 600.0  # that a lost node takes to come back: less than a sweep waits for it (measurement.wait_for_nodes)
+# Time until a lost node is back: less than a sweep waits for it (measurement.wait_for_nodes).
+NODE_AWAY_SECONDS = 600.0
 FOUND_SECONDS = 15.0  # that the loss of a node takes to be noticed
 
 # What each fault on purpose comes to; those that are not here do no harm.
@@ -89,7 +90,8 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             f" give it a shorter name, name={spec.name[: MAX_NAME - len(SIMULATED_SUFFIX)].rstrip('.-_')}"
         )
     acted = {"name": name, "device": workload.options.device_name, "workload": workload.model_dump()}
-    if spec.dominance is not Dominance.TRUSTED:  # as the program would be searched, whose part workload synthetic takes
+    # The simulation rules out what the real program's sweep would.
+    if spec.dominance is not Dominance.TRUSTED:
         acted["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
     return SweepSpec.model_validate(spec.model_dump() | acted)
 
@@ -266,7 +268,7 @@ class SimulatedScheduler:
 
 
 def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _Outcome:
-    """What a rank of workload synthetic would have come to, phase by phase, with the time that each takes and within its limits."""
+    """Simulate a rank of workload synthetic phase by phase: how it ends and when, limits included."""
     hardware, limits = DEVICES[options.device_name], request.limits
     capacity = options.device_memory_bytes or hardware.memory_bytes
     needs = memory(request.model, request.layout, request.sequence_length)
@@ -276,7 +278,7 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
     place = _Place(request=request, node=node)
 
     def ends(at: str, needed_bytes: int) -> _Outcome | None:
-        """How the attempt ends here, by a fault or for lack of memory."""
+        """The end of the attempt at this place, by a fault or for lack of memory; None: it goes on."""
         if (fault := next((fault for fault in faults if fault.at == at), None)) is not None:
             return place.struck(fault)
         return place.too_large(needed_bytes, capacity) if needed_bytes > capacity else None
@@ -336,7 +338,7 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
 
 
 def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase, float]:
-    """Of a launch beside its steps. These are made up, so they do not pass a limit: only its steps do."""
+    """The phases of a launch without its steps. They are made up, so they never pass a limit: only steps do."""
     phases = {
         phase: min(seconds * log_normal(LAUNCH_SD, *name, phase), LAUNCH_SHARE * getattr(limits, phase))
         for phase, seconds in PHASE_SECONDS.items()
@@ -347,7 +349,7 @@ def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase
 
 
 def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
-    """Whether a fault strikes a rank of this attempt that exists: where one stands for a node's, the others do not."""
+    """Say whether a fault strikes an existing rank of this attempt: where one rank stands for a node, the others do not exist."""
     rank = fault.rank or 0
     exists = rank < request.layout.world_size and not (request.one_rank_per_node and rank % shape.slots_per_node)
     return exists and strikes(fault, request, rank)
@@ -355,7 +357,7 @@ def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Place:
-    """How far an attempt has come, and how it would end there."""
+    """The place in its phases that an attempt has reached, and how it would end there."""
 
     request: TrialRequest
     node: str
@@ -374,7 +376,8 @@ class _Place:
         """Let time pass: the rest of a phase, or a step. Returns how the attempt ends where a limit comes first."""
         limits = self.request.limits
         base: float = getattr(limits, self.phase)
-        if seconds > base or self.held + seconds > limits.total:  # steps that are seen can only raise them
+        # Seen steps can only raise a limit, so it is computed only here.
+        if seconds > base or self.held + seconds > limits.total:
             within, passed = self._limit()
             if seconds > within:
                 return self._hangs(0, within, passed)
@@ -389,7 +392,8 @@ class _Place:
         if kind is FailureKind.HUNG:
             within, passed = self._limit()
             return self._hangs(rank, within, passed)
-        phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase  # where its process says that it ends
+        # The phase that its process reports.
+        phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase
         evidence = _EVIDENCE.get(kind, "")
         message = f"rank {rank}: {fault.fault} in {phase}, on purpose"
         failure = Failure(kind=kind, message=message, rank=rank, node=self.node, phase=phase, step=self.step, evidence=evidence)

@@ -38,12 +38,12 @@ class Spending:
 
     @property
     def gpu_seconds_left(self) -> float | None:
-        """Of the budget of what is held; None: there is none."""
+        """GPU-seconds left of the budget of what is held. None: there is no such budget."""
         return None if self._budget is None else max(self._left(self._budget), 0.0)
 
     @property
     def wall_seconds_left(self) -> float | None:
-        """Of this call; None: it has no limit."""
+        """Seconds left of this call. None: it has no limit."""
         return None if self._max_wall_seconds is None else max(self._max_wall_seconds - (self._clock() - self._began), 0.0)
 
     @property
@@ -53,7 +53,7 @@ class Spending:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is a budget of any kind that the cells share."""
+        """True where the cells share a budget of any kind."""
         return self._budget is not None or self._max_wall_seconds is not None
 
     def out_of_time(self, seconds: float) -> StopReason | None:

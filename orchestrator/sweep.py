@@ -35,11 +35,12 @@ from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
-from orchestrator.launches import DECIDED, Launches
+from orchestrator.launches import Launches
 from orchestrator.learned import Learned, learned
 from orchestrator.node_health import NodeHealth
 from orchestrator.progress import (
     BUDGETS,
+    DECIDED,
     Ended,
     Running,
     SearchEnded,
@@ -174,7 +175,8 @@ class _Loop:
         self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
         self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.hold.spool
         self._began, self._renewed = call.clock(), time.monotonic()
-        self._epoch_seconds = time.time()  # the date when it began; after all that is stored, where that was dated by a simulated clock
+        # The date of the beginning; later than all stored dates, also those of a simulated clock.
+        self._epoch_seconds = time.time()
         self._seen_at = time.time()
         self._requested = Stop.GO_ON
         self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
@@ -463,14 +465,15 @@ class _Loop:
         request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased())
         self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
-            self._requested = Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
+            self._requested = max(self._requested, Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN)
 
     @property
     def _flights(self) -> dict[int, Flight]:
         return self._launches.flights
 
     def _asked(self) -> Stop:
-        return max(self._stop(), self._requested)
+        self._requested = max(self._stop(), self._requested)
+        return self._requested
 
     def _learn_from_others(self, run: CellRun) -> None:
         """Begin the search of a cell anew, of which nothing was launched, where other cells have taught something since it was opened."""
@@ -486,9 +489,7 @@ class _Loop:
         interrupted = self._asked() is not Stop.GO_ON
         nothing = [run.cell for run in self._runs if run.has_nothing and not interrupted]
         unconfirmed = [
-            run.cell
-            for run in self._runs
-            if self._spec.search.confirm.repeats and run.stopped in BUDGETS and not run.has_nothing and not run.contest.is_best_repeated
+            run.cell for run in self._runs if run.stopped in BUDGETS and run.contest.repeat_of_best(self._spec.search.confirm) is not None
         ]
         return SweepResult(
             sweep_id=self._sweep_id,
@@ -531,7 +532,7 @@ class _Loop:
         return sum(run.launched for run in self._runs)
 
     def _most_trials(self, run: CellRun) -> int:
-        """How many trials of a cell there will be at most, those that were launched included."""
+        """The most trials that a cell will have, those that were launched included."""
         if run.stopped is not None:
             return run.launched
         waiting = sum(trial.num_attempts == 0 for trial in run.waiting)
@@ -540,17 +541,18 @@ class _Loop:
 
     def _time_left(self) -> TimeLeft | None:
         search, confirm = self._spec.search, self._spec.search.confirm
-        new = sum(self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs)
-        most = confirm.contenders * confirm.repeats
-        searching = sum(run.stopped is None for run in self._runs)
+        new_of = {run.id: self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs}
+        new, most = sum(new_of.values()), confirm.contenders * confirm.repeats
+        searching = [run for run in self._runs if run.stopped is None]
+        anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
         # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
         confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
-        repeats = most * searching + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
+        repeats = anchors + most * len(searching) + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
             num_running=len(self._flights),
-            most_to_come=new + repeats if self._asked() is Stop.GO_ON else 0,
+            most_to_come=new + repeats if self._requested is Stop.GO_ON else 0,
             may_end_early=bool(repeats) or search.plateau is not None or search.bound is not None,
             wall_seconds_left=self._spending.wall_seconds_left,
             gpu_seconds_left=self._spending.gpu_seconds_left,

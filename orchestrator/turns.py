@@ -61,7 +61,7 @@ class Turns:
         return None if start is None else (runs[start.index], start.nodes)
 
     def is_possible_without(self, shape: Shape, nodes: Collection[str]) -> bool:
-        """The same of the other nodes."""
+        """Say whether the other nodes, once they are free, hold such a gang."""
         return self._floor.holds_without(shape, nodes)
 
     def elsewhere(self, run: CellRun, without: Collection[str], rooms: Mapping[str, Room]) -> tuple[str, ...] | None:

@@ -99,9 +99,11 @@ class Predicted:
     memory_jacobian: Floats  # d log bytes / d memory constants
     memory_covariance: Floats
     memory_residual_sd: float
-    step_below: Floats  # n: spreads of log seconds below and above what is predicted, before anything is measured
+    # n: spreads of log seconds below and above the prediction, before anything is measured.
+    step_below: Floats
     step_above: Floats
-    step_quantiles: Callable[[], tuple[float, float]]  # the 10th and 90th percentile of errors, in these spreads: worked out when asked
+    # Computes the 10th and 90th percentile of errors, in these spreads.
+    step_quantiles: Callable[[], tuple[float, float]]
 
     @property
     def step_seconds(self) -> Floats:
@@ -114,11 +116,11 @@ class Predicted:
         return below, above
 
     def memory_band(self) -> tuple[Floats, Floats]:
-        """The same of the bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
+        """Factors on the predicted bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
         return np.full(len(self.memory_bytes), np.exp(-Z * self.memory_residual_sd)), np.exp(Z * self.memory_relative_sd)
 
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
-        """That a layout's peak stays under a limit; errors of the logarithm are taken as normal, with the spread of either side."""
+        """The probability that a layout's peak stays under a limit. Errors of the logarithm are taken as normal, with the spread of either side."""
         room = np.log(limit_bytes) - np.log(self.memory_bytes)
         return normal_share_below(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
 
@@ -143,14 +145,15 @@ class Calibration:
     cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
     residuals: Mapping[str, tuple[Residual, ...]] = field(default_factory=dict)  # by hardware: what constants did not explain, fit by fit
     errors: Mapping[str, FitErrors] = field(default_factory=dict)  # by hardware: of the last fit
-    knows_trainer: bool = False  # whose memory it is: then constants of memory differ as those of relatives do
+    # The trainer is ours or declared: its memory constants differ as those of relatives do.
+    knows_trainer: bool = False
     num_times: int = 0  # rows that it rests on
     num_peaks: int = 0
     num_out_of_memory: int = 0
 
     @classmethod
     def prior(cls, trainer: Trainer | None = None, *, is_known: bool = False) -> Calibration:
-        """What is believed before anything is measured. `is_known`: the trainer is ours, or named: its constants are not any stack's."""
+        """The belief before anything is measured. `is_known`: the trainer is ours or declared, so its constants are closer than those of any stack."""
         trainer = trainer or Trainer()
         factors = np.log([getattr(trainer, name) for name in _FACTORS])
         amounts = np.array([getattr(trainer, name) for name in _AMOUNTS]) / _UNITS
@@ -394,7 +397,7 @@ def _with_residuals(
 
 
 def _errors(timed: Sequence[_CellGroup], unexplained: Sequence[Floats], offsets: Mapping[tuple[Cell, str], float]) -> dict[str, FitErrors]:
-    """What a fit left of its rows, by hardware."""
+    """The errors that a fit left, by hardware."""
     found = {}
     for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
         groups, errors = zip(*same, strict=True)

@@ -21,7 +21,7 @@ NEAR_BEST = 0.10  # relative: only what is claimed so near to the best matters
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What was measured of a layout."""
+    """The measurement of a layout."""
 
     layout: Layout
     seconds: float  # of a step
@@ -55,7 +55,7 @@ def contradictions(measured: Mapping[int, Taken], among: Collection[int], *, bes
 
 
 def shapes(layout: Layout) -> list[Layout]:
-    """What two layouts have in common that differ in recomputation alone, or in micro-batches of the same work alone."""
+    """The keys that a layout shares with those that differ from it in recomputation alone, or in micro-batches of the same work alone."""
     found = [replace(layout, recompute=NO_RECOMPUTE)]
     if layout.pipeline_parallel_size == 1:  # fewer micro-batches leave a larger bubble
         found.append(replace(layout, micro_batch_size=1, grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps))
@@ -63,7 +63,7 @@ def shapes(layout: Layout) -> list[Layout]:
 
 
 def _slower(less: Taken, more: Taken) -> float | None:
-    """By how much, where that cannot be; else None."""
+    """The relative excess of `less` over `more`, where physics rules it out; else None."""
     margin = _margin(less.layout, more.layout)
     if margin is None or less.thrashing:
         return None
@@ -74,7 +74,7 @@ def _slower(less: Taken, more: Taken) -> float | None:
 
 
 def _margin(less: Layout, more: Layout) -> float | None:
-    """By how much the first, which does less work than the second, may be slower; None: it does not, or they differ in more."""
+    """How much slower the first may be, relative, where it does less work than the second. None: it does not, or they differ in more."""
     if replace(less, recompute=more.recompute) == more:
         return RECOMPUTE_MARGIN if recomputes_less(less.recompute, more.recompute) else None
     same_work = less.micro_batch_size * less.grad_accum_steps == more.micro_batch_size * more.grad_accum_steps
@@ -88,7 +88,7 @@ _ORDER = (RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL)
 
 
 def recomputes_less(first: Recompute, second: Recompute) -> bool:
-    """Whether all that the first computes again, the second does too, and more."""
+    """Say whether the second recomputes all that the first does, and more."""
     layers = [inf if one.num_layers is None else one.num_layers for one in (first, second)]
     if first.mode is RecomputeMode.NONE:
         return second.mode is not RecomputeMode.NONE

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import exp, log
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,14 @@ from orchestrator.core.purpose import Purpose
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+_T = TypeVar("_T")
 
-USUAL_SD = 0.02  # relative, of runs that say nothing of their own steps: published repeats differ by 0.7 to 4 %
+# Relative, of runs without an interval of their own: published repeats differ by 0.7 to 4 %.
+USUAL_SD = 0.02
 # Value, and how far it is believed before any repeat has shown it. A quiet machine drifts by about 1 %.
 DRIFT_SDS = ((0.003, 0.40), (0.01, 0.33), (0.03, 0.14), (0.1, 0.08), (0.3, 0.04), (0.6, 0.01))
-LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))  # of what drift remembers, in the time from the first run to the last
+# Correlation times of drift, in units of the time from the first run to the last.
+LENGTHS = ((0.05, 0.25), (0.3, 0.35), (2.0, 0.40))
 # What changes smoothly: heat, the load of a day; and the probability that it does.
 SWING_SDS = ((0.03, 0.50), (0.1, 0.30), (0.3, 0.20))
 SWING_LENGTHS = ((0.04, 0.35), (0.12, 0.35), (0.4, 0.30))
@@ -38,17 +41,21 @@ MOST_OF_TWO = 10  # likewise, of two
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
 MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
+MOST_OF_ONE = MOST_RUNS // 2  # of one layout, evenly chosen: an anchor of a long sweep has hundreds
+MOST_CORRECTED = 256  # runs, evenly chosen, that the largest correction is sought among
 KEPT_WEIGHT = 0.998  # of the settings that verdicts rest on, the likeliest
 SEEN = 0.03  # relative: a smaller change of the machine is not spoken of
-LEVEL_SD = 3.0  # of the logarithm of a layout's step time, before it was measured: no limit in practice
+# Prior of the logarithm of a layout's step time: so wide that it is no limit in practice.
+LEVEL_SD = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one attempt of a layout measured."""
+    """The measurement of one attempt of a layout."""
 
     step_seconds: float  # median
-    relative_confidence: float | None = None  # half the 95 % interval of that median, relative; None: too few steps to tell
+    # Half the 95 % interval of that median, relative; None: too few steps to tell.
+    relative_confidence: float | None = None
     load_sd: float = 0.0  # relative standard deviation that the load of others adds
     at: float | None = None  # seconds, from whatever beginning all runs have; None: not known
     nodes: tuple[str, ...] = ()
@@ -57,7 +64,7 @@ class Run:
 
     @property
     def variance(self) -> float:
-        """Of the logarithm of its step time, by what the run itself tells."""
+        """The variance of the logarithm of its step time, as the run itself tells it."""
         own = USUAL_SD if self.relative_confidence is None else self.relative_confidence / 1.96
         return own**2 + self.load_sd**2
 
@@ -75,7 +82,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
-    """What the repeats tell of the machine: the settings that are likely, and how it was at each time."""
+    """The drift of a machine as repeats tell it: the likely settings, and the speed at each time."""
 
     change: Change | None  # None: it did not change by more than noise
     _settings: _Settings
@@ -89,7 +96,7 @@ class Drift:
         return float(np.sqrt(self._settings.weights @ self._settings.run_sd**2))
 
     def corrections(self, runs: Sequence[Run]) -> Floats:
-        """What is to be added to the logarithm of each run, to have it as the machine is at the last repeat."""
+        """The term to add to the logarithm of each run, to have it as the machine is at the last repeat."""
         if self._rows is None:
             return np.zeros(len(runs))
         found: Floats = -self._settings.weights @ _drift_at(self._rows.alone(runs), self._rows, self._settings, self._alpha)
@@ -106,7 +113,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """Of layouts the logarithm of their step time, under each setting that is likely."""
+    """The logarithm of the step times of layouts, under each likely setting."""
 
     keys: tuple[int, ...]
     weights: Floats  # of the settings
@@ -133,7 +140,7 @@ class Estimate:
 
 
 def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
-    """What the repeats among these runs tell. A layout that ran once says nothing of drift, for its own time is not known."""
+    """Estimate drift from the repeats among these runs. A layout that ran once tells nothing of drift, since its own time is not known."""
     repeated = _newest({key: some for key, some in runs.items() if len(some) > 1})
     settings = _settings(runs)
     if not repeated:
@@ -141,7 +148,7 @@ def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
     rows = _Rows.of(repeated, settings.span)
     settings = _weighed(settings, rows)
     alpha = _alpha(rows, settings)
-    every = rows.alone([run for some in runs.values() for run in some])
+    every = rows.alone(_evenly([run for some in runs.values() for run in some], MOST_CORRECTED))
     drifted = settings.weights @ _drift_at(every, rows, settings, alpha)
     return Drift(
         change=_change(rows, float(np.abs(drifted).max()), settings), _settings=settings, _repeated=repeated, _rows=rows, _alpha=alpha
@@ -196,7 +203,7 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
 
 
 def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[float, float, float, float, float, float]]:
-    """What drift may have been like: standard deviation, length, smooth or not, its steps, and how far that is believed."""
+    """The courses that drift may have taken: standard deviation, length, smooth or not, first and second step, and prior probability."""
     if len(times) < 2:
         return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
     once, twice = _step_places(times, telling, MOST_STEPS), list(combinations(_step_places(times, telling, MOST_OF_TWO), 2))
@@ -211,9 +218,9 @@ def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[f
 
 
 def _step_places(times: Sequence[float], telling: Collection[float], most: int) -> list[float]:
-    """Where the machine may have changed at once: between two runs that follow each other.
+    """The times of possible steps: between two runs that follow each other.
 
-    Where these are many, first of all just before a run that tells, which would else be taken for one of the other side; the rest is evenly chosen.
+    Where there are many, those next to a repeated run come first, since such a run would else be taken for one of the other side; the rest is evenly chosen.
     """
     if len(times) < 3:
         return []
@@ -225,7 +232,8 @@ def _step_places(times: Sequence[float], telling: Collection[float], most: int) 
     return [(place - times[0]) / (times[-1] - times[0]) for place in sorted(chosen)]
 
 
-def _evenly(values: Sequence[float], most: int) -> list[float]:
+def _evenly(values: Sequence[_T], most: int) -> list[_T]:
+    """The first, the last and as many between as there may be."""
     if len(values) <= most:
         return list(values)
     return [values[place] for place in sorted({round(place) for place in np.linspace(0, len(values) - 1, most)})]
@@ -261,8 +269,9 @@ class _Rows:
     at: Floats  # in spans
     times: Floats
     is_timed: bool
-    member: Floats  # runs x nodes: products of two rows are the share of nodes that they have in common
-    nodes: Mapping[str, int]  # columns; the last is of runs of which nobody knows where they were
+    # runs x nodes: the product of two rows is the share of nodes that two runs have in common.
+    member: Floats
+    nodes: Mapping[str, int]  # columns; the last is for runs on unknown nodes
     span: tuple[float, float]
     variance: Floats
 
@@ -312,7 +321,7 @@ def _member(runs: Sequence[Run], nodes: Mapping[str, int]) -> Floats:
 
 
 def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats:
-    """Of drift and nodes: settings x rows x others."""
+    """The covariance of drift and nodes: settings x rows x others."""
     apart = np.abs(rows.at[:, None] - others.at[None, :])[None] / settings.length[:, None, None]
     smooth = np.sqrt(5.0) * apart
     alike = np.where(settings.is_smooth[:, None, None] > 0, (1.0 + smooth + smooth**2 / 3.0) * np.exp(-smooth), np.exp(-apart))
@@ -324,7 +333,7 @@ def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats
 
 
 def _levels(rows: _Rows, settings: _Settings) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Settings x runs: whether a run was before the first step; and whether between the first and the second."""
+    """Settings x runs: true where a run was before the first step, and where it was between the first and the second."""
     at, first, then = rows.at[None, :], settings.step_at[:, None], settings.next_step_at[:, None]
     return at < first, (at >= first) & (at < then)
 
@@ -349,7 +358,7 @@ def _whole(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats]:
 
 
 def _alpha(rows: _Rows, settings: _Settings) -> Floats:
-    """Settings x runs: times the covariance of drift anywhere with the runs, that drift's mean."""
+    """Settings x runs: the weights that give the mean of drift at any time, multiplied by its covariance with the runs."""
     _, whole = _whole(rows, settings)
     y = rows.y - float(rows.y.mean())
     found: Floats = np.linalg.solve(whole, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
@@ -377,7 +386,7 @@ def _posterior(rows: _Rows, settings: _Settings, last: int) -> tuple[Floats, Flo
 
 
 def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
-    """How the machine has changed, where it has: shown by the repeated layout whose runs differ most."""
+    """The change of the machine, shown by the repeated layout whose runs differ most. None: it did not change by more than noise."""
     changes = (np.maximum(settings.drift_sd, settings.node_sd) >= SEEN) | (settings.step_at >= 0)
     likely = float(settings.weights[changes].sum())
     if largest < log(1 + SEEN) or likely < 0.5:
@@ -403,6 +412,7 @@ def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
 
 def _newest(runs: Mapping[int, Sequence[Run]]) -> dict[int, Sequence[Run]]:
     """As many layouts as there is room for, those with the newest runs; in the order given."""
+    runs = {key: _evenly(some, MOST_OF_ONE) for key, some in runs.items()}
     room, kept = MOST_RUNS, set[int]()
     for key in sorted(runs, key=lambda key: -max((run.at or 0.0) for run in runs[key])):
         room -= len(runs[key])

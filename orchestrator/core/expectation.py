@@ -1,4 +1,4 @@
-"""What the layouts of a cell are expected to come to when they are launched: how many fit, run out of memory, or fail otherwise."""
+"""Expected outcomes of the layouts of a cell when they are launched: how many fit, run out of memory, or fail otherwise."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from orchestrator.core.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
 
 Floats = NDArray[np.float64]
 
-UNKNOWN_DEVICE_MEMORY_SD = 0.18  # of log bytes, where no device is known for which memory would be calibrated
-LIKELY = 0.9  # probability above which a layout is counted among those that fit; below what is left of 1, among those that do not
+# Of log bytes, where the device is unknown, so that memory cannot be calibrated.
+UNKNOWN_DEVICE_MEMORY_SD = 0.18
+# Probability above which a layout counts as fitting; below 1 - LIKELY it counts as not fitting.
+LIKELY = 0.9
 MAX_ROWS = 4096  # that are looked at; of more, an even selection stands for all
 FEWEST_TRIALS = 10.0  # whose outcomes weigh as much as what is usual
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitting:
-    """How many layouts of a cell fit into the memory of a device: a sum of probabilities, and what is sure of it."""
+    """The number of layouts of a cell that fit into the memory of a device: a sum of probabilities, and bounds."""
 
     expected: float
     at_least: int  # that are likely to
@@ -30,7 +32,7 @@ class Fitting:
 
 
 def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predicted | None = None) -> Floats | None:
-    """That the layouts of some rows stay within what of the memory can be used; None where its limit is not known.
+    """The probability that the layouts of some rows stay within the usable memory. None where the limit is not known.
 
     `predicted` is what `candidates.predict` says of these rows, where that is at hand.
     """
@@ -45,7 +47,7 @@ def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predic
 
 
 def fitting(candidates: Candidates) -> Fitting | None:
-    """Of all layouts of a cell; None where the limit of the memory is not known."""
+    """How many of all layouts of a cell fit. None where the limit of the memory is not known."""
     num = len(candidates)
     rows = np.unique(np.linspace(0, max(num - 1, 0), min(num, MAX_ROWS)).astype(np.int64))
     chances = probability_of_fitting(candidates, rows)
@@ -60,7 +62,7 @@ def fitting(candidates: Candidates) -> Fitting | None:
 
 
 def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float | None:
-    """How many of the first layouts of the order run out of memory, were all of them launched."""
+    """The expected number of out-of-memories if the first layouts of the order were all launched."""
     rows = candidates.order[:num_trials]
     chosen = rows[np.unique(np.linspace(0, max(len(rows) - 1, 0), min(len(rows), MAX_ROWS)).astype(np.int64))]
     chances = probability_of_fitting(candidates, chosen)
@@ -68,5 +70,5 @@ def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float 
 
 
 def share_that_fails(*, num_failed: int, num_measured: int) -> float:
-    """Of layouts that fit, those that fail by their own or the code's fault: what is usual, and what trials of the sweep have shown."""
+    """The share of fitting layouts that fail by their own or the code's fault: the usual share, corrected by trials of the sweep."""
     return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (FEWEST_TRIALS + num_failed + num_measured)

@@ -54,7 +54,8 @@ class Explanation:
     probability_of_fitting: float | None
     to_fit: Change | None  # the smallest change that makes it fit, where it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
-    step_band: tuple[float, float] | None  # factors on the seconds, between which four of five measurements should lie
+    # Factors on the seconds, between which four of five measurements should lie.
+    step_band: tuple[float, float] | None
     faster: tuple[Change, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
 
     @property

@@ -123,7 +123,8 @@ class Evidence:
     phase: str = "start"
     step: int = 0
     num_oom_kills: int = 0  # by the kernel in our cgroup, while the attempt ran
-    xids: Sequence[int] = ()  # NVIDIA's errors on its node's devices while the attempt ran, by the driver or the kernel's log
+    # NVIDIA's errors on its node's devices while the attempt ran, by the driver or the kernel's log.
+    xids: Sequence[int] = ()
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     at_unix_seconds: float = 0.0  # of the failure note, else of the death

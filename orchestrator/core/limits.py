@@ -38,20 +38,20 @@ class PredictedStep:
 
     @property
     def longest_seconds(self) -> float:
-        """What it stays under in nine cases of ten."""
+        """The time that nine of ten steps stay under."""
         return min(self.seconds * exp(min(LONGEST_SDS * self.log_sd, 100.0)), MAX_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenSteps:
-    """How long the steps of an attempt took so far; None: none has ended."""
+    """The step times of an attempt so far. None: no such step has ended."""
 
     first_seconds: float | None = None  # compilation included
     slowest_seconds: float | None = None  # of those after it
 
     @property
     def step_seconds(self) -> float | None:
-        """What the next step is compared with. The first counts until a later one has ended, since it may have compiled."""
+        """The step time that limits follow. The first counts until a later one has ended, since it may have compiled."""
         return self.slowest_seconds if self.slowest_seconds is not None else self.first_seconds
 
 
@@ -105,7 +105,7 @@ def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> fl
 
 
 def told_passed(request: TrialRequest, name: LimitName, seen: SeenSteps, *, step: int | None = None) -> str:
-    """That a limit has passed, where it comes from, and what to change. `step`: the last one that began, where there was one."""
+    """Say that a limit has passed, where it comes from, and what to change. `step`: the last one that began, if any."""
     after = f" without a new step after step {step}" if step is not None else ""
     return f"{name} limit of {limit_seconds(request, name, seen):.4g} s passed{after}{_source(request, name, seen)}"
 
@@ -134,7 +134,7 @@ def _source(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
 
 
 def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
-    """What an `auto` limit follows."""
+    """The rule that an `auto` limit follows, in words."""
     limits, floor = request.limits, FLOOR_SECONDS[name]
     in_force, said = limit_seconds(request, name, seen), getattr(limits, name)
     if name is LimitName.RENDEZVOUS:

@@ -1,4 +1,4 @@
-"""What a node was busy with beside an attempt while its steps were timed, and what that means for the number: whether it is spoiled, and how far off it may be.
+"""The load by others on a node while an attempt's steps were timed, and how far off the measured number may be because of it.
 
 Values in, values out: the launcher reads the counters (`orchestrator/cpu_watch.py`, `orchestrator/gpu_monitor.py`).
 """
@@ -12,7 +12,8 @@ from math import log, sqrt
 # Of the node's cores, or of the time: less is what a machine does by itself (daemons, the counters' own rounding), and spoils nothing.
 UNNOTICED = 0.1
 MOST_CPU_SLOWDOWN = 4.0  # an attempt that used so few cores waits for other things than cores
-FOREIGN_GPU_SLOWDOWN = 2.0  # at most, of a device that one other process uses as well: its kernels take turns with ours
+# At most, where another process uses the device: its kernels take turns with ours.
+FOREIGN_GPU_SLOWDOWN = 2.0
 # Reasons of NVML that say that a device ran slower than it can for long. A power cap is none: large products reach it on a healthy device.
 HARMFUL_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"})
 
@@ -21,7 +22,8 @@ HARMFUL_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_bra
 class MachineLoad:
     """The load of one node while an attempt's steps were timed. Unknown is None. CPU in cores: seconds of CPU time in a second."""
 
-    cpu_cores: float | None = None  # that the attempt could use: its affinity, or the limit of its container
+    # Cores that the attempt could use: its affinity, or the limit of its container.
+    cpu_cores: float | None = None
     own_cpu_cores: float | None = None  # that its ranks, all below them and their launcher used
     sweep_cpu_cores: float | None = (
         None  # that its sweep used beside it: other attempts, and the orchestrator with the Ray that it started, where it is on the node
@@ -29,8 +31,10 @@ class MachineLoad:
     others_cpu_cores: float | None = None  # that anybody else used, or the hypervisor took
     foreign_gpu_processes: int | None = None  # on the attempt's devices, not its own
     gpu_clock_ratio: float | None = None  # mean SM clock of its devices over the most that they can
-    gpu_throttled_fraction: float | None = None  # of the samples, in which a device was slowed down by heat, power supply or hardware
-    gpu_throttle_reasons: tuple[str, ...] = ()  # that were seen, in NVML's words, the harmless power cap included
+    # The fraction of samples in which a device was slowed down by heat, power supply or hardware.
+    gpu_throttled_fraction: float | None = None
+    # The reasons seen, in NVML's words, the harmless power cap included.
+    gpu_throttle_reasons: tuple[str, ...] = ()
     gpu_temperature_celsius: float | None = None  # of the hottest device
 
     @property
@@ -42,9 +46,9 @@ NO_LOAD = MachineLoad()
 
 
 def relative_sd(load: MachineLoad) -> float:
-    """How far off the step time may be because of the load: a standard deviation, relative. 0: not spoiled, or nothing is known.
+    """The relative standard deviation that the load adds to the step time. 0: not spoiled, or nothing is known.
 
-    Others take turns with the attempt for cores and devices. How much of their turns fell on its critical path nobody knows: the slow-down is
+    Others take turns with the attempt for cores and devices. How much of their turns fell on its critical path is not known: the slow-down is
     taken as log-uniform between none and all of it.
     """
     parts = (_cpu_slowdown(load), _foreign_slowdown(load), _throttle_slowdown(load))
@@ -52,12 +56,12 @@ def relative_sd(load: MachineLoad) -> float:
 
 
 def spoils(load: MachineLoad) -> bool:
-    """Whether a number that was measured under it is not to be believed without a repeat."""
+    """Say whether a number that was measured under this load needs a repeat before it is believed."""
     return relative_sd(load) > 0
 
 
 def said_of(load: MachineLoad) -> str | None:
-    """What spoils a result, for a person; None: nothing does."""
+    """Say in words what spoils a result. None: nothing does."""
     texts = []
     if _cpu_slowdown(load) > 1:
         texts.append(f"the machine was busy: {cores_text(load.others_cpu_cores, load.cpu_cores)} were somebody else's")
@@ -116,7 +120,8 @@ def _throttle_slowdown(load: MachineLoad) -> float:
     share = load.gpu_throttled_fraction or 0.0
     if share <= UNNOTICED:
         return 1.0
-    slower = 1 / load.gpu_clock_ratio if load.gpu_clock_ratio else 2.0  # hardware slow-downs halve the clock at least
+    # Hardware slow-downs halve the clock at least.
+    slower = 1 / load.gpu_clock_ratio if load.gpu_clock_ratio else 2.0
     return 1.0 + share * (max(slower, 1.0) - 1.0)
 
 

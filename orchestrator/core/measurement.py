@@ -22,7 +22,8 @@ CONFIDENCE = 0.95
 STOPPING_CONFIDENCE = 0.99
 _LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
 
-FEWEST_STEPS = 6  # that have a 95 % interval: of fewer the widest, from the least to the largest, holds the median in fewer cases
+# A 95 % interval takes so many: of fewer steps even the one from the least to the largest holds the median less often.
+FEWEST_STEPS = 6
 
 LAUNCH_SECONDS = 60.0  # of a trial on GPUs beside its steps, where nobody measured it: start, rendezvous, first step, clean-up
 

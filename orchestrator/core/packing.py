@@ -54,8 +54,10 @@ class WaitingGang:
     passed_over: int = 0  # gangs that were started since it began to wait
     is_first: bool = False  # one of its cell's first: those go before others', so that a budget is not spent on one cell alone
     exclusive: bool = False  # wants its nodes for itself
-    is_suspected: bool = False  # its last ones failed, and nothing has worked since: others show first whether anything does
-    turn: tuple[float, ...] = ()  # where cells share a budget: its place among them, smallest first; of all gangs or of none
+    # Its cell's last gangs failed and nothing has worked since: other cells go first.
+    is_suspected: bool = False
+    # The place of its cell among those that share a budget, smallest first. All gangs have one, or none has.
+    turn: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +115,7 @@ class Floor:
         self._emptied = {key: self._emptied_by(held) for key, held in self._held.items()}
 
     def holds_without(self, shape: Shape, nodes: Collection[str]) -> bool:
-        """Whether the others of these nodes, all of them free, hold such a gang."""
+        """Say whether all nodes but these, were they free, hold such a gang."""
         others = sum(slots >= shape.slots_per_node for node, slots in self._slots_of.items() if node not in nodes)
         return others >= shape.num_nodes
 
@@ -308,9 +310,9 @@ class Floor:
 
 
 def _precedence(gang: WaitingGang, num_waiting: int) -> tuple[float, ...]:
-    """Who is suspected comes last. Who was passed over for too long; then by turns, where those are given.
+    """Suspected gangs come last. The others: first those passed over for too long, then by turns where cells share a budget.
 
-    Else first trials, the cheapest first, for they teach the dearer ones; then the largest. Of equals the one that takes longest, so that it is not the last.
+    Else first trials, the cheapest first, since they teach the dearer ones; then the largest, and of equals the longest.
     """
     if _is_overdue(gang, num_waiting):
         return gang.is_suspected, 0, -gang.passed_over

@@ -45,7 +45,7 @@ class Candidates:
         return len(self.table)
 
     def step_log_sd(self) -> float | None:
-        """How far predicted steps are off: the standard deviation of the logarithm, of the most uncertain of the first layouts.
+        """The standard deviation of the logarithm of predicted steps: that of the most uncertain of the first layouts.
 
         None where no time is predicted.
         """

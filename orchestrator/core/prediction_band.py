@@ -23,10 +23,14 @@ SHARE = 0.8  # of what is measured should lie within the band
 Z = 1.2816  # of a normal distribution: nine tenths lie below so many standard deviations
 
 # Standard deviations of log measured over predicted seconds, before anything is measured.
-FORMULA_SD = 0.15  # inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator against torchtitan)
-OTHER_DEVICE_SD = 0.3  # besides, of devices other than those that the constants are known from: their kernels are older, or unknown
-NODE_SD = 0.08  # besides, per doubling of the nodes: `node_congestion` is 0.1, and known to a factor of 2
-TENSOR_ACROSS_NODES_SD = 0.5  # besides: the step is mostly traffic between nodes, whose share of the bandwidth is as uncertain
+# Inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator against torchtitan).
+FORMULA_SD = 0.15
+# Added on devices that the constants are not known from: their kernels are older, or unknown.
+OTHER_DEVICE_SD = 0.3
+# Added per doubling of the nodes: `node_congestion` is 0.1, and known to a factor of 2.
+NODE_SD = 0.08
+# Added: the step is mostly traffic between nodes, whose share of the bandwidth is as uncertain.
+TENSOR_ACROSS_NODES_SD = 0.5
 # Besides, per doubling of the nodes that a pipeline spans: of published runs 11 % on two nodes, and 27 % on up to 8, took more than twice
 # as long as a fit to all of them (the Ultra-Scale Playbook's; most of these are pipelines).
 PIPELINE_ACROSS_NODES_SD = 0.4
@@ -50,7 +54,7 @@ def step_spreads(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitErrors:
-    """What a fit left unexplained on one kind of hardware, row by row, for bands to rest on."""
+    """The errors of a fit on one kind of hardware, row by row: bands follow them."""
 
     places: Floats  # n x k, where the rows lie (residual.places_of)
     errors: Floats  # n: log measured over predicted seconds, the cell's own offset taken off
@@ -60,9 +64,9 @@ class FitErrors:
     above: Floats
 
     def quantiles(self, *, knows_cell: bool) -> tuple[float, float]:
-        """What the 10th and the 90th percentile of errors are, in spreads of before: -1.28 and 1.28 where nothing was measured.
+        """The 10th and the 90th percentile of errors, in spreads of before: -1.28 and 1.28 where nothing was measured.
 
-        Of a cell that was not measured the error is told by predicting each cell from the others; of one that was, by its own fit.
+        For a cell that was not measured, each measured cell is predicted from the others; for a measured one its own fit counts.
         """
         num_cells = len(set(self.cells.tolist()))
         if not num_cells:

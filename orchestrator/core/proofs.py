@@ -20,7 +20,7 @@ ENOUGH = 2  # out-of-memories that agree, where one alone may be the program's o
 
 
 class Dominance(StrEnum):
-    """What out-of-memories rule out without a launch."""
+    """How much proof rules a layout out without a launch."""
 
     TRUSTED = "trusted"  # one rules out every layout that needs at least as much memory
     CONFIRMED = "confirmed"  # two that agree do, or one that was measured
@@ -33,11 +33,12 @@ class MemoryProof:
 
     layout: Layout
     num_attempts: int = 1  # that say so
-    is_measured: bool = False  # what it held and asked for is known, and is more than the device has
+    # The bytes that it held and asked for are known, and are more than the device has.
+    is_measured: bool = False
 
     @property
     def weight(self) -> int:
-        """How many agreeing out-of-memories it stands for."""
+        """The number of agreeing out-of-memories that it counts for."""
         return ENOUGH if self.is_measured else self.num_attempts
 
 
@@ -46,7 +47,8 @@ class Proofs:
 
     def __init__(self, table: LayoutTable, *, num_layers: int, dominance: Dominance) -> None:
         self._table, self._num_layers, self._dominance = table, num_layers, dominance
-        self._proofs: list[MemoryProof] = []  # contradicted ones too: what contradicts them may be withdrawn
+        # Contradicted ones are kept: the measurement that contradicts them may be withdrawn.
+        self._proofs: list[MemoryProof] = []
         self._ran: Mask = np.zeros(len(table), dtype=np.bool_)
         self._begin()
 

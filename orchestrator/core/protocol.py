@@ -64,7 +64,8 @@ class _Message(BaseModel):
 
 MAX_SECONDS = 1e7  # nothing here takes or waits for longer than four months
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
-PositiveSeconds = Annotated[float, Field(ge=1e-9, le=MAX_SECONDS)]  # no clock tells less, and what is divided by it stays finite
+# No clock resolves less, and a division by it stays finite.
+PositiveSeconds = Annotated[float, Field(ge=1e-9, le=MAX_SECONDS)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 Step = Annotated[int, Field(ge=0, le=10**9)]
 ShortText = Annotated[str, Field(max_length=4000)]
@@ -80,7 +81,7 @@ class MeasurementPlan(_Message):
 
 
 class LimitName(StrEnum):
-    """What has a time limit: each phase, and the whole attempt."""
+    """The parts of an attempt that have a time limit: each phase, and the whole."""
 
     START = "start"
     RENDEZVOUS = "rendezvous"
@@ -99,8 +100,10 @@ class PhaseLimits(_Message):
     steady: PositiveSeconds
     teardown: PositiveSeconds
     total: PositiveSeconds
-    auto: tuple[LimitName, ...] = ()  # those that follow the steps (core/limits.py); the others are fixed
-    predicted_step_seconds: PositiveSeconds | None = None  # the longest that a step should take; None: nothing is predicted
+    # Limits that follow the steps (core/limits.py); the others are fixed.
+    auto: tuple[LimitName, ...] = ()
+    # The longest step that is expected; None: nothing is predicted.
+    predicted_step_seconds: PositiveSeconds | None = None
     in_file: bool = True  # a sweep file sets them
 
 
@@ -148,8 +151,10 @@ class Heartbeat(_Message):
     phase: Phase
     step: Step = 0
     timed: bool = False  # a timed step runs: no warm-up, and nothing that is looked at apart
-    at: Annotated[float, Field(ge=0, le=1e12)] | None = None  # by the node's monotonic clock, which its processes share
-    total_limit_seconds: PositiveSeconds | None = None  # in force now: a launcher's word, for whoever waits for it
+    # On the node's monotonic clock, which its processes share.
+    at: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    # The total limit in force now, as the launcher says.
+    total_limit_seconds: PositiveSeconds | None = None
 
 
 class CollectiveTime(_Message):
@@ -177,7 +182,8 @@ class RankResult(_Message):
     peak_flops_source: PeakSource | None = None
     loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
     loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
-    gradient_norm: Annotated[float, Field(ge=0, le=1e30)] | None = None  # of the last step; only whether it is finite matters
+    # The gradient norm of the last step; only whether it is finite matters.
+    gradient_norm: Annotated[float, Field(ge=0, le=1e30)] | None = None
     collectives: Annotated[list[CollectiveTime], Field(max_length=1000)] = []
     stack: Stack = Stack()
 
@@ -299,7 +305,8 @@ class NodeReport:
     failure: Failure | None = None  # classified from the first bad rank of this node; None: every rank measured
     failed_at_unix_seconds: float | None = None
     seconds: float = 0.0  # wall time from the order to the last process gone
-    teardown_seconds: float | None = None  # from the last result to the last process gone; None: not every rank measured
+    # From the last result to the last process gone; None: not every rank measured.
+    teardown_seconds: float | None = None
     processes_killed: int = 0  # leftovers beyond the ranks themselves
     environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
     chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values
@@ -321,8 +328,10 @@ class LaunchOrder:
     address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
-    orchestrator: str = ""  # the process that asks for it (processes.global_identity): its CPU time is the sweep's
+    # The process that asks for it (processes.global_identity): its CPU time is the sweep's.
+    orchestrator: str = ""
     node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # what ranks get beside what the launcher tells them
+    # Variables of ranks, besides those that the launcher sets.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The same of values that are secret: they reach ranks, and are taken out of every log, report and message.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -1,6 +1,6 @@
 """Which variables of the environment that a launcher runs in its ranks see: an allow-list, and no name or value that looks like a secret.
 
-What a program needs beside them, a sweep file names: `pass_env` by name or pattern, `env_from` where the value is a secret.
+A sweep file names what a program needs besides: in `pass_env` by name or pattern, in `env_from` where the value is a secret.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]*:[^\s@]*@")
 
 
 def needed(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ranks see of an environment by default."""
+    """The variables that ranks see by default."""
     return {name: value for name, value in environment.items() if _is_needed(name) and not holds_secret(name, value)}
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the processes of a Ray of our own see: as ranks, and Ray's switches and this program's, but for what opens the store."""
+    """The variables that processes of a Ray of our own see: those of ranks, Ray's and this program's, without those that open the store."""
     ours = {name: value for name, value in environment.items() if name.startswith(("RAY_", "SWEEP_")) and not name.startswith("SWEEP_DB")}
     return needed(environment) | ours
 
 
 def named(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What `pass_env` adds: by name, or by a pattern with `*`, which passes nothing that looks like a secret."""
+    """The variables that `pass_env` adds, by name or by a pattern with `*`, which passes nothing that looks like a secret."""
     found: dict[str, str] = {}
     for pattern in patterns:
         if "*" in pattern:
@@ -77,12 +77,12 @@ def named(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, 
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD."""
+    """Say whether a variable's name tells that its value is a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD."""
     return _SECRET_WORD.search(name) is not None and _NO_SECRET.search(name) is None
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether its name says so, or its value is a URL with a password."""
+    """Say whether a variable's name tells so, or its value is a URL with a password."""
     return is_secret_name(name) or _URL_WITH_PASSWORD.search(value) is not None
 
 

@@ -59,7 +59,7 @@ class Secrets:
         return self.blot_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def blot_bytes(self, raw: bytes) -> bytes:
-        """The same of what a program wrote."""
+        """The bytes that a program wrote without the secrets that they hold."""
         flat = _on_one_line(raw)
         for rule in self._rules:
             if rule.needle in flat:
@@ -67,7 +67,7 @@ class Secrets:
         return raw
 
     def num_settled(self, raw: bytes) -> int:
-        """How many bytes can be judged; what follows them may be the beginning of a secret that goes on in the next piece."""
+        """The number of bytes that can be judged. Those after them may begin a secret that goes on in the next piece."""
         first = max(0, len(raw) - (1 + _LONGEST_LINE_BREAK) * self._longest)
         places = (place for place in range(first, len(raw)) if raw[place : place + 1] in self._first_bytes)
         settled = next((place for place in places if self._may_go_on(_on_one_line(raw[place:]))), len(raw))

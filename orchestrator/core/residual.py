@@ -49,9 +49,9 @@ class Residual:
 
 
 def left_out_errors(places: Floats, errors: Floats, cells: NDArray[np.intp]) -> tuple[NDArray[np.intp], Floats]:
-    """The errors that stay when each cell is told by the others alone, and which rows they are of: an even spread over all.
+    """The errors left when each cell is predicted from the others alone, and their rows: an even selection of all.
 
-    Of a Gaussian process without the rows B the error in B is (K^-1 in B)^-1 (K^-1 errors) in B; one cell alone has nobody to tell it.
+    The error of a Gaussian process in rows B that it has not seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell has no others to tell it.
     """
     rows = _spread(len(errors))
     places, errors, cells = places[rows], errors[rows], cells[rows]

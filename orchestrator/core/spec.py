@@ -247,7 +247,8 @@ class Search(Section):
     plateau: Plateau | None = None
     bound: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None  # expected gain below which a cell is done; with strategy auto
     confirm: Confirm = Confirm()
-    anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY  # measured trials of a cell; 0: never
+    # Measured trials of a cell; 0: never.
+    anchor_every: Annotated[int, Field(strict=True, ge=0, le=10_000)] = ANCHOR_EVERY
     dominance: OrAuto[Dominance] = (
         "auto"  # what out-of-memories rule out; auto: trusted where the trainer's memory is known, else confirmed
     )
@@ -400,14 +401,14 @@ class SweepSpec(Section):
         )
 
     def remarks(self) -> tuple[str, ...]:
-        """What the file says and the sweep does not do, a sentence each."""
+        """Settings of the file that the sweep ignores, a sentence each."""
         if self.search.plateau is not None and self.search.strategy is Strategy.EXHAUSTIVE:
             return ("search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",)
         return ()
 
     @property
     def dominance(self) -> Dominance:
-        """What an out-of-memory rules out: as the file says, else by whether the memory of what is trained is known."""
+        """The proof that an out-of-memory needs: as the file says, else by whether the memory of the trainer is known."""
         asked = self.search.dominance
         if isinstance(asked, Dominance):
             return asked

@@ -62,7 +62,7 @@ def noisy_steps(request: TrialRequest, options: SyntheticOptions, hardware: Hard
 
 
 def slowness(drifts: Sequence[SyntheticDrift], elapsed_seconds: float, nodes: Sequence[str]) -> float:
-    """How many times as long steps take of an attempt that began then, on these nodes."""
+    """The factor on the step time of an attempt that began then, on these nodes."""
     factor = 1.0
     for drift in drifts:
         if drift.node is None or drift.node in nodes:

@@ -16,9 +16,11 @@ WIDTH = 1.96  # standard deviations to either side: 95 %
 COULD_WIN = 0.004  # probability of being faster than the best, above which a layout is tied with it
 USUAL_VARIATION = "1 to 4 %"  # of published repeats of one layout
 CONSIDERED = 16  # of a cell's fastest, besides what was repeated, that are compared with each other
-CONSIDERED_WITH_DRIFT = 64  # once the machine was seen to change: the order of what was measured tells less
+# The same once the machine was seen to change: the measured order tells less then.
+CONSIDERED_WITH_DRIFT = 64
 MOST_CONTENDERS = 16  # once the machine was seen to change
-MORE_ROUNDS = 3  # then, beyond the repeats that the file grants: of as many contenders as the file says
+# Rounds beyond the repeats of the file once the machine was seen to change, for as many contenders as the file says.
+MORE_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,11 @@ class Verdict:
     """What is known of the order at the top, of things named by integers (trial ids)."""
 
     best: int  # smallest expected step time
-    tied: Sequence[int]  # that could be faster than the best, the likeliest first, the best included: alone it is the winner
+    # Those that could be faster than the best, the likeliest first, and the best itself: alone it is the winner.
+    tied: Sequence[int]
     order: Sequence[int]  # all that was considered, the fastest first
-    intervals: Mapping[int, tuple[float, float]]  # seconds of a step as the machine is at the last run, of all that was considered
+    # By considered layout: seconds of a step, with the machine as it is at the last run.
+    intervals: Mapping[int, tuple[float, float]]
     run_sd: float  # relative standard deviation of one layout's runs next to each other
     num_repeats: int  # that it is told from; 0: it is what is usual
     change: Change | None  # how the machine changed; None: not by more than noise
@@ -81,7 +85,8 @@ def median_run(runs: Sequence[Run]) -> Run:
 class _Standing:
     order: Sequence[int]
     tied: Sequence[int]
-    could_win: Sequence[int]  # the same with all that drift may have done before any repeat showed it
+    # As `tied`, allowing for drift that no repeat has shown yet.
+    could_win: Sequence[int]
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float
     change: Change | None
@@ -126,7 +131,7 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
 
 
 def _fastest(runs: Mapping[int, Sequence[Run]], drift: Drift) -> list[int]:
-    """By what stands for their runs, as the machine is at the last repeat."""
+    """The fastest by their median runs, as the machine is at the last repeat."""
     standing = {key: median_run(some) for key, some in runs.items()}
     off = drift.corrections(list(standing.values())) if drift.change is not None else [0.0] * len(standing)
     seconds = {key: log(run.step_seconds) + float(one) for (key, run), one in zip(standing.items(), off, strict=True)}
@@ -163,7 +168,8 @@ def _next(
         if changed:
             staying = MOST_CONTENDERS if round_of < repeats else contenders
         else:
-            staying = min(contenders, max(2, (staying + 1) // 2))  # one alone could not be told from the others
+            # A single contender could not be told from the others.
+            staying = min(contenders, max(2, (staying + 1) // 2))
     return None
 
 

@@ -184,10 +184,11 @@ class DriftKind(StrEnum):
 
 
 class SyntheticDrift(WorkloadOptions):
-    """How the machine's speed changes: by the seconds since the call of `sweep run` began, on `node` or everywhere."""
+    """A change of the machine's speed, by the seconds since the call of `sweep run` began, on `node` or everywhere."""
 
     kind: DriftKind
-    size: Annotated[float, Field(strict=True, gt=-0.9, le=10.0)]  # relative: 0.6 is 1.6 times as long
+    # Relative: 0.6 is 1.6 times as long.
+    size: Annotated[float, Field(strict=True, gt=-0.9, le=10.0)]
     seconds: PositiveFloat = 600.0
     node: Annotated[str, Field(strict=True, min_length=1, max_length=255)] | None = None  # as the scheduler calls it
 

@@ -119,3 +119,13 @@ def test_any_number_of_layouts_and_runs_is_judged(num: int) -> None:
     verdict = judge(runs, contenders=3, repeats=2)
     assert verdict is not None
     assert all(np.isfinite(bounds).all() for bounds in verdict.intervals.values())
+
+
+def test_an_anchor_of_a_long_sweep_still_tells_of_the_machine() -> None:
+    anchor = [run(1.0 if at < 3000 else 1.5, float(at), purpose=Purpose.ANCHOR) for at in range(0, 6000, 60)]
+    found = fit({1: anchor, 2: [run(2.0, 6010.0), run(2.0, 6020.0)]})
+    assert found.change is not None
+    assert found.change.key == 1
+    early, late = found.corrections([run(3.0, 600.0), run(3.0, 5400.0)])
+    assert np.exp(early) == pytest.approx(1.5, rel=0.02)
+    assert np.exp(late) == pytest.approx(1.0, rel=0.02)

@@ -154,3 +154,26 @@ def test_numbers_are_told_as_the_machine_is_now() -> None:
     assert best[0] == layout(1)
     assert abs(contest.seconds_of(1) - 1.0) < 0.1
     assert contest.seconds_of(2) < 1.9
+
+
+def test_of_layouts_that_ended_together_the_smallest_trial_is_the_anchor() -> None:
+    """As a later call reads them from the store."""
+    contest = Contest()
+    for trial_id, at in ((2, 60.0), (1, 60.0), (3, 120.0), (4, 180.0)):
+        note(contest, trial_id, 1.0, at)
+    anchor = check(contest)
+    assert anchor is not None
+    assert anchor.trial_id == 1
+
+
+def test_the_best_of_a_spent_budget_is_repeated_once_whatever_else_is_due() -> None:
+    contest = Contest()
+    for trial_id, seconds in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        note(contest, trial_id, seconds, 60.0 * trial_id)
+    anchor, best = contest.next_repeat(CONFIRM, anchor_every=8), contest.repeat_of_best(CONFIRM)
+    assert anchor is not None
+    assert best is not None
+    assert (anchor.trial_id, best.trial_id, best.purpose) == (1, 2, Purpose.CONFIRMATION)
+    assert contest.repeat_of_best(Confirm(repeats=0)) is None
+    contest.begin(2, Purpose.CONFIRMATION)
+    assert contest.repeat_of_best(CONFIRM) is None

@@ -374,3 +374,17 @@ def test_what_is_dated_by_a_simulated_clock_keeps_its_order_over_calls(store: St
     attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
     dates = [attempt.measured_at for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)]
     assert dates == sorted(dates)
+
+
+def test_a_sweep_whose_first_anchor_cannot_be_repeated_is_finished_all_the_same(store: Store) -> None:
+    first: list[Layout] = []
+
+    def fails_when_repeated(request: TrialRequest) -> float | FailureKind:
+        first.append(request.layout)
+        is_anchor = request.layout == first[0] and request.attempt > 1
+        return FailureKind.OOM_GPU if is_anchor else fast(request)
+
+    for _ in range(3):
+        _, scheduler = run(store, fails_when_repeated, spec=spec(gpus=1, repeats=2))
+    assert Purpose.ANCHOR in purposes(store)
+    assert scheduler.started == []

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from db.store import Store
+from orchestrator.contest import Contest
+from orchestrator.core.drift import Run
 from orchestrator.core.failures import FailureKind
+from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.protocol import TrialRequest
-from orchestrator.core.spec import SweepSpec
+from orchestrator.core.purpose import Purpose
+from orchestrator.core.spec import Confirm, SweepSpec
 from orchestrator.finished import finished_before
 from orchestrator.progress import Stop, StopReason
+from orchestrator.sharing import kept_from
 from tests.orchestrator.fake_scheduler import FakeScheduler
 from tests.orchestrator.test_sweep import CODE, after, fast, run, spec
 
@@ -118,6 +123,50 @@ def test_a_best_that_the_budget_could_not_confirm_is_named(store: Store) -> None
     result, _ = run(store, fast, spec=four_cells(repeats=1, max_gpu_hours=5.1 / HOUR))
     assert len(result.unconfirmed) == 3
     assert result.counts[TrialState.MEASURED] == 4
+
+
+@pytest.mark.parametrize("budget", [9, 12, 16])
+def test_what_is_kept_for_the_best_does_not_go_to_an_anchor(store: Store, budget: int) -> None:
+    order: dict[tuple[int, str], int] = {}
+
+    def later_is_faster(request: TrialRequest) -> float:
+        place = order.setdefault((request.sequence_length, request.layout.key), len(order))
+        return 1.0 / (1 + place)
+
+    wanted = four_cells(repeats=1, strategy="exhaustive", max_gpu_hours=(budget + 0.1) / HOUR)
+    result, _ = run(store, later_is_faster, spec=wanted)
+    several = [cell for cell, count in result.launched.items() if count > 1]
+    assert several
+    assert not set(several) & set(result.unconfirmed)
+
+
+def test_what_a_budget_left_unconfirmed_is_said_again_without_asking_a_cluster(store: Store) -> None:
+    wanted = spec(gpus=1, repeats=1, device="cpu", gpus_per_node=2, search={"confirm": {"repeats": 1}, "max_gpu_hours": 1.1 / HOUR})
+    result, _ = run(store, fast, spec=wanted)
+    again = finished_before(wanted, store, code=lambda: CODE, program_version="test", this_host=None)
+    assert again is not None
+    assert list(again.unconfirmed) == list(result.unconfirmed) == list(wanted.cells())
+
+
+def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(store: Store) -> None:
+    class Cell:
+        """As much of a cell as sharing looks at, of which two layouts are measured and none is repeated."""
+
+        def __init__(self, stopped: StopReason | None) -> None:
+            self.stopped, self.is_settled, self.has_nothing, self.has_measured = stopped, False, False, True
+            self.trial_gpu_seconds = self.guessed_gpu_seconds = self.predicted_seconds = 10.0
+            self.cell, self.contest = spec(gpus=1).cells()[0], Contest()
+            for trial_id in (1, 2):
+                self.contest.note(trial_id, Layout(micro_batch_size=trial_id), Run(step_seconds=1.0 / trial_id, at=float(trial_id)))
+
+    def kept_for(stopped: StopReason) -> float:
+        mine, other = Cell(None), Cell(stopped)
+        mine.contest.begin(2, Purpose.CONFIRMATION)
+        kept = kept_from(mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1)  # type: ignore[arg-type, list-item]
+        return kept.gpu_seconds
+
+    assert kept_for(StopReason.GPU_HOURS) > 0
+    assert kept_for(StopReason.FAULTS) == kept_for(StopReason.NODES) == 0
 
 
 def test_a_call_that_was_stopped_midway_shares_what_is_left_as_one_call_would(store: Store) -> None:
