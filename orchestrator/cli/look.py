@@ -31,7 +31,7 @@ from orchestrator.cli.output import (
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.layout import parse_key
 from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.machine_load import said_of, spoils
+from orchestrator.core.machine_load import relative_sd, said_of, spoils
 from orchestrator.report import quantities as show
 from orchestrator.report import records
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from db.rows import CellRow, CellStatus, SweepRow, TrialRow
     from db.store import Store
     from orchestrator.core.drift import Change
+    from orchestrator.core.winner import Verdict
 
 STATE_STYLES: Mapping[str, str] = {
     TrialState.MEASURED: "green",
@@ -112,6 +113,7 @@ def best(
 
 # So many of a cell's fastest layouts are compared with each other where results are shown.
 LEADING = 16
+MUCH = 1.5  # times what runs vary by without drift and load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     num_runs = contest.num_runs(verdict.best)
     repeats = show.counted(verdict.num_repeats, "repeat")
     usual = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
-    varies = f"runs of one layout vary by {verdict.run_sd:.1%} ({repeats})" if verdict.num_repeats else usual
+    varies = usual if verdict.spread is None else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}{_left_over(verdict)})"
     if not verdict.is_settled:
         shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
         text = f"No single winner: trials {shown} are tied; {varies}, and with that any of them could be the fastest"
@@ -150,6 +152,23 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     compared = {row.id for row in rows}
     behind = [row for row in leading if row.id not in compared]
     return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
+
+
+def _left_over(verdict: Verdict) -> str:
+    """How much of the spread of runs is left without drift and the load of others, where they have part in it."""
+    assert verdict.spread is not None
+    return f"; {verdict.run_sd:.1%} without drift and the load of others" if verdict.spread > MUCH * verdict.run_sd else ""
+
+
+def _busy_text(trials: Sequence[TrialRow]) -> str | None:
+    """A line about the load that trials were measured under, at its worst; None: under none that matters."""
+    busy = [trial for trial in trials if spoils(trial.load)]
+    if not busy:
+        return None
+    worst = max(busy, key=lambda trial: relative_sd(trial.load))
+    if len(busy) == 1:
+        return f"trial {worst.id}: {said_of(worst.load)} while it was measured"
+    return f"trials {', '.join(str(trial.id) for trial in busy)}: {said_of(worst.load)} while they were measured, at the worst (trial {worst.id})"
 
 
 def _drift_of(of_cell: Standing | None) -> str | None:
@@ -229,9 +248,8 @@ def _print_best(
         if found:
             write_table(_SPEED_COLUMNS, [[str(trial.id), *_speed_cells(trial), layout_text(trial)] for trial in found])
             write_line(f"  {standings[cell.cell.id].text}", style="dim")
-            for trial in found:
-                if (said := said_of(trial.load)) is not None:
-                    write_line(f"  trial {trial.id}: {said} while it was measured", style="yellow")
+            if (busy := _busy_text(found)) is not None:
+                write_line(f"  {busy}", style="yellow")
             if (drift := standings[cell.cell.id].drift) is not None:
                 write_line(f"  {drift}", style="yellow")
         else:

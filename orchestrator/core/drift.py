@@ -39,6 +39,8 @@ STEP_SD = 0.4  # of the logarithm: by how much
 MOST_STEPS = 40  # places where it may have been
 MOST_OF_TWO = 10  # likewise, of two
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
+# The part of the load's possible effect (Run.load_sd) that runs show: of a program that waits for other things than cores, little.
+LOAD_SCALES = ((0.03, 0.20), (0.3, 0.35), (1.0, 0.45))
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))  # of runs of one layout, next to each other
 MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
 MOST_OF_ONE = MOST_RUNS // 2  # of one layout, evenly chosen: an anchor of a long sweep has hundreds
@@ -64,9 +66,14 @@ class Run:
 
     @property
     def variance(self) -> float:
-        """The variance of the logarithm of its step time, as the run itself tells it."""
+        """The variance of the logarithm of its step time, as the run itself tells it, with all that the load may have done."""
+        return self.own_variance + self.load_sd**2
+
+    @property
+    def own_variance(self) -> float:
+        """The same without the load."""
         own = USUAL_SD if self.relative_confidence is None else self.relative_confidence / 1.96
-        return own**2 + self.load_sd**2
+        return own**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +174,14 @@ class _Settings:
     next_step_at: Floats
     node_sd: Floats
     run_sd: Floats
+    load_scale: Floats
     weights: Floats
     span: tuple[float, float]  # the first and the last time
 
     def take(self, chosen: Ints) -> _Settings:
         parts = {
             name: getattr(self, name)[chosen]
-            for name in ("drift_sd", "length", "is_smooth", "step_at", "next_step_at", "node_sd", "run_sd", "weights")
+            for name in ("drift_sd", "length", "is_smooth", "step_at", "next_step_at", "node_sd", "run_sd", "load_scale", "weights")
         }
         return replace(self, **(parts | {"weights": parts["weights"] / parts["weights"].sum()}))
 
@@ -185,10 +193,16 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     telling = {run.at for some in runs.values() if len(some) > 1 for run in some if run.at is not None}
     span = (times[0], times[-1]) if times else (0.0, 0.0)
     nodes = ((0.0, 1.0),) if one_place else NODE_SDS
+    # Only repeats tell how much the load did: without one on a busy machine, all that it may have done is allowed for.
+    is_told = any(run.load_sd > 0 for some in runs.values() if len(some) > 1 for run in some)
+    loads = LOAD_SCALES if is_told else ((1.0, 1.0),)
     found = np.array(
-        [(*drift[:5], node, run, drift[5] * a * b) for drift, (node, a), (run, b) in product(_courses(times, telling), nodes, RUN_SDS)]
+        [
+            (*drift[:5], node, run, load, drift[5] * a * b * c)
+            for drift, (node, a), (run, b), (load, c) in product(_courses(times, telling), nodes, RUN_SDS, loads)
+        ]
     )
-    drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, weights = found.T
+    drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, load_scale, weights = found.T
     return _Settings(
         drift_sd=drift_sd,
         length=length,
@@ -197,6 +211,7 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
         next_step_at=next_step_at,
         node_sd=node_sd,
         run_sd=run_sd,
+        load_scale=load_scale,
         weights=weights,
         span=span,
     )
@@ -273,7 +288,8 @@ class _Rows:
     member: Floats
     nodes: Mapping[str, int]  # columns; the last is for runs on unknown nodes
     span: tuple[float, float]
-    variance: Floats
+    variance: Floats  # of each run, as it tells it
+    load_variance: Floats  # that the load adds at most
 
     @classmethod
     def of(cls, runs: Mapping[int, Sequence[Run]], span: tuple[float, float]) -> _Rows:
@@ -292,7 +308,8 @@ class _Rows:
             member=_member(every, names),
             nodes=names,
             span=span,
-            variance=np.array([run.variance for run in every]),
+            variance=np.array([run.own_variance for run in every]),
+            load_variance=np.array([run.load_sd**2 for run in every]),
         )
 
     def alone(self, runs: Sequence[Run]) -> _Rows:
@@ -341,9 +358,16 @@ def _levels(rows: _Rows, settings: _Settings) -> tuple[NDArray[np.bool_], NDArra
 def _factor(rows: _Rows, settings: _Settings) -> Floats:
     """The Cholesky factor of the runs' covariance, the layouts' own times left out."""
     covariance = _drift_covariance(rows, rows, settings)
-    noise = rows.variance[None, :] + settings.run_sd[:, None] ** 2
+    noise = _noise(rows, settings)
     lower: Floats = np.linalg.cholesky(covariance + noise[:, None, :] * np.eye(len(rows.y)))
     return lower
+
+
+def _noise(rows: _Rows, settings: _Settings) -> Floats:
+    """Settings x runs: the variance of what each run has for itself."""
+    load = settings.load_scale[:, None] ** 2 * rows.load_variance[None, :]
+    found: Floats = rows.variance[None, :] + load + settings.run_sd[:, None] ** 2
+    return found
 
 
 def _whole(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats]:
@@ -352,7 +376,7 @@ def _whole(rows: _Rows, settings: _Settings) -> tuple[Floats, Floats]:
     Layouts have a wide prior about the mean of all: with it everything is one Gaussian vector, conditioned on the runs.
     """
     covariance = _drift_covariance(rows, rows, settings)
-    noise = rows.variance[None, :] + settings.run_sd[:, None] ** 2
+    noise = _noise(rows, settings)
     same_layout = LEVEL_SD**2 * (rows.of_layout[:, None] == rows.of_layout[None, :])
     return covariance, covariance + same_layout[None] + noise[:, None, :] * np.eye(len(rows.y))
 

@@ -34,6 +34,8 @@ class Verdict:
     # By considered layout: seconds of a step, with the machine as it is at the last run.
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float  # relative standard deviation of one layout's runs next to each other
+    # As measured, relative: drift and the load of others included. None: nothing was repeated.
+    spread: float | None
     num_repeats: int  # that it is told from; 0: it is what is usual
     change: Change | None  # how the machine changed; None: not by more than noise
     repeat: int | None  # to be measured once more next; None: it is settled, or the repeats are spent
@@ -70,6 +72,7 @@ def judge(
         order=tuple(standing.order),
         intervals=standing.intervals,
         run_sd=standing.run_sd,
+        spread=_spread(runs),
         num_repeats=sum(len(some) - 1 for some in runs.values()),
         change=standing.change,
         repeat=_next(runs, standing, contenders=contenders, repeats=repeats, under_way=under_way, given_up=given_up) if repeats else None,
@@ -79,6 +82,17 @@ def judge(
 def median_run(runs: Sequence[Run]) -> Run:
     """The run that stands for all; of an even number the slower in the middle: what one run promised, another has to keep."""
     return sorted(runs, key=lambda run: run.step_seconds)[len(runs) // 2]
+
+
+def _spread(runs: Mapping[int, Sequence[Run]]) -> float | None:
+    """The standard deviation of the logarithms of one layout's runs, pooled over layouts."""
+    squares, degrees = 0.0, 0
+    for some in runs.values():
+        logs = [log(run.step_seconds) for run in some]
+        mean = sum(logs) / len(logs)
+        squares += sum((one - mean) ** 2 for one in logs)
+        degrees += len(logs) - 1
+    return sqrt(squares / degrees) if degrees else None
 
 
 @dataclass(frozen=True, kw_only=True)

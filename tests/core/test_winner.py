@@ -26,10 +26,10 @@ def settle(
 
 
 def test_a_run_on_a_busy_machine_is_not_told_from_one_that_is_slower_by_less() -> None:
-    quiet = {1: [run(1.0)] * 3, 2: [run(1.2)] * 3}
+    quiet = {1: [run(1.0)] * 3, 2: [run(1.2)]}
     assert tied(quiet) == [1]
-    busy = {1: [run(1.0)] * 3, 2: [Run(step_seconds=1.2, relative_confidence=0.01, load_sd=0.3)] * 3}
-    assert tied(busy) == [1, 2]
+    slowed = {1: [run(1.0)] * 3, 2: [Run(step_seconds=1.2, relative_confidence=0.01, load_sd=0.3)]}
+    assert tied(slowed) == [1, 2]
 
 
 def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
@@ -118,3 +118,31 @@ def test_where_each_ran_once_it_rests_on_what_is_usual() -> None:
     assert verdict is not None
     assert verdict.num_repeats == 0
     assert verdict.repeat is not None  # it is not the winner before a second run has said so
+
+
+BUSY_SD = 0.4  # of a program that may have been slowed down fourfold: log(4) / sqrt(12)
+
+
+def busy(seconds: float, at: float) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=BUSY_SD, at=at, nodes=("a",))
+
+
+def test_repeats_that_agree_on_a_busy_machine_show_that_its_load_did_little() -> None:
+    """A program that waits rather than computes: one 2.7 times slower could not be the fastest, however busy the machine was."""
+    once = {1: [busy(0.04226, 0)], 3: [busy(0.0524, 10)], 4: [busy(0.0728, 15)], 5: [busy(0.1143, 20)]}
+    verdict = judge(once, contenders=3, repeats=2)
+    assert verdict is not None
+    assert len(verdict.tied) > 1, "nothing was repeated, and the load may have done anything"
+    repeated = {**once, 1: [*once[1], busy(0.04224, 30), busy(0.04226, 60)], 4: [*once[4], busy(0.0729, 40)]}
+    verdict = judge(repeated, contenders=3, repeats=2)
+    assert verdict is not None
+    assert verdict.tied == (1,)
+
+
+def test_repeats_that_differ_on_a_busy_machine_show_that_its_load_did_much() -> None:
+    runs = {1: [busy(1.0, 0), busy(1.9, 30), busy(1.4, 60)], 2: [busy(1.7, 10), busy(1.1, 40), busy(1.5, 70)], 3: [busy(1.6, 20)]}
+    verdict = judge(runs, contenders=3, repeats=2)
+    assert verdict is not None
+    assert len(verdict.tied) > 1
+    assert verdict.spread is not None
+    assert verdict.spread > 0.2
