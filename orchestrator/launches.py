@@ -341,6 +341,9 @@ class Launches:
         may_wait = run.waiting and run.stopped in DECIDED
         if not may_wait and found is None:
             return False
+        if found is not None and self._passed_by(run, None) is not None:
+            # What is kept is for the best: another repeat would take its place.
+            found = run.contest.repeat_of_best(self._spec.search.confirm) or found
         spent = self._spending.spent() or self._passed_by(run, None, is_repeat=found is not None)
         if spent is not None:
             if spent not in SPENT or not self._is_anything_under_way:

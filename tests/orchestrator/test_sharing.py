@@ -140,6 +140,21 @@ def test_what_is_kept_for_the_best_does_not_go_to_an_anchor(store: Store, budget
     assert not set(several) & set(result.unconfirmed)
 
 
+def test_an_anchor_leaves_room_for_the_best_where_a_search_ends_near_its_budget(store: Store) -> None:
+    measured: list[str] = []
+
+    def later_is_faster(request: TrialRequest) -> float:
+        if request.layout.key not in measured:
+            measured.append(request.layout.key)
+        return 1.0 - 0.01 * measured.index(request.layout.key)  # too little to contradict physics
+
+    wanted = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "strategy": "exhaustive", "max_gpu_hours": 7.9 / HOUR})
+    result, scheduler = run(store, later_is_faster, spec=wanted)
+    assert len(scheduler.started) == 7
+    assert result.counts[TrialState.MEASURED] == 6
+    assert list(result.unconfirmed) == []
+
+
 def test_what_a_budget_left_unconfirmed_is_said_again_without_asking_a_cluster(store: Store) -> None:
     wanted = spec(gpus=1, repeats=1, device="cpu", gpus_per_node=2, search={"confirm": {"repeats": 1}, "max_gpu_hours": 1.1 / HOUR})
     result, _ = run(store, fast, spec=wanted)
