@@ -6,7 +6,7 @@ What a layout takes is judged with the machine's drift taken out (drift.py). The
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
 from orchestrator.core.drift import SEEN, USUAL_SD, Change, Drift, Run, fit
@@ -65,7 +65,9 @@ def judge(
     """
     if not runs:
         return None
-    standing = _standing(runs, drift)
+    # Without repeats, and where none is asked for, nothing needs the model of drift.
+    is_usual = not repeats and all(len(some) == 1 for some in runs.values())
+    standing = _by_what_is_usual(_leading(runs)) if is_usual else _standing(runs, drift)
     return Verdict(
         best=standing.order[0],
         tied=tuple(standing.tied),
@@ -114,7 +116,7 @@ def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standi
     order = sorted(range(len(found.keys)), key=lambda place: (means[place], found.keys[place]))
     could_win = [found.keys[place] for place in sorted(order, key=lambda place: -faster[place]) if faster[place] > COULD_WIN]
     if all(len(some) == 1 for some in runs.values()):
-        return _by_what_is_usual({key: runs[key][0] for key in found.keys}, could_win)
+        return replace(_by_what_is_usual({key: runs[key][0] for key in found.keys}), could_win=could_win)
     sds, best = found.sd(), found.keys[order[0]]
     return _Standing(
         order=[found.keys[place] for place in order],
@@ -127,7 +129,13 @@ def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standi
     )
 
 
-def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Standing:
+def _leading(runs: Mapping[int, Sequence[Run]]) -> dict[int, Run]:
+    """The fastest of layouts that ran once."""
+    order = sorted(runs, key=lambda key: (runs[key][0].step_seconds, key))
+    return {key: runs[key][0] for key in order[:CONSIDERED]}
+
+
+def _by_what_is_usual(runs: Mapping[int, Run]) -> _Standing:
     """Nothing was repeated: what runs of one layout vary by is not known, and taken from what was published."""
     order = sorted(runs, key=lambda key: (runs[key].step_seconds, key))
     best = runs[order[0]]
@@ -136,7 +144,7 @@ def _by_what_is_usual(runs: Mapping[int, Run], could_win: Sequence[int]) -> _Sta
     return _Standing(
         order=order,
         tied=tied,
-        could_win=could_win,
+        could_win=tied,
         intervals={key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order},
         run_sd=USUAL_SD,
         change=None,
