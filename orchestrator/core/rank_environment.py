@@ -48,8 +48,11 @@ _SECRET_WORD = re.compile(
     r"|(?:TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|ACCESSKEY|PASSFILE)$",
     re.IGNORECASE,
 )
-# Words as above that say where something lies, or of which kind it is: RAY_AUTH_MODE=token.
-_NO_SECRET = re.compile(r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK|MODE|TYPE|METHOD)$", re.IGNORECASE)
+# Words as above that say where something lies, of which kind it is (RAY_AUTH_MODE=token), or how much of it there is (MAX_TOKENS=4096).
+_NO_SECRET = re.compile(
+    r"^(?:OLD)?PWD$|_(?:PATH|FILE|DIR|SOCK|MODE|TYPE|METHOD|LIMIT|COUNT|SIZE|LENGTH|PREFIX)$|^(?:MAX|MIN|NUM)_(?:\w+_)?(?:TOKEN|KEY)S$",
+    re.IGNORECASE,
+)
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]*:[^\s@]*@")
 
 
