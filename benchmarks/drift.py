@@ -208,7 +208,7 @@ class EarlierContest(Contest):
 
     def verdict(self) -> Verdict | None:
         tied, _ = _earlier_tied(self._runs)
-        return Verdict(best=tied[0], tied=tied, order=tied, intervals={}, run_sd=0.0, num_repeats=0, change=None, repeat=None)
+        return Verdict(best=tied[0], tied=tied, order=tied, intervals={}, run_sd=0.0, spread=None, num_repeats=0, change=None, repeat=None)
 
 
 def _earlier_tied(runs: Mapping[int, Sequence[Run]]) -> tuple[list[int], float]:

@@ -34,8 +34,8 @@ from orchestrator.turns import Turns
 logger = logging.getLogger(__name__)
 
 MOST_TOGETHER = 64  # launches in one commit: more make a trial hardly cheaper (benchmarks/results/write-path.md)
-PAUSE_SECONDS = 600.0  # that nothing of a cell ran: its machine may have changed meanwhile,
-PAUSE_TRIALS = 4.0  # if as many trials would have run
+CELL_PAUSE_SECONDS = 600.0  # that nothing of a cell ran: its machine may have changed meanwhile,
+CELL_PAUSE_TRIALS = 4.0  # if as many trials would have run
 CHOOSING_SECONDS = 0.1  # that the first of them waits for the others, where a search thinks long: a commit costs hundredths of that
 
 
@@ -248,11 +248,13 @@ class Launches:
         passed = self._passed_by(run, None)
         if passed is None:
             self._note_pause(run)
-            # What failed by the machine's fault lets others go first, until one of them shows that the machine is well.
-            if not self._books.blame.suspects_the_machine and self._waiting(run, nodes, elsewhere=not is_over):
+            # What failed by the machine's fault, and anchors, let new layouts go first, until one of them shows that the machine is well.
+            is_trusted = not self._books.blame.suspects_the_machine
+            if is_trusted and self._waiting(run, nodes, elsewhere=not is_over):
                 return None
             search = self._spec.search
-            check = run.contest.next_check(search.confirm, anchor_every=search.anchor_every) if self._goes_on(run) else None
+            checks = is_trusted and self._goes_on(run)
+            check = run.contest.next_check(search.confirm, anchor_every=search.anchor_every) if checks else None
             if check is not None:
                 self._repeat(run, nodes, check)
                 return None
@@ -270,7 +272,7 @@ class Launches:
         """Note a pause where nothing of the cell ran for long: others had their turn, or its nodes were gone."""
         if run.ended_at is None or run.num_new or run.num_repeats:
             return
-        if self._clock() - run.ended_at > max(PAUSE_SECONDS, PAUSE_TRIALS * run.trial_seconds):
+        if self._clock() - run.ended_at > max(CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS * run.trial_seconds):
             run.contest.pause()
             run.ended_at = None
 

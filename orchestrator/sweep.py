@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
-PAUSE_SECONDS = 120.0  # that the loop stood still: a process that was stopped, a machine that slept
+STOOD_STILL_SECONDS = 120.0  # that the loop stood still: a process that was stopped, a machine that slept
 SHOW_SECONDS = 0.1  # between two looks of whoever watches
 
 
@@ -422,7 +422,7 @@ class _Loop:
         """A loop that stood still was stopped, or the machine slept: it may be another since."""
         now, before = time.time(), self._seen_at
         self._seen_at = now
-        if now - before > PAUSE_SECONDS:
+        if now - before > STOOD_STILL_SECONDS:
             logger.warning("The orchestrator stood still for %.0f s: one layout of each cell is measured again", now - before)
             for run in self._runs:
                 run.contest.pause()
