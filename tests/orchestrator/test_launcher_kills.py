@@ -23,6 +23,7 @@ from tests.faults.stubborn import KINDS
 from tests.orchestrator.launching import faulty, order, survivors, tree_of, with_start_times
 
 NUM_RANDOM_KILLS = 200
+GANG_PROCESSES = 5  # two wardens, the rank server and two ranks
 
 
 def _kill(pid: int) -> None:
@@ -42,7 +43,7 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
     def strike(tag: str, delay_seconds: float) -> None:
         nonlocal num_kills, num_servers_killed
         deadline = time.monotonic() + 5
-        while len(below := tree_of(tmp_path)) < 4 and time.monotonic() < deadline:
+        while len(below := tree_of(tmp_path)) < GANG_PROCESSES and time.monotonic() < deadline:
             time.sleep(0.001)  # until the server has forked
         time.sleep(delay_seconds)
         seen.update(with_start_times(tree_of(tmp_path)))
@@ -117,7 +118,7 @@ def test_a_launcher_leaves_the_processes_of_living_launchers_alone(tmp_path: Pat
     hanging = order(options=faulty("hang"))
     thread = threading.Thread(target=launcher.run, args=[hanging])
     thread.start()
-    while len(tree_of(tmp_path)) < 4:
+    while len(tree_of(tmp_path)) < GANG_PROCESSES:
         time.sleep(0.01)
     before = tree_of(tmp_path)
     NodeLauncher(tmp_path, node="node-b").close()
