@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.normal import normal_cdf
 from orchestrator.core.purpose import Purpose
 
 Floats = NDArray[np.floating[Any]]
@@ -134,7 +135,7 @@ class Estimate:
         ahead = self.means[:, [best]] - self.means
         variance = np.diagonal(self.covariances, axis1=1, axis2=2)
         of_both = variance + variance[:, [best]] - 2 * self.covariances[:, best, :]
-        faster = self.weights @ _normal_cdf(ahead / np.sqrt(np.maximum(of_both, 1e-12)))
+        faster = self.weights @ normal_cdf(ahead / np.sqrt(np.maximum(of_both, 1e-12)))
         faster[best] = 1.0
         return mean, faster
 
@@ -444,12 +445,3 @@ def _newest(runs: Mapping[int, Sequence[Run]]) -> dict[int, Sequence[Run]]:
             break
         kept.add(key)
     return {key: some for key, some in runs.items() if key in kept}
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    """Abramowitz and Stegun 26.2.17, absolute error below 8e-8; numpy has no error function."""
-    t = 1.0 / (1.0 + 0.2316419 * np.abs(z))
-    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
-    tail = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi) * series
-    values: Floats = np.where(z >= 0, 1.0 - tail, tail)
-    return values

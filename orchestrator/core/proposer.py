@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.lattice import Belief, Floats, Lattice
 from orchestrator.core.measurement import LAUNCH_SECONDS
+from orchestrator.core.normal import normal_cdf
 from orchestrator.core.surrogate import Bound, Smoothness, Surrogate, Value
 
 Mask = NDArray[np.bool_]
@@ -251,7 +252,7 @@ class Proposer:
             return None
         usable = 0.0 if self._limit is None else float(np.log(self._limit * USABLE_SHARE))
         sd = np.sqrt(self._memory.sd**2 + self._memory.noise_sd**2 + USABLE_SD**2)
-        return np.clip(_normal_cdf((usable - self._memory.mean) / sd), 1e-9, 1.0)
+        return np.clip(normal_cdf((usable - self._memory.mean) / sd), 1e-9, 1.0)
 
     def _fails(self) -> Floats:
         return np.clip(self._failing.mean, 0.02, 0.98)
@@ -319,14 +320,5 @@ def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:
     """Of a Gaussian score that is `ahead` of the best in expectation."""
     z = ahead / sd
     density = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi)
-    gained: Floats = np.maximum(sd * (z * _normal_cdf(z) + density), 0.0)
+    gained: Floats = np.maximum(sd * (z * normal_cdf(z) + density), 0.0)
     return gained
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    """Abramowitz and Stegun 26.2.17, absolute error below 8e-8; numpy has no error function."""
-    t = 1.0 / (1.0 + 0.2316419 * np.abs(z))
-    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
-    tail = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi) * series
-    values: Floats = np.where(z >= 0, 1.0 - tail, tail)
-    return values
