@@ -84,6 +84,12 @@ class Blame:
             self._same_cells.add(cell_id)
         self._note_worked(cell_id, now)
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether so many failures are alike that `stuck_cells` may have something to say."""
+        faults = [self._streak, *self._streak_of.values()]
+        return self._same_failures >= SAME_FAILURES or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
+
     def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
         """The cells to stop: of the open ones, those that may go on, the ones that fail again and again while others work or may work.
 

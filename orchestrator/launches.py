@@ -87,6 +87,7 @@ class Launches:
         self._runs: Sequence[CellRun] = ()
         self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
+        self._usable: Mapping[str, int] = self._nodes  # as it was given
         # Nodes that went while cells waited for nodes, the first of them included.
         self._gone: set[str] = set()
         self._lost_at = -inf  # when the last of these went for the first time
@@ -99,7 +100,8 @@ class Launches:
         self._see_nodes(self._health.usable(self._scheduler.slots.nodes))
         spent = self._spending.spent()
         for run in runs:
-            self._may_stop(run, spent)
+            if run.stopped is None:
+                self._may_stop(run, spent)
         wanting = [run for run in runs if self._wants(run)]
         began, most_at_once = self._clock(), self._most_at_once
         rooms: Mapping[str, Room] | None = None  # as of the last launch
@@ -149,8 +151,6 @@ class Launches:
     # -- who wants what ------------------------------------------------------------------------------------------------------
 
     def _may_stop(self, run: CellRun, spent: StopReason | None) -> None:
-        if run.stopped is not None:
-            return
         run.stopped = spent or self._gave_up_nodes(run)
         if not run.has_changed:
             return
@@ -164,8 +164,9 @@ class Launches:
 
     def _see_nodes(self, usable: Mapping[str, int]) -> None:
         """Nodes may have gone or come. While cells wait for nodes, each that goes for the first time is waited for anew."""
-        if usable == self._nodes:
+        if usable is self._usable or usable == self._nodes:
             return
+        self._usable = usable
         self._turns.see(usable)
         if not self._without_nodes_since:
             self._gone.clear()

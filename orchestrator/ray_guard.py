@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 from orchestrator import ray_folder
@@ -27,6 +28,7 @@ KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
 FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
+LOOK_SECONDS = 0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
 _EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
 _OWNER_FILE = "owner"  # in the folder: whose Ray this is
 
@@ -37,25 +39,33 @@ class RayGuard:
     def __init__(self) -> None:
         self.folder = _new_folder()
         self._vital: dict[int, int] = {}  # process id -> start time
+        self._is_gone, self._looked = False, -inf  # as of then, monotonic
         self._life_lines: list[int] = []
         self._begin()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Around the start of Ray: its processes, and what they start, carry its folder in their environment."""
+        before = os.environ.get(FOLDER_VARIABLE)
         os.environ[FOLDER_VARIABLE] = str(self.folder)
         try:
             yield
         finally:
-            del os.environ[FOLDER_VARIABLE]
+            if before is None:
+                del os.environ[FOLDER_VARIABLE]
+            else:
+                os.environ[FOLDER_VARIABLE] = before
         below = {pid: start_time(pid) for pid in descendants(os.getpid()) if _name(pid) in VITAL}
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
     def ray_is_gone(self) -> bool:
-        """Whether Ray was ended from outside. Starts a guard anew that was ended so, unless it was dismissed."""
-        if self._life_lines and self._process.poll() is not None:
-            self._begin()  # the other one still waits at the first pipe
-        return any(start_time(pid) != started for pid, started in self._vital.items())
+        """Whether Ray was ended from outside, as of the last tenth of a second. Starts a guard anew that was ended so, unless it was dismissed."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            if self._life_lines and self._process.poll() is not None:
+                self._begin()  # the other one still waits at the first pipe
+            self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
+        return self._is_gone
 
     def dismiss(self) -> None:
         """End what is left of Ray, with its folder, and the guard."""

@@ -76,12 +76,14 @@ def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(t
             os.kill(pid, signal.SIGKILL) if not _is_gone(pid) else None
 
 
-def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_on() -> None:
+def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = RayGuard()
     first = guard._process
     assert _within(guard.folder.is_dir)
+    monkeypatch.setenv(FOLDER_VARIABLE, "of another Ray")
     with guard.starting():
         ray = subprocess.Popen(["sleep", "600"])
+    assert os.environ[FOLDER_VARIABLE] == "of another Ray"
     time.sleep(0.2)
     first.kill()
     first.wait()
