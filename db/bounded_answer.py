@@ -10,7 +10,9 @@ import datetime as dt
 import json
 import os
 import resource
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ _MIB = 1 << 20
 _BATCH_BYTES = _MIB
 _GRACE_SECONDS = 1.0  # an engine that ends a query by itself says so within this time
 _PIECE = 64 * _MIB
+_OF_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # how a library ends its process that cannot have more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +66,27 @@ def cut(answer: Generator[Sequence[Any], None, None], max_rows: int) -> Answer:
 
 def fetch(ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bounds, mistakes: Sequence[type[Exception]]) -> Answer:
     """Take an answer in a child process. Raises UsageInvalid when it exceeds a bound, and `mistakes` as `ask` raises them."""
+    with _scratch_folder() as folder:
+        return _fetch(ask, bounds, mistakes, folder)
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[str | None]:
+    """Where the child makes temporary files: one that is killed removes none. None: there is no room for a folder."""
+    try:
+        folder = tempfile.mkdtemp(prefix="sweep-query-")
+    except OSError:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fetch(
+    ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bounds, mistakes: Sequence[type[Exception]], folder: str | None
+) -> Answer:
     parent = os.getpid()
     inbox, outbox = os.pipe()
     try:
@@ -73,35 +97,48 @@ def fetch(ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bound
         raise StoreUnavailable(f"no process can be started for the query: {exc.strerror}. End others, or raise ulimit -u") from None
     if child == 0:
         os.close(inbox)
+        tempfile.tempdir = folder
         _answer(ask, bounds, mistakes, parent, outbox)
     os.close(outbox)
-    with os.fdopen(inbox, "rb") as told, _killed_after(child, bounds.seconds + _GRACE_SECONDS) as is_late:
-        return _received(told, bounds, mistakes, is_late)
+    with os.fdopen(inbox, "rb") as told, _killed_after(child, bounds.seconds + _GRACE_SECONDS) as end:
+        answer = _received(told, mistakes)
+    if answer is None:
+        raise UsageInvalid(_why_none(end, bounds))
+    return answer
+
+
+@dataclass(kw_only=True, slots=True)
+class _End:
+    """How the child ended."""
+
+    was_late: bool = False
+    exit_code: int = 0  # -n: by signal n
 
 
 @contextmanager
-def _killed_after(child: int, seconds: float) -> Iterator[threading.Event]:
-    """The child is gone when this ends. The event tells whether it was late."""
-    is_late = threading.Event()
+def _killed_after(child: int, seconds: float) -> Iterator[_End]:
+    """The child is gone when this ends, and what is yielded tells how it ended. One that has ended by itself is not killed again."""
+    found = _End()
 
     def end() -> None:
-        is_late.set()
+        found.was_late = True
         os.kill(child, signal.SIGKILL)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
     try:
-        yield is_late
+        yield found
     finally:
         timer.cancel()
         # A kill under way is waited for: before waitpid no other process can have the child's number.
         timer.join()
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        found.exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _received(told: BufferedReader, bounds: Bounds, mistakes: Sequence[type[Exception]], is_late: threading.Event) -> Answer:
+def _received(told: BufferedReader, mistakes: Sequence[type[Exception]]) -> Answer | None:
+    """The answer; None where the child ended without one."""
     columns: tuple[str, ...] = ()
     rows: list[tuple[Any, ...]] = []
     for line in told:
@@ -116,9 +153,16 @@ def _received(told: BufferedReader, bounds: Bounds, mistakes: Sequence[type[Exce
                 raise next(mistake for mistake in mistakes if mistake.__name__ == name)(message)
             case ["bug", message]:
                 raise RuntimeError(message)
-    if is_late.is_set():
-        raise UsageInvalid(took_too_long(bounds.seconds))
-    raise UsageInvalid(_too_large(bounds))
+    return None
+
+
+def _why_none(end: _End, bounds: Bounds) -> str:
+    if end.was_late:
+        return took_too_long(bounds.seconds)
+    if end.exit_code >= 0 or -end.exit_code in _OF_NO_MEMORY:
+        return _too_large(bounds)
+    name = signal.Signals(-end.exit_code).name
+    return f"the process that ran the query was ended from outside ({name}); where the kernel ended it, the machine is short of memory"
 
 
 def took_too_long(seconds: float) -> str:

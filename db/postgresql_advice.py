@@ -91,7 +91,7 @@ def _mended_by(message: str, sqlstate: str | None, url: URL, statement: str, rol
             "Name the primary in the URL if this is a standby, else a role that may write:"
             f" role {role}, or the database, may be set to default_transaction_read_only"
         )
-    if sqlstate == "3F000" or (sqlstate == INSUFFICIENT_PRIVILEGE and not message):
+    if sqlstate == "3F000":
         return f"Role {role} has no schema to make tables in: CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
     if sqlstate == "42P01":
         return (

@@ -22,7 +22,7 @@ from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.machine_load import relative_sd
 from orchestrator.core.purpose import Purpose
 from orchestrator.core.spec import Confirm
-from orchestrator.core.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run
+from orchestrator.core.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run, most_repeats_with_drift
 
 # The number of a cell's fastest that are read from the store once its machine was seen to change.
 LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
@@ -58,6 +58,7 @@ class Contest:
     _num_repeated: int = 0
     # Trials that were not compared with physics yet.
     _unchecked: set[int] = field(default_factory=set)
+    _is_compared: bool = False  # all trials with each other, as the machine is now
     _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Contest:
         """A run was measured."""
         self._repeating.pop(trial_id, None)
         self._layouts[trial_id] = layout
-        self._judged = None
+        self._judged, self._is_compared = None, False
         some = self._runs.setdefault(trial_id, [])
         some.append(run)
         if len(some) > 1:
@@ -166,9 +167,12 @@ class Contest:
     @property
     def seconds(self) -> dict[int, float]:
         """The seconds of a step of every trial, as `seconds_of` gives them."""
+        return self._seconds(list(self._runs))
+
+    def _seconds(self, trial_ids: Sequence[int]) -> dict[int, float]:
         if self.change is None:
-            return {trial_id: median_run(some).step_seconds for trial_id, some in self._runs.items()}
-        return self._corrected(list(self._runs))
+            return {trial_id: median_run(self._runs[trial_id]).step_seconds for trial_id in trial_ids}
+        return self._corrected(trial_ids)
 
     def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
         """The mean of each trial's runs, each as it would be now."""
@@ -215,6 +219,8 @@ class Contest:
         """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
+        if not self._is_compared:  # all of them, as the next call would, which reads them from the store
+            self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
         if anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None)):
             if Purpose.ANCHOR in self._repeating.values():
@@ -229,6 +235,16 @@ class Contest:
             return None
         assert self._leader is not None, "something was measured"
         return self._again(self._leader, Purpose.CONFIRMATION, "run 2 to confirm it, the best when the budget ended the search")
+
+    def most_to_confirm(self, confirm: Confirm) -> int:
+        """The most repeats that it may still take to confirm the winner, as far as is known."""
+        verdict = self._judge(confirm) if self._runs and confirm.repeats else None
+        if verdict is None:
+            return 0
+        if verdict.change is None:
+            return max(confirm.contenders * confirm.repeats - self._num_repeated, 0)
+        done = sum(run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some)
+        return max(most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats) - done, 0)
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
         verdict = self._judge(confirm)
@@ -291,7 +307,7 @@ class Contest:
         """Hold what is new against physics."""
         unchecked, self._unchecked = self._unchecked, set()
         near = {other for trial_id in unchecked for shape in shapes(self._layouts[trial_id]) for other in self._alike[shape]}
-        seconds = {trial_id: self.seconds_of(trial_id) for trial_id in near}
+        seconds = self._seconds(list(near))
         measured = {
             trial_id: Taken(
                 layout=self._layouts[trial_id],

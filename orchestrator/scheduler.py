@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -289,7 +290,8 @@ class RayScheduler:
             return Failure(kind=FailureKind.OOM_HOST, message=text, node=node, log_tail=str(exc))
         if isinstance(exc, RayActorError) and (exc.preempted or SIGTERM_TEXT in str(exc)):
             text = "Ray drained the node for preemption" if exc.preempted else "SIGTERM from outside ended the agent"
-            return Failure(kind=FailureKind.PREEMPTED, message=f"{node}: {text}", node=node)
+            number = None if exc.preempted else signal.SIGTERM
+            return Failure(kind=FailureKind.PREEMPTED, message=f"{node}: {text}", node=node, signal=number, evidence=first_line(exc))
         if isinstance(exc, ActorUnavailableError):
             self._nodes.doubt(node)
         return Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: {first_line(exc)}", node=node)

@@ -374,6 +374,8 @@ class _Loop:
     def _stop_stuck_cells(self) -> None:
         """Stop the cells that fail again and again while others run. Raises UsageInvalid or ClusterUnavailable where it is not their fault."""
         blame = self._books.blame
+        if not blame.may_stop:
+            return
         open_runs = {run.id: run for run in self._runs if self._launches.is_open(run)}
         for cell_id in blame.stuck_cells(open_runs):
             run = open_runs[cell_id]
@@ -435,7 +437,6 @@ class _Loop:
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
             self._books.take_up_again(run)
             run.stopped = None
-            self._told_as_searched.discard(run.id)
 
     def _wait(self, seconds: float) -> None:
         """The database does not answer: what runs goes on, and what ends is kept where no kill reaches it. Nothing new is started meanwhile."""
@@ -515,7 +516,9 @@ class _Loop:
 
     def _note_searched(self) -> None:
         for run in self._runs:
-            if run.stopped is not None and run.id not in self._told_as_searched:
+            if run.stopped is None:
+                self._told_as_searched.discard(run.id)  # it may have begun anew
+            elif run.id not in self._told_as_searched:
                 self._told_as_searched.add(run.id)
                 seconds = self._clock() - self._began
                 self._searched.append(SearchEnded(cell=run.cell, reason=run.stopped, untried=self._untried_of(run), seconds=seconds))
@@ -542,12 +545,12 @@ class _Loop:
     def _time_left(self) -> TimeLeft | None:
         search, confirm = self._spec.search, self._spec.search.confirm
         new_of = {run.id: self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs}
-        new, most = sum(new_of.values()), confirm.contenders * confirm.repeats
+        new, most = sum(new_of.values()), confirm.contenders * confirm.repeats  # of a machine that does not drift
         searching = [run for run in self._runs if run.stopped is None]
         anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
         # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
         confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
-        repeats = anchors + most * len(searching) + sum(max(most - run.contest.num_repeats, 0) for run in confirming)
+        repeats = anchors + most * len(searching) + sum(run.contest.most_to_confirm(confirm) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,

@@ -195,6 +195,11 @@ def _next(
     return None
 
 
+def most_repeats_with_drift(num_tied: int, contenders: int, repeats: int) -> int:
+    """The most repeats that `judge` asks for once the machine was seen to change."""
+    return min(num_tied, MOST_CONTENDERS) * repeats + min(num_tied, contenders) * MORE_ROUNDS
+
+
 def _num_repeats(runs: Sequence[Run], *, only_confirming: bool) -> int:
     if not only_confirming:
         return len(runs) - 1

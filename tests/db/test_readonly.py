@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
+import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -328,6 +331,49 @@ def test_what_an_answer_needed_is_cleared_up_before_its_process_is_killed(tmp_pa
     with pytest.raises(UsageInvalid, match="larger than"):
         bounded_answer.fetch(ask, Bounds(rows=9, seconds=10, answer_bytes=500), (UsageInvalid,))
     assert (tmp_path / "cleared").exists()
+
+
+def test_a_process_that_is_killed_for_its_time_leaves_no_temporary_file(tmp_path: Path) -> None:
+    def ask() -> Generator[list[object], None, None]:
+        (tmp_path / "made").write_text(tempfile.mkdtemp())  # as one makes that works on a copy
+        yield ["n"]
+        time.sleep(60)
+
+    with pytest.raises(UsageInvalid, match="took longer than 0 s"):
+        bounded_answer.fetch(ask, Bounds(rows=1, seconds=0), ())
+    assert not Path((tmp_path / "made").read_text()).exists()
+
+
+def test_a_query_is_answered_where_no_temporary_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> Generator[list[object], None, None]:
+        yield ["n"]
+        yield [1]
+
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    assert bounded_answer.fetch(ask, Bounds(rows=1, seconds=9), ()).rows == [(1,)]
+
+
+def _abort() -> None:
+    """As a library does that gets no memory."""
+    faulthandler.disable()  # pytest's would print where
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"was ended from outside \(SIGKILL\)"),
+        (_abort, "needs more than 1024 MiB of memory"),
+    ],
+    ids=["killed", "abort"],
+)
+def test_how_the_process_of_a_query_ended_is_told(how: Callable[[], None], says: str) -> None:
+    def ask() -> Generator[list[object], None, None]:
+        yield ["n"]
+        how()
+
+    with pytest.raises(UsageInvalid, match=says):
+        bounded_answer.fetch(ask, Bounds(rows=1, seconds=9), ())
 
 
 def _no_child_is_dead() -> bool:

@@ -142,6 +142,20 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
     assert taken == [1, 2]  # it still is so: then it is believed
 
 
+def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:
+    """The next call reads all runs from the store and compares all of them; by then the machine was seen to change."""
+    none, full = Layout(data_parallel_size=1), Layout(data_parallel_size=1, recompute=Recompute.parse("full"))
+    runs = [(1, none, 1.6, 0.0), (2, full, 1.5, 60.0), (3, layout(3), 3.0, 600.0), (1, none, 1.6, 660.0), (2, full, 0.95, 720.0)]
+    first = Contest()
+    for trial_id, of, seconds, at in runs:
+        first.next_check(CONFIRM, anchor_every=0)  # compares what is new
+        note(first, trial_id, seconds, at, of=of, purpose=Purpose.NEW if first.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
+    then = Contest()
+    for trial_id, of, seconds, at in runs:
+        note(then, trial_id, seconds, at, of=of, purpose=Purpose.NEW if then.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
+    assert first.next_repeat(CONFIRM, anchor_every=0) == then.next_repeat(CONFIRM, anchor_every=0)
+
+
 def test_numbers_are_told_as_the_machine_is_now() -> None:
     contest = Contest()
     note(contest, 1, 1.6, 0.0)
