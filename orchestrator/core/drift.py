@@ -37,8 +37,11 @@ STEPS = 0.20
 TWO_STEPS = 0.06  # that it does twice
 USUAL_DRIFT_SD, STEP_LENGTH = 0.01, 0.3  # of a machine that steps, besides
 STEP_SD = 0.4  # of the logarithm: by how much
-MOST_STEPS = 40  # places where it may have been
-MOST_OF_TWO = 10  # likewise, of two
+# Between two runs of repeated layouts no repeat tells where a step was: such an interval is weighed as one place.
+MOST_STEPS = 40  # intervals where it may have been
+MOST_OF_TWO = 12  # likewise, of two
+MOST_PLACES = 16  # places within the intervals of one setting, which runs that nobody repeated are judged by
+PLACED_WEIGHT = 0.01  # of a setting: below, its intervals are not looked into
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 # The part of the load's possible effect (Run.load_sd) that runs show: of a program that waits for other things than cores, little.
 LOAD_SCALES = ((0.03, 0.20), (0.3, 0.35), (1.0, 0.45))
@@ -154,7 +157,7 @@ def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
     if not repeated:
         return Drift(change=None, _settings=settings, _repeated={}, _rows=None, _alpha=np.zeros((len(settings.weights), 0)))
     rows = _Rows.of(repeated, settings.span)
-    settings = _weighed(settings, rows)
+    settings = _weighed(settings, rows).placed()
     alpha = _alpha(rows, settings)
     every = rows.alone(_evenly([run for some in runs.values() for run in some], MOST_CORRECTED))
     drifted = settings.weights @ _drift_at(every, rows, settings, alpha)
@@ -178,6 +181,8 @@ class _Settings:
     load_scale: Floats
     weights: Floats
     span: tuple[float, float]  # the first and the last time
+    # By the place that stands for an interval: all places in it, of which repeats do not tell one from the other.
+    intervals: Mapping[float, Sequence[float]]
 
     def take(self, chosen: Ints) -> _Settings:
         parts = {
@@ -185,6 +190,20 @@ class _Settings:
             for name in ("drift_sd", "length", "is_smooth", "step_at", "next_step_at", "node_sd", "run_sd", "load_scale", "weights")
         }
         return replace(self, **(parts | {"weights": parts["weights"] / parts["weights"].sum()}))
+
+    def placed(self) -> _Settings:
+        """The same, with a step at any of the places of its interval."""
+        first, then, rows, shares = [], [], [], []
+        for row, pair in enumerate(zip(self.step_at.tolist(), self.next_step_at.tolist(), strict=True)):
+            choices = [self.intervals.get(place, (place,)) if self.weights[row] >= PLACED_WEIGHT else (place,) for place in pair]
+            places = _evenly(list(product(*choices)), MOST_PLACES)
+            first += [place for place, _ in places]
+            then += [place for _, place in places]
+            rows += [row] * len(places)
+            shares += [1 / len(places)] * len(places)
+        found = self.take(np.array(rows))
+        weights = self.weights[rows] * np.array(shares)
+        return replace(found, step_at=np.array(first), next_step_at=np.array(then), weights=weights / weights.sum())
 
 
 def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
@@ -197,10 +216,11 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     # Only repeats tell how much the load did: without one on a busy machine, all that it may have done is allowed for.
     is_told = any(run.load_sd > 0 for some in runs.values() if len(some) > 1 for run in some)
     loads = LOAD_SCALES if is_told else ((1.0, 1.0),)
+    intervals = _step_intervals(times, telling)
     found = np.array(
         [
             (*drift[:5], node, run, load, drift[5] * a * b * c)
-            for drift, (node, a), (run, b), (load, c) in product(_courses(times, telling), nodes, RUN_SDS, loads)
+            for drift, (node, a), (run, b), (load, c) in product(_courses(times, intervals), nodes, RUN_SDS, loads)
         ]
     )
     drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, load_scale, weights = found.T
@@ -215,37 +235,46 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
         load_scale=load_scale,
         weights=weights,
         span=span,
+        intervals={_middle(places): places for places in intervals},
     )
 
 
-def _courses(times: Sequence[float], telling: Collection[float]) -> list[tuple[float, float, float, float, float, float]]:
+def _courses(times: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[tuple[float, float, float, float, float, float]]:
     """The courses that drift may have taken: standard deviation, length, smooth or not, first and second step, and prior probability."""
     if len(times) < 2:
         return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
-    once, twice = _step_places(times, telling, MOST_STEPS), list(combinations(_step_places(times, telling, MOST_OF_TWO), 2))
+    once, twice = _evenly(intervals, MOST_STEPS), list(combinations(_evenly(intervals, MOST_OF_TWO), 2))
+    num_once, num_twice = sum(map(len, once)), sum(len(first) * len(then) for first, then in twice)
     quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
     share = 1 / sum(weight for _, weight in quiet)
     wanders = 1 - SWINGS - (STEPS if once else 0) - (TWO_STEPS if twice else 0)
     found = [(sd, length, 0.0, -1.0, -1.0, a * b * wanders) for (sd, a), (length, b) in product(DRIFT_SDS, LENGTHS)]
     found += [(sd, length, 1.0, -1.0, -1.0, a * b * SWINGS) for (sd, a), (length, b) in product(SWING_SDS, SWING_LENGTHS)]
-    found += [(sd, STEP_LENGTH, 0.0, at, -1.0, a * share * STEPS / len(once)) for (sd, a), at in product(quiet, once)]
-    found += [(USUAL_DRIFT_SD, STEP_LENGTH, 0.0, first, then, TWO_STEPS / len(twice)) for first, then in twice]
+    found += [
+        (sd, STEP_LENGTH, 0.0, _middle(places), -1.0, a * share * STEPS * len(places) / num_once)
+        for (sd, a), places in product(quiet, once)
+    ]
+    found += [
+        (USUAL_DRIFT_SD, STEP_LENGTH, 0.0, _middle(first), _middle(then), TWO_STEPS * len(first) * len(then) / num_twice)
+        for first, then in twice
+    ]
     return found
 
 
-def _step_places(times: Sequence[float], telling: Collection[float], most: int) -> list[float]:
-    """The times of possible steps: between two runs that follow each other.
-
-    Where there are many, those next to a repeated run come first, since such a run would else be taken for one of the other side; the rest is evenly chosen.
-    """
+def _step_intervals(times: Sequence[float], telling: Collection[float]) -> list[list[float]]:
+    """The places of possible steps, in spans: between two runs that follow each other; together those between two runs of repeated layouts."""
     if len(times) < 3:
         return []
-    gaps = [((before + after) / 2, after in telling or before in telling) for before, after in pairwise(times)]
-    places = [place for place, tells in gaps if tells]
-    others = [place for place, tells in gaps if not tells]
-    room = max(most - len(places), 0)
-    chosen = [*_evenly(places, most), *_evenly(others, room)]
-    return [(place - times[0]) / (times[-1] - times[0]) for place in sorted(chosen)]
+    found: list[list[float]] = [[]]
+    for before, after in pairwise(times):
+        found[-1].append(((before + after) / 2 - times[0]) / (times[-1] - times[0]))
+        if after in telling:
+            found.append([])
+    return [places for places in found if places]
+
+
+def _middle(places: Sequence[float]) -> float:
+    return places[len(places) // 2]
 
 
 def _evenly(values: Sequence[_T], most: int) -> list[_T]:
