@@ -542,9 +542,10 @@ class _Loop:
         possible = run.launched + waiting + self._untried_of(run)
         return min(possible, self._spec.search.max_trials or possible)
 
-    def _time_left(self) -> TimeLeft | None:
+    def _time_left(self, most_trials: Mapping[int, int]) -> TimeLeft | None:
+        """`most_trials`: of each cell."""
         search, confirm = self._spec.search, self._spec.search.confirm
-        new_of = {run.id: self._most_trials(run) - run.launched + len(run.waiting) for run in self._runs}
+        new_of = {run.id: most_trials[run.id] - run.launched + len(run.waiting) for run in self._runs}
         new, most = sum(new_of.values()), confirm.contenders * confirm.repeats  # of a machine that does not drift
         searching = [run for run in self._runs if run.stopped is None]
         anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
@@ -568,13 +569,14 @@ class _Loop:
         self._shown = time.monotonic()
         ended, self._ended = self._ended, []
         searched, self._searched = self._searched, []
+        most_trials = {run.id: self._most_trials(run) for run in self._runs}
         self._observe(
             Snapshot(
                 sweep=self._spec.name,
                 counts=dict(self._books.counts),
                 untried=self._untried,
                 num_launched=self._num_launched,
-                at_most=sum(self._most_trials(run) for run in self._runs),
+                at_most=sum(most_trials.values()),
                 launched_now=self._finished_now,
                 running=[
                     Running(trial_id=f.trial_id, cell=f.run.cell, layout=f.layout, phase=f.phase, step=f.step, since=f.since)
@@ -583,7 +585,7 @@ class _Loop:
                 best={run.cell: run.best for run in self._runs if run.best is not None},
                 gpu_seconds=self._spending.held_gpu_seconds,
                 seconds=self._clock() - self._began,
-                left=self._time_left(),
+                left=self._time_left(most_trials),
                 ended=ended,
                 searched=searched,
             )

@@ -39,6 +39,7 @@ class Candidates:
     fits: Mask  # predicted to fit; True where unknown
     order: Ints  # rows, best prediction first, those predicted not to fit last
     predict: Callable[[LayoutTable], Predicted] | None = None  # how sure that is, of some of the layouts; None: on unknown hardware
+    step_sd: Callable[[LayoutTable], Floats] | None = None  # standard deviations of the logarithm of their steps
     relative_work: Floats | None = None  # on unknown hardware: what stands for the time of a step, in no unit
 
     def __len__(self) -> int:
@@ -49,10 +50,9 @@ class Candidates:
 
         None where no time is predicted.
         """
-        if self.predict is None or not len(self):
+        if self.predict is None or self.step_sd is None or not len(self):
             return None
-        predicted = self.predict(self.table.take(self.order[:STEPS_LOOKED_AT]))
-        return float(np.sqrt(predicted.log_step_sd**2 + predicted.step_residual_sd**2).max())
+        return float(self.step_sd(self.table.take(self.order[:STEPS_LOOKED_AT])).max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,6 +159,7 @@ def rank_candidates(
         fits=fits,
         order=np.lexsort((rank_by, excess)),
         predict=None if hardware is None else partial(_predicted, calibrations, cell, hardware, gpus_per_node),
+        step_sd=None if hardware is None else partial(calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node),
         relative_work=rank_by if hardware is None else None,
     )
 
