@@ -157,7 +157,7 @@ def _said_of_survivors(result: Any) -> str:
 
 def _said_of_pauses(result: Any) -> str:
     broken = sum(part["broken"] for part in _parts(result, "rivals"))
-    return f"{broken}, by {result['replaced']} in {result['paused']:,} pauses"
+    return f"{broken}, in {result['paused']:,} forced pauses that replaced {result['replaced']} orchestrators"
 
 
 def _said_of_outages(result: Any) -> str:
@@ -175,7 +175,7 @@ _CHAOS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "statements and commits at which an orchestrator died, of twelve trials": ("kills", _said_of_crash_points),
     "statements at which a program died that made or upgraded a store, which the next one used": ("migration", _said_of_migrations),
     "processes alive 5 s after the death of their orchestrator, or the end of their sweep": ("looks", _said_of_survivors),
-    "entries broken by orchestrators that had begun, slept past their lease, and were replaced": ("replaced", _said_of_pauses),
+    "writes accepted from an orchestrator after its lease had expired and another had the sweep": ("replaced", _said_of_pauses),
     "PostgreSQL connections ended, servers killed under load": ("parts", _said_of_outages),
     "from the death of an orchestrator to the next one's first launch, at the slowest": (
         "slowest_takeover_seconds",

@@ -1,4 +1,4 @@
-"""What became of trials: written into the store, told to their cell's search, and counted. It decides nothing about what comes next."""
+"""Records how attempts end: in the store, in their cell's search, in the counts. It decides nothing about what comes next."""
 
 from __future__ import annotations
 

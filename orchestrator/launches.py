@@ -1,6 +1,6 @@
-"""What is launched next: cell by cell as their turns come, what waits, what is doubted, what the search wants, and what is to be confirmed.
+"""Decides which attempt to start next: retries, then anchors and doubtful results, then new layouts, then confirmations.
 
-It holds what is under way. What becomes of that is in books.py; whose turn it is, in turns.py.
+It holds the attempts under way. How they end is recorded in books.py; turns.py says which cell may start one.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class _Call:
 
 
 def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResult:
-    """Open the scheduler only now: who does not hold the sweep starts nothing. However it ends, the sweep is given back.
+    """Start the scheduler only now that the lease is ours, and release the lease however the call ends.
 
     Where it ends with an error before the first launch, the sweep is left as it was before this call.
     """
