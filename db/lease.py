@@ -79,6 +79,13 @@ def release(connection: Connection, sweep_id: int, epoch: int, state: SweepState
         raise LeaseLost(lost(connection, sweep_id, epoch))
 
 
+def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
+    """The epoch in which the owner with this token holds the sweep; None: it does not."""
+    statement = sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id, sweep.c.owner_token == token).with_for_update(read=True)
+    found: int | None = connection.execute(statement).scalar_one_or_none()
+    return found
+
+
 def fence(connection: Connection, sweep_id: int, epoch: int) -> None:
     """Hold the sweep's row until the transaction ends, or raise LeaseLost: nobody can take the sweep over in between."""
     statement = sa.select(sweep.c.id).where(*_is_owner(sweep_id, epoch)).with_for_update(read=True)

@@ -224,27 +224,31 @@ class Store:
 
         self._database.write(work)
 
-    def give_back(self, before: SweepRow, epoch: int, *, leased: Leased | None = None) -> None:
+    def give_back(self, before: SweepRow, epoch: int | None, *, leased: Leased | None = None) -> None:
         """Leave a sweep as it was `before` this owner, who launched nothing; delete one that is new and holds nothing.
 
-        Where this owner has launched trials, `release` it as stopped. Raises LeaseLost.
+        Where this owner has launched trials, `release` it as stopped. `epoch` None: `acquire` was interrupted, and may have had its effect.
+        Raises LeaseLost.
         """
 
         def work(connection: sa.Connection, change: Change) -> None:
-            lease.fence(connection, before.id, epoch)
-            if changes.has_launched(connection, before.id, epoch):
-                lease.release(connection, before.id, epoch, SweepState.STOPPED)
+            held = epoch if epoch is not None else lease.epoch_of(connection, before.id, self._token)
+            if held is None:
+                return
+            lease.fence(connection, before.id, held)
+            if changes.has_launched(connection, before.id, held):
+                lease.release(connection, before.id, held, SweepState.STOPPED)
             elif before.state is SweepState.WAITING and not changes.has_trials(connection, before.id):
                 connection.execute(sa.delete(schema.sweep).where(schema.sweep.c.id == before.id))
                 return
             else:
                 # One that a dead orchestrator left as running has been given back by now.
                 state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
-                lease.release(connection, before.id, epoch, state)
+                lease.release(connection, before.id, held, state)
                 values = {"spec_json": before.spec_json, "conditions": dict(before.conditions)}
                 connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == before.id).values(**values))
             if leased is not None:
-                sessions.end(connection, before.id, epoch, leased, ())
+                sessions.end(connection, before.id, held, leased, ())
 
         self._database.write(work)
 

@@ -105,15 +105,21 @@ def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
     before = store.sweep_named(spec.name)
     spool = Spool(run_root(before.run_folder) / FOLDER) if run_root is not None else None
-    epoch = store.acquire(
-        sweep_id,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        spec_json=spec_json,
-        conditions=conditions,
-        ttl_seconds=LEASE_SECONDS,
-        takeover=takeover,
-    )
+    try:
+        epoch = store.acquire(
+            sweep_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            spec_json=spec_json,
+            conditions=conditions,
+            ttl_seconds=LEASE_SECONDS,
+            takeover=takeover,
+        )
+    except Exception:
+        raise
+    except BaseException:  # a signal
+        store.give_back(before, None)
+        raise
     return _Hold(sweep_id=sweep_id, epoch=epoch, spool=spool, before=before)
 
 

@@ -231,6 +231,26 @@ def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: S
     assert states(store) == {TrialState.MEASURED: 12}
 
 
+def test_a_signal_while_the_sweep_is_acquired_leaves_no_lease_and_no_empty_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire = Store.acquire
+
+    def interrupted(*args: Any, **kwargs: Any) -> int:
+        acquire(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "acquire", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, fast)
+    assert store.sweeps() == []
+    monkeypatch.undo()
+    run(store, fast)
+    before = store.sweep_named("t")
+    monkeypatch.setattr(Store, "acquire", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, fast)
+    assert replace(store.sweep_named("t"), owner_epoch=before.owner_epoch) == before
+
+
 def test_a_second_orchestrator_starts_nothing_and_names_the_first(store: Store, sqlite_url: str) -> None:
     def nested(_: TrialRequest) -> float:
         with Store.open(sqlite_url) as other, pytest.raises(SweepHeld, match="pid"):
