@@ -10,6 +10,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,11 @@ def told(three_hosts: RayHosts, store: str) -> Told:
     cut_at = time.monotonic()
     _until(lambda: _happened(store, "requeued"), running)
     told.seen_after_seconds = time.monotonic() - cut_at
-    out, told.remarks = running.communicate(timeout=120)
+    with ThreadPoolExecutor(1) as pool:
+        cleaned = pool.submit(_clean_after_seconds, victim, cut_at)  # meanwhile the sweep goes on
+        out, told.remarks = running.communicate(timeout=120)
+        told.clean_after_seconds = cleaned.result()
     told.exit_code, told.answer = running.returncode, json.loads(out)
-    while _ours(victim) and time.monotonic() - cut_at < CLEAN_SECONDS:
-        time.sleep(0.2)
-    told.clean_after_seconds = time.monotonic() - cut_at
     told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
     told.left = {host.name: _still_there(host) for host in three_hosts.network.hosts}
     told.files = {host.name: [path.name for path in (host.folder / ".sweep").rglob("*")] for host in three_hosts.network.hosts}
@@ -156,6 +157,13 @@ def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, s
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
         time.sleep(0.1)
+
+
+def _clean_after_seconds(host: Host, since: float) -> float:
+    """Seconds from then until nothing of ours runs there, or until it should have ended."""
+    while _ours(host) and time.monotonic() - since < CLEAN_SECONDS:
+        time.sleep(0.2)
+    return time.monotonic() - since
 
 
 def _still_there(host: Host) -> list[int]:
