@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def leave_behind(environment: MutableMapping[str, str], *, home: Path) -> None:
     for name in [name for name in environment if is_ambient(name)]:
         del environment[name]
     environment["HOME"] = str(home)
+
+
+def hear_signals() -> None:
+    """Hear what `nohup` and a shell's `&` have ignored: commands that tests start inherit that, and tests send them these signals."""
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def enter(folder: Path) -> None:

@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("home", "work"):
         (folder / name).mkdir()
     ambient.leave_behind(os.environ, home=folder / "home")
+    ambient.hear_signals()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

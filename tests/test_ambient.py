@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ LOOKING = (
     "tests/db/test_sessions.py",
     "tests/workloads/test_rank.py",
     "tests/test_ambient.py::test_a_test_and_its_children_work_in_a_folder_of_their_own",
+    "tests/test_ambient.py::test_the_children_of_a_test_hear_what_nohup_ignores",
 )
 
 
@@ -37,6 +39,12 @@ def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -
     assert home != pwd.getpwuid(os.getuid()).pw_dir
     assert [name for name in (*os.environ, *names) if name in POISON and os.environ.get(name) == POISON[name]] == []
     assert not os.environ.keys() & {"SWEEP_DB", "SWEEP_HOME", "RAY_ADDRESS", "PGHOST"}  # Ray sets others when it is imported
+
+
+def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:
+    ask = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGINT).__name__)"
+    done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["SIG_DFL", "default_int_handler"]
 
 
 def test_tests_pass_where_every_setting_of_a_person_would_break_them(tmp_path: Path) -> None:
@@ -51,5 +59,12 @@ def test_tests_pass_where_every_setting_of_a_person_would_break_them(tmp_path: P
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=_ignore_signals,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def _ignore_signals() -> None:
+    """As `nohup` and a shell's `&` do."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
