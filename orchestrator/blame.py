@@ -115,7 +115,7 @@ class Blame:
     def told_stuck(self, cell_id: int) -> str:
         """Why a cell is stopped."""
         streak = self._streak_of[cell_id]
-        return f"{streak.num} attempts one after the other failed{self._on_one_node(streak)} while others ran, the last one: {streak.last}"
+        return f"{streak.num} attempts in a row failed{self._on_one_node(streak)}, the last one: {streak.last}"
 
     def forget(self, cell_id: int) -> None:
         """A cell was stopped: the others are judged without it."""

@@ -193,7 +193,10 @@ class CellRun:
 
     def take_doubt(self) -> tuple[int, Layout, str] | None:
         """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
-        found, self.doubt = self._doubted(), None
+        found = self._doubted()
+        if found is not None and self.contest.is_repeated_now(found[0]):
+            return None  # an anchor: one attempt of a trial at a time
+        self.doubt = None
         return found
 
     def _doubted(self) -> tuple[int, Layout, str] | None:

@@ -119,8 +119,12 @@ class Contest:
         self._is_over = True
 
     def was_repeated(self, trial_id: int) -> bool:
-        """Whether a repeat of the trial was begun, whatever became of it."""
+        """Whether a repeat of the trial was begun, however it ended."""
         return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
+
+    def is_repeated_now(self, trial_id: int) -> bool:
+        """Whether a repeat of the trial is under way."""
+        return trial_id in self._repeating
 
     @property
     def num_repeats(self) -> int:
@@ -130,7 +134,8 @@ class Contest:
     def was_doubted(self, trial_id: int) -> bool:
         """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
-        return others or trial_id in self._repeating or trial_id in self._failures
+        is_doubted_now = self._repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
+        return others or is_doubted_now or trial_id in self._failures
 
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout, and the seconds of a step that stand for it."""
@@ -222,11 +227,10 @@ class Contest:
         if not self._is_compared:  # all of them, as the next call would, which reads them from the store
             self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
-        if anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None)):
-            if Purpose.ANCHOR in self._repeating.values():
-                return None  # its result decides who contends
-            if (anchor := self._next_anchor()) is not None:
-                return anchor
+        is_due = anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None))
+        if is_due and self._anchor() is not None:
+            # It runs alone, and its result decides who contends.
+            return None if self._repeating else self._next_anchor()
         return wanted
 
     def repeat_of_best(self, confirm: Confirm) -> Again | None:
@@ -241,10 +245,11 @@ class Contest:
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
-        if verdict.change is None:
-            return max(confirm.contenders * confirm.repeats - self._num_repeated, 0)
+        most = confirm.contenders * confirm.repeats
+        if verdict.change is not None:
+            most = most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats)
         done = sum(run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some)
-        return max(most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats) - done, 0)
+        return max(most - done, 0)
 
     def _next_to_confirm(self, confirm: Confirm) -> Again | None:
         verdict = self._judge(confirm)
@@ -276,7 +281,8 @@ class Contest:
         anchor = self._anchor()
         if anchor is None or self._repeating:
             return None  # one at a time, and of its own
-        why = "after a pause" if self._was_paused else f"{self._since_anchor} trials after the last look"
+        measured = f"after {self._since_anchor} measured {'trial' if self._since_anchor == 1 else 'trials'}"
+        why = "after a pause" if self._was_paused else measured
         return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
 
     def _anchor(self) -> int | None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.machine_load import NO_LOAD, MachineLoad
-from orchestrator.processes import LAUNCHER_VARIABLE, is_process
+from orchestrator.processes import LAUNCHER_VARIABLE, cgroup_files, is_process
 
 SOON_SECONDS = 0.2  # an attempt that is over by then is not looked at
 # Counters move in hundredths of a second: where steps were timed for less, the whole attempt is looked at.
@@ -181,21 +181,9 @@ def _busy_seconds(cpus: Collection[int]) -> float:
     return ticks / _TICKS
 
 
-def _cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
-    """Where this process's cgroup keeps a counter: v2, then v1; in a container often at the mount itself."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                yield from (Path("/sys/fs/cgroup", path.lstrip("/"), name_v2), Path("/sys/fs/cgroup", name_v2))
-            elif controller in controllers.split(","):
-                mount = Path("/sys/fs/cgroup", controller)
-                yield from (mount / path.lstrip("/") / name_v1, mount / name_v1)
-
-
 def _cgroup_quota() -> float | None:
     """Cores that this process's container may use in the mean; None: as many as there are, or its use is not told."""
-    for path in _cgroup_files("cpu.max", "cpu", "cpu.cfs_quota_us"):
+    for path in cgroup_files("cpu.max", "cpu", "cpu.cfs_quota_us"):
         with contextlib.suppress(OSError, ValueError):
             words = path.read_text().split()
             period = float(words[1]) if len(words) > 1 else float((path.parent / "cpu.cfs_period_us").read_text())
@@ -210,7 +198,7 @@ def _cgroup_quota() -> float | None:
 
 def _cgroup_seconds() -> float:
     """CPU time of this process's container so far. Raises OSError where it is not told."""
-    for path in _cgroup_files("cpu.stat", "cpuacct", "cpuacct.usage"):
+    for path in cgroup_files("cpu.stat", "cpuacct", "cpuacct.usage"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = path.read_text()
             if path.name == "cpuacct.usage":

@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
@@ -201,7 +201,7 @@ def kill_found(find: Callable[[], list[int]], *, patience_seconds: float) -> tup
 
 def num_oom_kills() -> int:
     """How often the kernel's OOM killer has struck in this process's memory cgroup (v2 or v1). 0 where it does not say."""
-    for path in _oom_counters():
+    for path in cgroup_files("memory.events", "memory", "memory.oom_control"):
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text().splitlines():
                 name, _, count = line.partition(" ")
@@ -210,18 +210,16 @@ def num_oom_kills() -> int:
     return 0
 
 
-def _oom_counters() -> list[Path]:
-    paths = []
+def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
+    """Where this process's cgroup keeps a counter: v2, then v1. In a container the path is often the host's, and the files lie at the mount itself."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            # In a container the path is often the host's, and the files lie at the mount itself.
             if controllers == "":
-                paths += [Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events"), Path("/sys/fs/cgroup/memory.events")]
-            elif "memory" in controllers.split(","):
-                mount = Path("/sys/fs/cgroup/memory")
-                paths += [mount / path.lstrip("/") / "memory.oom_control", mount / "memory.oom_control"]
-    return paths
+                yield from (Path("/sys/fs/cgroup", path.lstrip("/"), name_v2), Path("/sys/fs/cgroup", name_v2))
+            elif controller in controllers.split(","):
+                mount = Path("/sys/fs/cgroup", controller)
+                yield from (mount / path.lstrip("/") / name_v1, mount / name_v1)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -28,7 +28,7 @@ class StopReason(StrEnum):
     WALL_TIME = "max_wall_time reached"
     PLATEAU = "plateau: no more gain"
     NODES = "the nodes that are left cannot hold its gangs"
-    FAULTS = "its attempts failed again and again while others ran"
+    FAULTS = "its attempts failed again and again"
     BOUND = "bound reached: no layout is expected to gain that much"
     NOTHING_FITS = "nothing fits"
     INTERRUPTED = "interrupted"

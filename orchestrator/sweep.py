@@ -1,4 +1,4 @@
-"""The loop: asks for layouts, has them run, and writes down what became of each. One process decides; SQL remembers.
+"""The loop: asks for layouts, has them run, and records how each ended. One process decides; SQL remembers.
 
 Whatever is killed, the same call goes on: finished trials are told to the search from the store, and attempts of a dead
 orchestrator are given back first. Nothing here knows Ray, a terminal or a file format.
@@ -431,7 +431,7 @@ class _Loop:
         now, before = time.time(), self._seen_at
         self._seen_at = now
         if now - before > STOOD_STILL_SECONDS:
-            logger.warning("The orchestrator stood still for %.0f s: one layout of each cell is measured again", now - before)
+            logger.warning("The orchestrator stood still for %.0f s: the machine may have changed meanwhile", now - before)
             for run in self._runs:
                 run.contest.pause()
 

@@ -283,7 +283,7 @@ def _environment(ray_address: str | None) -> list[Check]:
     checks = [Check(name="environment", status=Status.OK, found=found, advice=advice)]
     for pid, names in secrets_of_raylets().items():
         told = f"the Ray of process {pid} was started with {_names(names)}: whatever runs in it can read them"
-        advice = f"start it without them: env {' '.join(f'-u {name}' for name in names[:3])} ray start ..."
+        advice = f"start it without them: env {' '.join(f'-u {name}' for name in names)} ray start ..."
         checks.append(Check(name="environment", status=Status.WARN, found=told, advice=advice))
     return checks
 

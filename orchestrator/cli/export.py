@@ -314,7 +314,7 @@ def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *
     else:
         note(
             "\n".join(f"{counted(count, 'trial')} written to study {study}" for study, count in studies.items())
-            or f"sweep {names} has no cells yet"
+            or (f"sweep {names} has no cells yet" if rows else f"{store.url} holds no sweep yet")
         )
 
 

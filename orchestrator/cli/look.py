@@ -81,11 +81,15 @@ def best(
 
     With how sure their numbers are. What was measured under other conditions (code, software, device) stands apart.
     """
+    from orchestrator.core.winner import CONSIDERED  # numpy
+
     chosen = chosen_format(format, as_json=as_json)
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
         cells = store.status(row.id)
-        standings = {cell_id: standing(store, row.id, cell_id, found) for cell_id, found in store.best(row.id, max(top, LEADING)).items()}
+        standings = {
+            cell_id: standing(store, row.id, cell_id, found) for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
+        }
         fastest = {cell_id: of_cell.leading[:top] for cell_id, of_cell in standings.items()}
         others = _other_fingerprints(db, row.id)
     found = [
@@ -111,8 +115,6 @@ def best(
         _print_best(row.name, cells, fastest, standings, others)
 
 
-# So many of a cell's fastest layouts are compared with each other where results are shown.
-LEADING = 16
 MUCH = 1.5  # times what runs vary by without drift and load
 
 
@@ -168,7 +170,8 @@ def _busy_text(trials: Sequence[TrialRow]) -> str | None:
     worst = max(busy, key=lambda trial: relative_sd(trial.load))
     if len(busy) == 1:
         return f"trial {worst.id}: {said_of(worst.load)} while it was measured"
-    return f"trials {', '.join(str(trial.id) for trial in busy)}: {said_of(worst.load)} while they were measured, at the worst (trial {worst.id})"
+    named = show.numbered("trial", [trial.id for trial in busy])
+    return f"{named}: {said_of(worst.load)} while they were measured, at the worst (trial {worst.id})"
 
 
 def _drift_of(of_cell: Standing | None) -> str | None:

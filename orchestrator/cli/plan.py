@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,12 +53,14 @@ def plan(
     for cell in spec.cells():
         planned = known.plan(cell)
         done = known_before.get(cell, Done())
-        to_run = _num_to_run(known, planned, done)
+        left = _left(planned.candidates, done)
+        to_run = _num_to_run(spec, left, done)
         has_own = any(taught.row.cell == cell for taught in known.learned.rows)
-        left = _left(planned.candidates, done, to_run)
-        costs.append(trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own))
-        row = _cell(known, planned, top=top, to_run=to_run, cost=costs[-1], fails=fails)
-        rows.append({**row, "num_done": len(done.layouts)})
+        cost = trial_cost.cost_of(left, cell, num_trials=to_run, trial=trial, knows_cell=has_own)
+        if to_run:
+            costs.append(cost)
+        row = _cell(known, planned, left, top=top, to_run=to_run, cost=cost, fails=fails)
+        rows.append({**row, "num_done": len(planned.candidates) - len(left.order)})
     document = {
         "name": spec.name,
         "strategy": spec.search.strategy,
@@ -87,16 +88,16 @@ def dominance_in_words(spec: SweepSpec) -> str:
             return f"one layout rules out all that need at least as much (search.dominance is trusted{why})"
         case Dominance.CONFIRMED:
             why = asked or f", since the memory of workload {spec.workload.name} is not declared: see trainer"
-            return f"two that agree, or one that was measured, rule out all that need at least as much (search.dominance is confirmed{why})"
+            proof = "two that agree, or one whose message shows that it needs more than the device has"
+            return f"{proof}, rule out all that need at least as much (search.dominance is confirmed{why})"
         case Dominance.OFF:
             return "rules out nothing (search.dominance is off)"
 
 
-def _num_to_run(known: Planning, planned: CellPlan, done: Done) -> int:
-    """What is left of the layouts, and of max_trials, after earlier calls."""
-    budget = known.spec.search.max_trials
-    left = max(len(planned.candidates) - len(done.layouts), 0)
-    return min(left, max(budget - done.num_launched, 0)) if budget is not None else left
+def _num_to_run(spec: SweepSpec, left: Candidates, done: Done) -> int:
+    """How many of the layouts that are left may still be launched, within max_trials of all calls."""
+    budget = spec.search.max_trials
+    return min(len(left.order), max(budget - done.num_launched, 0)) if budget is not None else len(left.order)
 
 
 def _calibration(known: Planning) -> dict[str, Any]:
@@ -141,14 +142,14 @@ def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
     return done
 
 
-def _left(candidates: Candidates, done: Done, num_to_run: int) -> Candidates:
-    """The candidates that are left, the first `num_to_run` of them."""
+def _left(candidates: Candidates, done: Done) -> Candidates:
+    """The candidates with those that are left in the order."""
     if not done.layouts:
         return candidates
     import numpy as np
 
     untried = (int(row) for row in candidates.order if candidates.table.layout(int(row)) not in done.layouts)
-    return replace(candidates, order=np.fromiter(islice(untried, num_to_run), dtype=candidates.order.dtype))
+    return replace(candidates, order=np.fromiter(untried, dtype=candidates.order.dtype))
 
 
 def failing_share(spec: SweepSpec, store: Store | None) -> float:
@@ -196,12 +197,14 @@ def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num
     }
 
 
-def _cell(known: Planning, planned: CellPlan, *, top: int, to_run: int, cost: PlannedCost | None, fails: float) -> dict[str, Any]:
+def _cell(
+    known: Planning, planned: CellPlan, left: Candidates, *, top: int, to_run: int, cost: PlannedCost | None, fails: float
+) -> dict[str, Any]:
     from orchestrator.core import expectation
 
     candidates, space = planned.candidates, planned.space
     fitting = expectation.fitting(candidates) if len(candidates) else None
-    out_of_memory = expectation.expected_out_of_memory(candidates, num_trials=to_run) if to_run else None
+    out_of_memory = expectation.expected_out_of_memory(left, num_trials=to_run) if to_run else None
     return {
         "cell": space.cell.key,
         "num_lattice": space.lattice_size,
@@ -316,9 +319,9 @@ def _print_cell(row: dict[str, Any]) -> None:
     )
     failing = f"{row['num_expected_to_fail_otherwise']:,.1f} for another reason"
     if row["num_expected_out_of_memory"] is not None:
-        failing = f"{row['num_expected_out_of_memory']:,.1f} by memory, {failing}"
+        failing = f"{row['num_expected_out_of_memory']:,.1f} out of memory, {failing}"
     if row["num_to_run"]:
-        write_line(f"  expected to fail, were all to run: {failing}", style="dim")
+        write_line(f"  expected failures if all run: {failing}", style="dim")
     for reason, count in sorted(row["rejected"].items(), key=lambda item: -item[1]):
         if count:
             write_line(f"  rejected {count:>10,}  {reason}", style="dim")

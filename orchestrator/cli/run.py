@@ -410,7 +410,7 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     stuck = [cell for cell, reason in result.stopped.items() if reason is StopReason.FAULTS]
     for cell in stuck:
         note(
-            f"{cell.key} was stopped: its attempts failed again and again while others ran. `sweep trials {spec.name}` says how; the same"
+            f"{cell.key} was stopped: its attempts failed again and again. `sweep trials {spec.name}` says how; the same"
             " command tries it again."
         )
     for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits and cell not in stuck):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
-from math import erf, isfinite
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.links import Network
 from orchestrator.core.memory import Stage, predict_memory
 from orchestrator.core.model_shape import ModelShape
-from orchestrator.core.prediction_band import FitErrors, Z, step_spreads
+from orchestrator.core.normal import Z90, normal_cdf
+from orchestrator.core.prediction_band import FitErrors, step_spreads
 from orchestrator.core.residual import Residual, places_of
 from orchestrator.core.robust_fit import fit, jacobian, robust_sd
 from orchestrator.core.step_time import CONSTANTS, PRIORS, StepTimeConstants, StepTimeModel
@@ -117,18 +118,12 @@ class Predicted:
 
     def memory_band(self) -> tuple[Floats, Floats]:
         """Factors on the predicted bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
-        return np.full(len(self.memory_bytes), np.exp(-Z * self.memory_residual_sd)), np.exp(Z * self.memory_relative_sd)
+        return np.full(len(self.memory_bytes), np.exp(-Z90 * self.memory_residual_sd)), np.exp(Z90 * self.memory_relative_sd)
 
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
         """The probability that a layout's peak stays under a limit. Errors of the logarithm are taken as normal, with the spread of either side."""
         room = np.log(limit_bytes) - np.log(self.memory_bytes)
-        return normal_share_below(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
-
-
-def normal_share_below(z: Floats) -> Floats:
-    """The share of a normal distribution below so many standard deviations."""
-    found: Floats = 0.5 * (1.0 + np.vectorize(erf, otypes=[np.float64])(z / np.sqrt(2.0)))
-    return found
+        return normal_cdf(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,7 +176,7 @@ class Calibration:
         knows_cell = (cell, hardware.name) in self.cell_offsets
         if (hardware.name, knows_cell) not in self._quantiles:
             errors = self.errors.get(hardware.name)
-            self._quantiles[hardware.name, knows_cell] = (-Z, Z) if errors is None else errors.quantiles(knows_cell=knows_cell)
+            self._quantiles[hardware.name, knows_cell] = (-Z90, Z90) if errors is None else errors.quantiles(knows_cell=knows_cell)
         return self._quantiles[hardware.name, knows_cell]
 
     @cached_property

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.calibration import Predicted, normal_share_below
+from orchestrator.core.calibration import Predicted
 from orchestrator.core.layout_table import Ints
+from orchestrator.core.normal import normal_cdf
 from orchestrator.core.planner import Candidates
 from orchestrator.core.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
 
@@ -43,7 +44,7 @@ def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predic
         predicted = candidates.predict(candidates.table.take(rows))
     if predicted is not None:
         return predicted.probability_of_fitting(usable)
-    return normal_share_below((np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD)
+    return normal_cdf((np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD)
 
 
 def fitting(candidates: Candidates) -> Fitting | None:

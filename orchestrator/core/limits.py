@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import exp
 
 from orchestrator.core.measurement import LAUNCH_SECONDS
+from orchestrator.core.normal import Z90
 from orchestrator.core.protocol import MAX_SECONDS, LimitName, MeasurementPlan, PhaseLimits, TrialRequest
 
 FLOOR_SECONDS: Mapping[LimitName, float] = {
@@ -26,7 +27,7 @@ RENDEZVOUS_SECONDS_PER_RANK = 0.5
 STEP_MULTIPLE = 5.0  # of a step, without a new one: then it is a hang
 TOTAL_MULTIPLE = 2.0  # of all steps that may be asked for
 NEAR_MULTIPLE = 2.0  # of the longest step that is predicted: a number below is near
-LONGEST_SDS = 1.2816  # of the logarithm: nine of ten steps are predicted to be shorter
+LONGEST_SDS = Z90  # of the logarithm: nine of ten steps are predicted to be shorter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from orchestrator.core.cell import Cell
 from orchestrator.core.hardware import Hardware
 from orchestrator.core.layout_table import LayoutTable
+from orchestrator.core.normal import Z90
 from orchestrator.core.residual import left_out_errors
 
 Floats = NDArray[np.float64]
 
 SHARE = 0.8  # of what is measured should lie within the band
-Z = 1.2816  # of a normal distribution: nine tenths lie below so many standard deviations
 
 # Standard deviations of log measured over predicted seconds, before anything is measured.
 # Inside a node: rooflines of dense models are 10-25 % off (vTrain, Calculon, torch's estimator against torchtitan).
@@ -70,7 +70,7 @@ class FitErrors:
         """
         num_cells = len(set(self.cells.tolist()))
         if not num_cells:
-            return -Z, Z
+            return -Z90, Z90
         if knows_cell:
             rows, errors = np.arange(len(self.errors)), self.errors
         else:
@@ -81,7 +81,7 @@ class FitErrors:
         weights = 1.0 / np.sqrt(np.bincount(members))[members]  # rows of one cell err alike
         weight = num_cells / (num_cells + ENOUGH_CELLS)
         low, high = _quantiles(in_spreads, weights, (1 - SHARE) / 2), _quantiles(in_spreads, weights, (1 + SHARE) / 2)
-        return min(-Z * (1 - weight) + weight * low, 0.0), max(Z * (1 - weight) + weight * high, 0.0)
+        return min(-Z90 * (1 - weight) + weight * low, 0.0), max(Z90 * (1 - weight) + weight * high, 0.0)
 
 
 def _quantiles(values: Floats, weights: Floats, share: float) -> float:

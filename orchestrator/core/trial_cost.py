@@ -14,6 +14,7 @@ import numpy as np
 from orchestrator.core.calibration import CELL_OFFSET_SD
 from orchestrator.core.cell import Cell
 from orchestrator.core.measurement import LAUNCH_SECONDS
+from orchestrator.core.normal import Z90
 from orchestrator.core.planner import Candidates
 from orchestrator.core.spec import Measuring
 
@@ -21,7 +22,6 @@ TIMED_STEPS = 22.0  # of a typical measurement
 # Standard deviations of logarithms. Launches differ threefold between clusters; on one of them, as stored ones do.
 LAUNCH_SD, MEASURED_LAUNCH_SD = 0.6, 0.2
 STEPS_SD, MEASURED_STEPS_SD = 0.3, 0.1
-Z90 = 1.2816  # of the normal distribution: nine tenths lie below so many standard deviations
 MAX_ROWS = 4096  # whose uncertainty is looked at; of more, an even selection
 
 

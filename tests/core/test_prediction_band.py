@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -14,8 +13,9 @@ from orchestrator.core.hardware import DEVICES
 from orchestrator.core.layout import Layout
 from orchestrator.core.layout_table import LayoutTable
 from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.prediction_band import FORMULA_SD, Z, step_spreads
-from orchestrator.core.residual import left_out_errors
+from orchestrator.core.normal import Z90
+from orchestrator.core.prediction_band import FORMULA_SD, step_spreads
+from orchestrator.core.residual import Residual, left_out_errors
 
 H100 = DEVICES["h100-sxm"]
 
@@ -77,7 +77,7 @@ def test_a_device_that_the_constants_are_not_known_from_is_known_less() -> None:
 def test_before_anything_is_measured_the_band_is_the_spread_of_published_estimators() -> None:
     table = LayoutTable.of([Layout(data_parallel_size=8)])
     low, high = Calibration.prior().predict(table, cell(8), H100, gpus_per_node=8).step_band()
-    assert (low[0], high[0]) == pytest.approx((exp(-Z * FORMULA_SD), exp(Z * FORMULA_SD)))
+    assert (low[0], high[0]) == pytest.approx((exp(-Z90 * FORMULA_SD), exp(Z90 * FORMULA_SD)))
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.3])
@@ -105,16 +105,18 @@ def test_what_was_measured_narrows_the_band_or_widens_it() -> None:
         rows = [row for one in cells for row in measured(one, factor=1.0, rng=rng, noise=noise)]
         low, high = calibrate(rows, Calibration.prior()).predict(table, cell(8, 8192), H100, gpus_per_node=8).step_band()
         widths.append(float(high[0] / low[0]))
-    assert widths[0] < exp(2 * Z * FORMULA_SD) < widths[1]
+    assert widths[0] < exp(2 * Z90 * FORMULA_SD) < widths[1]
 
 
 def test_an_error_that_is_left_out_is_what_the_others_do_not_tell() -> None:
-    """Of a Gaussian process: the block of a cell against a fit without it."""
+    """The errors of a left-out cell are those of a fit without it."""
     rng = np.random.default_rng(3)
     places, cells = rng.normal(size=(30, 3)), np.repeat(np.arange(3), 10)
     errors = np.where(cells == 2, 0.4, 0.0) + 0.02 * rng.standard_normal(30)
     _, left = left_out_errors(places, errors, cells)
-    assert abs(float(np.mean(left[cells == 2]))) > 0.2  # the other two say nothing of it
+    mine = cells == 2
+    expected = errors[mine] - Residual.learn(places[~mine], errors[~mine]).at(places[mine])
+    assert left[mine] == pytest.approx(expected, abs=0.05)  # noise is weighed with all of them
     alone = left_out_errors(places, errors, np.zeros(30, dtype=np.intp))[1]
     assert np.array_equal(alone, errors)
 
@@ -124,4 +126,3 @@ def test_memory_is_known_better_of_a_trainer_that_is_named() -> None:
     bands = [Calibration.prior(is_known=known).predict(table, cell(8), H100, gpus_per_node=8).memory_band() for known in (True, False)]
     assert bands[0][1][0] < bands[1][1][0]
     assert bands[0][0][0] == bands[1][0][0]
-    assert replace(Calibration.prior(), knows_trainer=True).knows_trainer

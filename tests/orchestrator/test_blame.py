@@ -134,7 +134,7 @@ def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself
         blame.note_measured(2, now=now)
         now += 1
     assert blame.stuck_cells({1, 2}) == {1}
-    assert blame.told_stuck(1).endswith("while others ran, the last one: it stood still, 4")
+    assert blame.told_stuck(1).endswith("attempts in a row failed, the last one: it stood still, 4")
     blame.forget(1)
     assert blame.stuck_cells({2}) == set()
 

@@ -111,6 +111,39 @@ def test_an_anchor_comes_before_what_is_confirmed_and_once() -> None:
     assert contest.next_repeat(CONFIRM, anchor_every=8) is None  # nothing is wanted that the pause could have spoilt
 
 
+def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> None:
+    contest = Contest()
+    for trial_id in range(1, 4):
+        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+    contest.begin(2, Purpose.PHYSICS)
+    assert contest.next_repeat(CONFIRM, anchor_every=8) is None
+    note(contest, 2, 3.0, 240.0, purpose=Purpose.PHYSICS)
+    anchor = contest.next_repeat(CONFIRM, anchor_every=8)
+    assert anchor is not None
+    assert (anchor.purpose, anchor.why) == (Purpose.ANCHOR, "to see whether the machine has changed, after 3 measured trials")
+
+
+def test_an_anchor_under_way_is_no_doubt() -> None:
+    contest = Contest()
+    note(contest, 1, 1.0, 0.0)
+    note(contest, 2, 1.1, 60.0)
+    contest.begin(1, Purpose.ANCHOR)
+    contest.begin(2, Purpose.DOUBT)
+    assert [contest.was_doubted(trial_id) for trial_id in (1, 2)] == [False, True]
+
+
+def test_anchors_leave_as_many_confirmations_to_come() -> None:
+    contest = Contest()
+    for trial_id in range(1, 4):
+        note(contest, trial_id, 1.0, 60.0 * trial_id)
+    assert contest.most_to_confirm(CONFIRM) == 6
+    note(contest, 1, 1.0, 240.0, purpose=Purpose.ANCHOR)
+    assert contest.most_to_confirm(CONFIRM) == 6
+    note(contest, 1, 1.0, 300.0, purpose=Purpose.CONFIRMATION)
+    assert contest.most_to_confirm(CONFIRM) == 5
+    assert contest.most_to_confirm(Confirm(repeats=0)) == 0
+
+
 def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:
     contest = Contest()
     for trial_id in range(1, 6):

@@ -174,7 +174,7 @@ def test_the_limit_of_a_container_counts_where_it_has_one_and_tells_its_use(
 ) -> None:
     (tmp_path / "cpu.max").write_text(limit)
     (tmp_path / "cpu.stat").write_text(usage)
-    monkeypatch.setattr("orchestrator.cpu_watch._cgroup_files", lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]))
+    monkeypatch.setattr("orchestrator.cpu_watch.cgroup_files", lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]))
     watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="")
     assert watch._quota == quota
     assert watch._cores == (quota or len(os.sched_getaffinity(0)))

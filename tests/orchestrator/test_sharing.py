@@ -85,13 +85,15 @@ def test_so_is_the_time_of_a_call(store: Store, seconds: float) -> None:
 
 
 def test_a_cell_that_the_budget_did_not_reach_has_nothing_and_is_named(store: Store) -> None:
-    wanted = four_cells(max_gpu_hours=3.1 / HOUR)
+    search = {"confirm": {"repeats": 0}, "max_gpu_hours": 3.1 / HOUR}
+    wanted = spec(gpus=1, sequence_length=LENGTHS, device="cpu", gpus_per_node=2, search=search)
     for result in (run(store, fast, spec=wanted)[0], run(store, fast, spec=wanted)[0]):
         (cell,) = result.nothing_feasible
         assert cell.sequence_length == LENGTHS[3]
         assert (result.launched[cell], result.stopped[cell]) == (0, StopReason.GPU_HOURS)
     again = finished_before(wanted, store, code=lambda: CODE, program_version="test", this_host=None)
-    assert again is None or list(again.nothing_feasible) == [cell]
+    assert again is not None
+    assert list(again.nothing_feasible) == [cell]
 
 
 def test_a_cell_without_a_number_goes_before_one_that_refines(store: Store) -> None:
