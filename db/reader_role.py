@@ -66,7 +66,6 @@ class Asking:
 
     name: str
     is_own_login: bool  # a session of its own, with nothing to take back
-    is_lesser: bool  # another role than the login's, which the session could become again
 
 
 def role_of_statements(url: sa.URL) -> Asking:
@@ -74,8 +73,8 @@ def role_of_statements(url: sa.URL) -> Asking:
     reader = urls.reader_of(url)
     with connected(url, reader) as connection:
         settle(connection, is_reader=reader is not None)
-        own, role = connection.execute("SELECT session_user, current_user").fetchone()
-    return Asking(name=role, is_own_login=reader is not None, is_lesser=own != role)
+        (role,) = connection.execute("SELECT current_user").fetchone()
+    return Asking(name=role, is_own_login=reader is not None)
 
 
 @contextmanager

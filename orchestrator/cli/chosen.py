@@ -78,9 +78,7 @@ def chosen_sweep(store: Store, name: str | None) -> SweepRow:
     if len(sweeps) > 1:
         names = [sweep.name for sweep in sweeps if sweep is not chosen]
         others = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        which = (
-            "simulated, the newest" if chosen.is_simulated else "the newest that was measured" if sweeps[0].is_simulated else "the newest"
-        )
+        which = "simulated, the newest" if chosen.is_simulated else "the newest measured" if sweeps[0].is_simulated else "the newest"
         note(f"sweep {chosen.name}, {which} of {len(sweeps)}; there are also {others}")
     elif chosen.is_simulated:
         note(f"sweep {chosen.name}: simulated, nothing was measured")

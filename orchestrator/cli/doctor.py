@@ -339,13 +339,9 @@ def _reader(db: str | None) -> list[Check]:
         return [Check(name="sql reader", status=Status.FAIL, found=str(exc), advice="`sweep sql` is refused until then")]
     if as_role.is_own_login:
         return [Check(name="sql reader", status=Status.OK, found=f"`sweep sql` asks as role {as_role.name}, which may only select")]
-    rests = (
-        "that it stays so rests on how this program reads statements"
-        if as_role.is_lesser
-        else "that it only reads rests on how this program reads statements"
-    )
+    found = f"`sweep sql` asks as role {as_role.name}; only this program's own check of each statement keeps it from writing"
     advice = f"have a role made that may only select, and name it in {url.READER_VARIABLE}: sweep db grant-reader"
-    return [Check(name="sql reader", status=Status.WARN, found=f"`sweep sql` asks as role {as_role.name}; {rests}", advice=advice)]
+    return [Check(name="sql reader", status=Status.WARN, found=found, advice=advice)]
 
 
 def _new_file(path: Path, where: str) -> Check:

@@ -396,11 +396,12 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
         )
     if result.code_has_changed:
         note(
-            f"The code has changed since these numbers were taken, and none was taken again; they are measured anew after: sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
+            "The code has changed since these numbers were taken, and nothing was measured again. To have them measured again:"
+            f" sweep invalidate --sweep {spec.name} --where \"state = 'measured'\" --yes"
         )
     if result.num_fingerprints > 1:
         note(
-            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart. The older are measured again after:"
+            "Its numbers were taken on more than one software stack or device; `sweep best` shows them apart. To have the older ones measured again:"
             f" sweep invalidate --sweep {spec.name} --where 'not is_current_fingerprint' --yes"
         )
     for cell, evidence in result.nothing_fits.items():

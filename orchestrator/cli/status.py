@@ -187,8 +187,8 @@ def _print_status(
     )
     if num_unwaited:
         write_line(
-            f"  {show.counted(num_unwaited, 'attempt')} reported more seconds of steps than {'its' if num_unwaited == 1 else 'their'} GPUs were held, so all of that time counts as"
-            " useful: nobody waited for those steps, or a clock is wrong",
+            f"  {show.counted(num_unwaited, 'attempt')} reported more seconds of steps than {'its' if num_unwaited == 1 else 'their'} GPUs were held;"
+            " all of that time counts as useful. Either the steps were not run in real time, or a clock is wrong",
             style="dim",
         )
     if not cells:

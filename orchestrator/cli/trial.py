@@ -146,7 +146,10 @@ def _more_than_held(attempt: AttemptRow, num_gpus: int) -> str | None:
     told, held = sum(attempt.measurement.step_seconds), attempt.gpu_seconds / num_gpus
     if told <= held or attempt.timed_seconds < held:
         return None
-    return f"its steps add up to {show_as.duration(told)}, and its GPUs were held for {show_as.duration(held)}: nobody waited for the steps"
+    return (
+        f"the program reported {show_as.duration(told)} of steps, but held its GPUs for {show_as.duration(held)}:"
+        " it did not run them in real time"
+    )
 
 
 def _load_text(load: MachineLoad) -> str | None:

@@ -144,7 +144,7 @@ def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
     if in_force > said:
         step, whose = seen.step_seconds, "the first took" if seen.slowest_seconds is None else "the slowest so far took"
     if step is None or in_force == floor:
-        return "its least"
+        return "the minimum"
     what = {
         LimitName.FIRST_STEP: f"{floor:g} s and {STEP_MULTIPLE:g} x a step",
         LimitName.STEADY: f"{STEP_MULTIPLE:g} x a step",

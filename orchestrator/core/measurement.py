@@ -45,7 +45,7 @@ class StepTime:
 class Unsure(StrEnum):
     """Why a measurement is less sure than was asked for, in words."""
 
-    ONE_NUMBER = "one number is all that is known of the run: how its steps varied is not"
+    ONE_NUMBER = "the run reported one number, so the spread of its steps is unknown"
     FEW_STEPS = (
         f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
     )

@@ -97,7 +97,7 @@ def test_the_total_follows_the_steps_that_are_asked_for() -> None:
             NOTHING_SEEN,
             "steady limit of 60 s passed (measurement.limits.steady of the sweep file; if this is no hang, raise it or write auto)",
         ),
-        (request(), LimitName.STEADY, NOTHING_SEEN, "steady limit of 60 s passed (auto: its least; if this is no hang, set measurement.limits.steady)"),
+        (request(), LimitName.STEADY, NOTHING_SEEN, "steady limit of 60 s passed (auto: the minimum; if this is no hang, set measurement.limits.steady)"),
         (request(SURE), LimitName.STEADY, NOTHING_SEEN, "auto: 5 x a step, predicted to take at most 80 s;"),
         (request(SURE), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 300 s and 5 x a step, predicted to take at most 80 s;"),
         (request(SURE), LimitName.TOTAL, NOTHING_SEEN, "auto: 2 x 53 steps and what is around them, predicted to take at most 80 s;"),

@@ -501,7 +501,7 @@ def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, mo
 
 @pytest.mark.parametrize(
     ("num_steps", "relative_confidence", "said"),
-    [(1, None, "one number is all that is known"), (5, None, "too few timed steps"), (50, 0.2, "the steps varied too much")],
+    [(1, None, "the run reported one number"), (5, None, "too few timed steps"), (50, 0.2, "the steps varied too much")],
 )
 def test_the_question_mark_beside_a_number_says_what_it_stands_for(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, num_steps: int, relative_confidence: float | None, said: str
@@ -551,7 +551,7 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
             store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
     assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep("status", "tiny")
     assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
-    assert "its steps add up to 3.0 s, and its GPUs were held for 2.0 s" in sweep("show", "2")
+    assert "the program reported 3.0 s of steps, but held its GPUs for 2.0 s" in sweep("show", "2")
     assert "more than the" not in sweep("show", "1")
 
 

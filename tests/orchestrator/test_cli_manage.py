@@ -209,7 +209,7 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
     monkeypatch.setenv("SWEEP_DB", postgresql_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     try:
-        assert "rests on how this program reads statements" in sweep("doctor", code=1)[0]
+        assert "only this program's own check of each statement keeps it from writing" in sweep("doctor", code=1)[0]
         out, err = sweep("db", "grant-reader", "--role", "cli_reader")
         file = tmp_path / "home" / "cli_reader.pgpass"
         password = file.read_text().strip().rpartition(":")[2]
