@@ -140,9 +140,9 @@ KEYS: Mapping[str, Mapping[str, KeyWords]] = {
         "confirm": _key("section", "Measure what stands at the top again, once the search has ended: [confirm](#confirm)"),
         "anchor_every": _key(
             "number",
-            "Measure one layout again after so many measured trials of a cell, twice as many each time while the machine stays as it was, after"
-            " pauses, and before anything is confirmed: [drift](search.md#a-machine-that-drifts). 0: never. Nothing is measured again where"
-            " `confirm.repeats` is 0",
+            "Measure one layout again after so many measured trials of a cell (by default 8; then 16, 32 and at most 64 while the machine stays"
+            " as it was), after pauses, and before anything is confirmed: [drift](search.md#a-machine-that-drifts). 0: never. Where"
+            " `confirm.repeats` is 0 there are neither anchors nor confirmations; results that neighbours contradict are still repeated.",
         ),
         "dominance": _key(
             "`auto`, `trusted`, `confirmed`, `off`",
@@ -266,7 +266,7 @@ COLUMNS: Mapping[str, str] = {
     "gpu_clock_ratio": "mean SM clock of its GPUs over the most that they can, while steps were timed (NVML)",
     "gpu_temperature_celsius": "of its hottest GPU while steps were timed (NVML)",
     "gpu_throttle_reasons": "why its GPUs ran below their highest clock, in NVML's words, with commas; `sw_power_cap` alone spoils nothing",
-    "gpu_throttled_fraction": "of the samples, in which a GPU was slowed down by heat, power supply or hardware",
+    "gpu_throttled_fraction": "fraction of samples in which heat, power supply or hardware slowed a GPU down",
     "gpu_power_watts": "mean power of a GPU while steps were timed (NVML)",
     "gpu_seconds": "GPUs held x seconds, placement to clean-up; in `v_trial` of the last attempt",
     "useful_gpu_seconds": "in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)",
@@ -336,7 +336,7 @@ COLUMNS: Mapping[str, str] = {
     "options": "of a trial: the workload's options that vary, as JSON; NULL: none",
     "orchestrator_version": "of this program",
     "others_cpu_cores": "cores' worth of CPU time that went to somebody else while steps were timed: [the load by others](measuring.md#the-load-by-others)",
-    "own_cpu_cores": "the same to the attempt's processes",
+    "own_cpu_cores": "cores' worth of CPU time of the attempt's own processes while steps were timed",
     "owner_epoch": "the fencing token: grows with each owner",
     "owner_host": "host of the orchestrator; NULL: nobody holds the sweep",
     "owner_namespace": "in which `owner_pid` means anything: machine boot and pid namespace",
@@ -380,9 +380,9 @@ COLUMNS: Mapping[str, str] = {
     "superseded": "kept, but its numbers are not the trial's: invalidated, another came first, or another of the pool is the median",
     "pooled": "one of the measurements that the trial's numbers are the median of",
     "sweep": "the sweep's name",
-    "sweep_cpu_cores": "the same to other attempts of the sweep and, where it is on the node, to its orchestrator with the Ray that it started",
+    "sweep_cpu_cores": "cores' worth of CPU time of the sweep's other attempts, and of its orchestrator and the Ray that it started where they are on the node",
     "sweep_id": "number of the sweep",
-    "teardown_seconds": "from the end of the last step, or for a program that tells none from its end, to the last process gone",
+    "teardown_seconds": "from the end of the last step to the end of the last process; for a program that reports no steps, from the program's end",
     "tensor_parallel_size": "ranks that share each layer",
     "thrashing": "ran at the memory edge with allocator retries: slower than it looks like",
     "tied_embeddings": "whether the output head is the input embedding",
@@ -433,7 +433,7 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     _K.KILLED: _failure("SIGKILL from outside, and no sign of memory", "somebody or something killed the rank: look at the node's log"),
     _K.PREEMPTED: _failure(
         "SIGTERM, SIGINT or SIGHUP that this program did not send, or a batch system's word: preemption, time limit, a spot node that goes",
-        "nothing: the trial waits; where it repeats, a longer time limit or nodes that stay. A program that ends itself by SIGTERM counts so too",
+        "nothing: the trial waits; where it repeats, a longer time limit or nodes that stay. A program that ends itself with SIGTERM is counted as preempted too",
     ),
     _K.BAD_RESULT: _failure(
         "it ended well, but what it wrote is no result, or breaks physics (MFU above 1)", "the message says what is wrong with it"
@@ -450,7 +450,7 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
         "communication failed, and no rank did worse before", "`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`"
     ),
     _K.DEVICE_ERROR: _failure(
-        "illegal access far from the memory limit of which the driver says no more, no usable device",
+        "an illegal access far from the memory limit that the driver does not explain, or no usable device",
         "`nvidia-smi`, `dmesg`; take the node out if it repeats",
     ),
     _K.XID: _failure(

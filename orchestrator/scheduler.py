@@ -1,4 +1,4 @@
-"""Gangs on Ray: starts attempts on the nodes chosen for them, reaches their agents, and says what became of them.
+"""Gangs on Ray: starts attempts on the nodes chosen for them, reaches their agents, and reports how they ended.
 
 Ray places and connects; it retries nothing here (max_restarts=0) and holds no queue: the queue is in SQL. The agents of a gang stand in
 leases (leases.py), which outlive it.

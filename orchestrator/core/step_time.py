@@ -52,7 +52,7 @@ class StepTimeConstants:
     pipeline_hop_seconds: float = 300e-6
     """Seconds that one micro-batch spends between two stages beyond its bytes: host work of the schedule, and waiting."""
     bubble_factor: float = 1.1
-    """Of the ideal bubble, (p - 1) micro-batches of the fullest stage: uneven stages and schedules that overlap badly make it larger."""
+    """Factor on the ideal bubble, (p - 1) micro-batches of the fullest stage: uneven stages and schedules that overlap badly make it larger."""
     optimizer_traffic_bytes: float = 28.0
     """Bytes moved per weight by the optimizer: gradient, master, and both moments read; master and moments written."""
     fixed_seconds: float = 5e-3
