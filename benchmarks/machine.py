@@ -70,7 +70,7 @@ def _from_the_project(argument: str) -> str:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Resident memory of this process, now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -71,7 +71,7 @@ class Problem:
 
     @cached_property
     def trainers(self) -> list[Trainer]:
-        """Of each run: a table may hold runs of two versions of a program, which keep different things."""
+        """The trainer of each run: a table may hold runs of two versions of a program, which keep different things."""
         return [run.trainer for run in self.runs]
 
     @cached_property

@@ -63,7 +63,7 @@ NODE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": 
 
 
 def study(arguments: argparse.Namespace) -> SweepSpec:
-    """Of the cells that fit the cluster: on 512 GPUs all of them."""
+    """The sweep over the cells that fit the cluster: on 512 GPUs all of them."""
     sizes = [8 << power for power in range(7) if 8 << power <= arguments.nodes * arguments.gpus_per_node]
     overrides = [f"gpus={sizes}", f"gpus_per_node={arguments.gpus_per_node}", f"search.max_trials={arguments.trials_per_cell}"]
     return load(SWEEP_FILE.read_text(encoding="utf-8"), source=SWEEP_FILE.name, overrides=[*OVERRIDES, *overrides])

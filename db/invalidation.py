@@ -77,7 +77,7 @@ def free_pruned(connection: Connection, change: Change, cell_id: int, layouts: S
 def invalidate_some(
     connection: Connection, change: Change, sweep_id: int, some: Sequence[int], detail: Mapping[str, Any], epoch: int
 ) -> int:
-    """Of a sweep that this transaction's owner holds; `detail` says why, in the log. Returns how many trials wait again."""
+    """Invalidate trials of a sweep that this transaction's owner holds; `detail` says why, in the log. Returns how many trials wait again."""
     num_changed = 0
     rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
     moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]

@@ -191,7 +191,7 @@ def remeasure(
 
 
 def benches(connection: Connection, sweep_id: int) -> list[BenchRow]:
-    """Of a sweep, the oldest first, those that have ended included."""
+    """The benches of a sweep, the oldest first, those that have ended included."""
     rows = connection.execute(sa.select(node_bench).where(node_bench.c.sweep_id == sweep_id).order_by(node_bench.c.id))
     return [
         BenchRow(

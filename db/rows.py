@@ -149,7 +149,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeats:
-    """What became of a measured trial from its first measurement on, where it was launched again."""
+    """The repeats of a measured trial: its runs, failures, and runs with other software."""
 
     runs: tuple[Run, ...]  # that count together, the first included
     failures: Mapping[FailureKind, int]  # of repeats that failed

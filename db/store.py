@@ -577,7 +577,7 @@ class Store:
         return self._database.read(lambda connection: queries.best(connection, sweep_id, top))
 
     def repeats(self, cell_id: int) -> dict[int, Repeats]:
-        """Of each measured trial of a cell that was launched again: what that came to."""
+        """The repeats of each measured trial of a cell that was launched again, by trial id."""
         return self._database.read(lambda connection: queries.repeats(connection, cell_id))
 
     def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:

@@ -79,7 +79,7 @@ def score_rows() -> list[tuple[str, str, str, str, str]]:
 
 
 def drift_rows() -> list[tuple[str, ...]]:
-    """Of the newest committed result: winners on machines that drift, as told now and by the rule before."""
+    """Rows of the newest committed drift benchmark: winners by today's rule and by the one before."""
     found = newest("drift")
     assert found is not None, "it is committed"
     return [

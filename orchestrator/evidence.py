@@ -24,7 +24,7 @@ def attempt_facts(
     num_gpus: int,
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
-    """What an attempt cost, whatever became of it. A phase took as long as the slowest rank's."""
+    """What an attempt cost, however it ended. A phase took as long as the slowest rank's."""
     notes = [outcome.failure for report in event.reports for outcome in report.ranks if outcome.failure is not None]
     told = [said.phase_seconds for said in results or notes]  # of a failed attempt: until it failed
     phases = {phase: max(each.get(phase, 0.0) for each in told) for phase in Phase if any(phase in each for each in told)}

@@ -49,7 +49,7 @@ def look(environment: Mapping[str, str], *, cluster_address: str | None = None) 
 
 
 def secrets_of_raylets() -> dict[int, list[str]]:
-    """Of every Ray on this machine that this user may look into, by process id: variables that look like secrets, by name."""
+    """Find the variables that look like secrets in every Ray on this machine that this user may inspect, by process id."""
     found: dict[int, list[str]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _program(folder) == "raylet":
@@ -60,7 +60,7 @@ def secrets_of_raylets() -> dict[int, list[str]]:
 
 
 def _listeners() -> Iterator[Listener]:
-    """Of Ray's programs, whoever started them, as far as this user may look into them."""
+    """Find the listening sockets of Ray's programs, whoever started them, that this user may inspect."""
     sockets = dict(listening_sockets())
     for folder in Path("/proc").iterdir():
         program = _program(folder) if folder.name.isdigit() else None
@@ -85,7 +85,7 @@ def _program(folder: Path) -> str | None:
 
 
 def _words(folder: Path) -> list[bytes]:
-    """Of a process's command line; none where it has ended."""
+    """The words of a process's command line; none where it has ended."""
     try:
         return (folder / "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -105,7 +105,7 @@ def _auth_mode(folder: Path) -> str | None:
 
 
 def _variable(folder: Path, name: str) -> str | None:
-    """Of a process's environment, empty where it is not set; None: not ours to read."""
+    """The value of a variable in a process's environment, empty where it is not set; None: not ours to read."""
     pairs = _environment(folder)
     if not pairs:
         return None
@@ -114,7 +114,7 @@ def _variable(folder: Path, name: str) -> str | None:
 
 
 def _environment(folder: Path) -> list[bytes]:
-    """Of a process, NAME=VALUE; empty where it is not ours to read."""
+    """The NAME=VALUE pairs of a process's environment; empty where it is not ours to read."""
     try:
         return (folder / "environ").read_bytes().split(b"\0")
     except OSError:

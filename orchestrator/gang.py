@@ -118,7 +118,7 @@ SchedulerEvent = Placed | Progressed | Finished
 
 
 class Scheduler(Protocol):
-    """Starts gangs and reports what became of them. One attempt of a trial at a time."""
+    """Starts gangs and reports how they ended. One attempt of a trial at a time."""
 
     @property
     def slots(self) -> Slots:

@@ -57,7 +57,7 @@ class _Chosen:
 
 
 class Launches:
-    """Of one call of `run_sweep`. `trial_cost` is what a trial holds beside its steps; `learn` begins a cell's search anew with what others taught."""
+    """The attempts that one call of `run_sweep` starts. `trial_cost` is what a trial holds beside its steps; `learn` begins a cell's search anew with what others taught."""
 
     def __init__(
         self,

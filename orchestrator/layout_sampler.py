@@ -112,7 +112,7 @@ class LayoutSampler(BaseSampler):
         return dict(self._params[asked.row])
 
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
-        """Of a parameter that no layout has: at random."""
+        """Draw a parameter that no layout has at random."""
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:

@@ -315,7 +315,7 @@ def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
 
 
 def _data_sheet(name: str, peak_sources: Iterable[str | None]) -> Hardware | None:
-    """Of a device by what its driver calls it, else by what the peaks of its trials were read from."""
+    """Find a device's data sheet by what its driver calls it, else by what the peaks of its trials were read from."""
     return from_driver_name(name) or next((DEVICES[sheet] for source in peak_sources if (sheet := _sheet(source)) in DEVICES), None)
 
 

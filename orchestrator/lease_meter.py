@@ -29,7 +29,7 @@ class _SlotSeconds:
 
 
 class LeaseMeter:
-    """Of one scheduler, from when it was opened. An attempt has slots of leases; which of which, the meter does not know."""
+    """Adds up what the leases of one scheduler hold, from when it was opened. It does not know which lease's slots an attempt has."""
 
     def __init__(self, now: float) -> None:
         self._leased: dict[Hashable, int] = {}  # lease -> slots

@@ -56,7 +56,7 @@ class _Hang:
 
 
 class NodeHealth:
-    """Of one call of `run_sweep`. Without a prober nodes are taken as fit."""
+    """Decides which nodes one call of `run_sweep` may use. Without a prober nodes are taken as fit."""
 
     def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
         self._sweep_id, self._epoch, self._store, self._clock = sweep_id, epoch, store, clock
@@ -79,7 +79,7 @@ class NodeHealth:
         return self._preflight.is_looking
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """Of these nodes, with their slots, those that may be used by now. Where one was never looked at, that begins; it is used once it answers."""
+        """Return those of these nodes, with their slots, that may be used by now. Begin to look at those that are new; they are used once they answer."""
         if not self._benched and not self._preflight.looks:
             if nodes != self._nodes:
                 self._nodes = self._usable = dict(nodes)

@@ -11,7 +11,7 @@ SETTLE_SECONDS = 30.0  # for Ray to see that a node is dead whose host has start
 
 
 class NodeNames:
-    """Of one cluster. No two living nodes share a name, and no living node changes its own."""
+    """Names the nodes of one cluster. No two living nodes share a name, and no living node changes its own."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # Ray's id -> name, of the living

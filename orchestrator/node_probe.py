@@ -101,7 +101,7 @@ def _version(package: str) -> str | None:
 
 
 def _code_digest() -> str:
-    """Of this package's sources: an editable installation has the same version number whatever its code."""
+    """Digest of this package's sources: an editable installation has the same version number whatever its code."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):

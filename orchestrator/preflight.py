@@ -22,7 +22,7 @@ TOGETHER_SECONDS = 5.0  # that an answer waits at most for others: to judge a th
 
 
 class Preflight:
-    """Of one call of `run_sweep`. Without a prober nodes are taken as fit."""
+    """Looks at the nodes of one call of `run_sweep`. Without a prober nodes are taken as fit."""
 
     def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
         self._sweep_id, self._epoch, self._store, self._prober, self._clock = sweep_id, epoch, store, prober, clock

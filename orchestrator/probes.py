@@ -53,7 +53,7 @@ class _Look:
 
 
 class Probes:
-    """Of one scheduler. What they hold of nodes is metered like a lease on which no attempt is."""
+    """Looks at nodes for one scheduler. What the probes hold of nodes is metered like a lease on which no attempt is."""
 
     def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter) -> None:
         self._nodes, self._head, self._meter = nodes, head, meter

@@ -13,7 +13,7 @@ LISTENED_SECONDS = 2.0  # that one look after another counts for at most; twice 
 
 
 class Silence:
-    """Of one attempt's agents, by their index."""
+    """Counts how long each of one attempt's agents has been silent, by its index."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}

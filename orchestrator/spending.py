@@ -16,7 +16,7 @@ SPENT = frozenset(REASONS.values())  # of what is held: a cell may still stay wi
 
 
 class Spending:
-    """Of one call of `run_sweep`. `leased` tells what its gangs have held so far; budgets count that, idle or not, and not what succeeded."""
+    """Counts what one call of `run_sweep` spends. `leased` tells what its gangs have held so far; budgets count that, idle or not, and not what succeeded."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _SPOOLED = TypeAdapter(Spooled)
 
 
 class Spool:
-    """Of one sweep on one machine. The folder is made with the first file."""
+    """Keeps the files of one sweep on one machine. The folder is made with the first file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -14,7 +14,7 @@ FIRST_TRIALS = 8  # of each cell, before any goes on: a search is near its best 
 
 
 class Turns:
-    """Of one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
+    """Decides which cell starts the next gang in one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
 
     def __init__(
         self, slots_of: Mapping[str, int], *, exclusive: bool, turn_of: Callable[[CellRun], tuple[float, ...]] | None = None

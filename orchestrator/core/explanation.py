@@ -148,7 +148,7 @@ def _rank(planned: CellPlan) -> Ints:
 
 
 def _num_changes(table: LayoutTable, layout: Layout) -> Ints:
-    """Of how many choices a row differs; of one, where only what follows from choices does."""
+    """Count the choices in which each row differs; one, where only what follows from choices does."""
     choices: Ints = np.stack([_differs(table, layout, name) for name in CHOICES]).sum(axis=0)
     following = np.stack([_differs(table, layout, name) for name in FOLLOWING]).any(axis=0)
     found: Ints = np.where((choices == 0) & following, 1, choices)

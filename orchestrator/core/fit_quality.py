@@ -83,7 +83,7 @@ class Agreement:
         return [predicted / measured for predicted, measured in zip(self.predicted, self.measured, strict=True)]
 
     def quantiles(self) -> dict[str, float] | None:
-        """Of predicted over measured; None where there is nothing to compare."""
+        """Quantiles of predicted over measured; None where there is nothing to compare."""
         if not self.ratios:
             return None
         ratios = np.array(self.ratios)

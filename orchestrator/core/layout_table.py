@@ -40,7 +40,7 @@ class LayoutTable:
 
     @property
     def option_names(self) -> tuple[str, ...]:
-        """Of the workload's options, those that some row says."""
+        """The workload's options that some row sets."""
         return tuple(sorted({name for options in self.option_sets for name, _ in options}))
 
     @property

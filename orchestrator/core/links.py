@@ -168,7 +168,7 @@ def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | N
 
 
 def _first_guess(names: Sequence[str], rings: Sequence[LinkSample], hardware: Hardware) -> Floats:
-    """Of bandwidths and latencies by the lines of the smallest spans; of congestion what is believed of all machines."""
+    """Guess bandwidths and latencies by the lines of the smallest spans, and congestion by what is believed of all machines."""
     guesses = {name: PRIORS[name].median for name in names}
     for crosses, share, latency, data_sheet in (
         (False, *INSIDE, hardware.intra_node_bandwidth),

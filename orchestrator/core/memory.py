@@ -28,7 +28,7 @@ _OPTIMIZER_CHUNK = 1 << 26  # weights for which the optimizer step widens bf16 g
 
 
 class Stage(StrEnum):
-    """Of which pipeline stage the memory is asked: a log may show the first one's, and the last may be the fullest."""
+    """The pipeline stage whose memory is asked for: a log may show the first one's, and the last may be the fullest."""
 
     FULLEST = "fullest"
     FIRST = "first"

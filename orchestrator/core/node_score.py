@@ -241,7 +241,7 @@ class _Model:
 
 
 def _run_sd(y: Floats, trials: NDArray[np.intp]) -> float:
-    """Of runs of one layout among themselves, by the median of their departures: a slow node is in fewer than half of them."""
+    """Standard deviation of runs of one layout among themselves, by the median of their departures: a slow node is in fewer than half of them."""
     counts = np.bincount(trials)
     repeated = counts[trials] > 1
     means = np.bincount(trials, weights=y) / counts

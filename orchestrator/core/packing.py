@@ -210,7 +210,7 @@ class Floor:
         return self._num_roomy[least]
 
     def _num_among(self, nodes: Collection[str], least: int) -> int:
-        """Of these nodes, those that have at least so many slots free."""
+        """Count those of these nodes that have at least so many slots free."""
         return sum(sum(map(level.__contains__, nodes)) for free, level in self._by_free.items() if free >= least)
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:

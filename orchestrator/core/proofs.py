@@ -23,7 +23,8 @@ class Dominance(StrEnum):
     """How much proof rules a layout out without a launch."""
 
     TRUSTED = "trusted"  # one rules out every layout that needs at least as much memory
-    CONFIRMED = "confirmed"  # two that agree do, or one that was measured
+    # Two that agree do, or one whose message shows that it needs more than the device has.
+    CONFIRMED = "confirmed"
     OFF = "off"  # nothing
 
 

@@ -311,13 +311,13 @@ def _failing(lattice: Lattice) -> Belief:
 
 
 def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
-    """Of 0s and 1s: what one axis does alone shows soon, and one failure condemns no region."""
+    """The smoothness of 0s and 1s: what one axis does alone shows soon, and one failure condemns no region."""
     guess = Smoothness.guess(lattice, residual_sd=None)
     return Smoothness(lengths=guess.lengths, joint_sd=0.3, additive_sd=0.2 * max(len(lattice.axes), 1) ** 0.5, noise_sd=0.25)
 
 
 def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:
-    """Of a Gaussian score that is `ahead` of the best in expectation."""
+    """Expected improvement of a Gaussian score that is `ahead` of the best in expectation."""
     z = ahead / sd
     density = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi)
     gained: Floats = np.maximum(sd * (z * normal_cdf(z) + density), 0.0)

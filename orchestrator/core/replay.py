@@ -57,7 +57,7 @@ class ReplayTable:
 
     @property
     def digest(self) -> str:
-        """Of what it says: numbers of a changed table are other numbers."""
+        """Digest of what the table says: numbers of a changed table are other numbers."""
         rows = [
             (problem, layout.key, run.status, run.step_seconds, run.peak_memory_bytes)
             for problem, runs in self.runs.items()

@@ -376,7 +376,7 @@ class SweepSpec(Section):
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> Self:
-        """Of `auto` the machine has to tell."""
+        """Refuse `max_cost` where no price is known; the price of device `auto` is known on the machine."""
         known = (
             self.price_per_gpu_hour is not None
             or self.device == "auto"

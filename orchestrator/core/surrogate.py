@@ -291,7 +291,7 @@ class Surrogate:
             self._own = self._own + smoothness.additive_sd**2
 
     def _covariance(self, rows: Ints, others: Ints | None) -> Floats:
-        """Of some rows with others, or with all."""
+        """Covariance of some rows with others, or with all."""
         loadings = self._loadings if others is None else self._loadings[others]
         covariance: Floats = _residual(self._kernels, self._smoothness, rows, others) + self._loadings[rows] @ loadings.T
         return covariance
@@ -326,7 +326,7 @@ def _kept(values: list[Value]) -> list[Value]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _AxisKernel:
-    """Of one axis: few places, so that squared distances and what they mean are looked up."""
+    """The kernel of one axis, as tables: it has few places, so squared distances and what they mean are looked up."""
 
     steps: Ints  # of every row
     squared: Floats  # places x places, in lengths

@@ -35,7 +35,7 @@ class TracedBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedMode:
-    """Of one recompute mode: what each layer keeps, and what the peak adds to what all layers keep, at each of its moments."""
+    """The memory of one recompute mode: what each layer keeps, and what the peak adds to what all layers keep, at each of its moments."""
 
     kept: TracedBytes  # by one layer, for its backward pass
     backward: TracedBytes  # while the last layer's backward pass is at its fullest

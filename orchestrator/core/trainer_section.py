@@ -72,7 +72,7 @@ class TracedModeSection(_Section):
 
 
 class BytesPerParameter(_Section):
-    """Of a parameter in mixed precision, without sharding; a number alone is of all three."""
+    """Bytes of a parameter in mixed precision, without sharding; a number alone is the sum of all three."""
 
     parameters: Annotated[float, Field(gt=0, le=64)] = 2.0
     gradients: Annotated[float, Field(ge=0, le=64)] = 2.0

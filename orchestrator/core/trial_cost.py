@@ -98,7 +98,7 @@ def cost_of(candidates: Candidates, cell: Cell, *, num_trials: int, trial: Trial
 
 
 def total(costs: Sequence[PlannedCost | None]) -> PlannedCost | None:
-    """Of several cells: what they share errs in one direction, what is each one's own partly evens out. None where one is unknown."""
+    """The cost of several cells: what they share errs in one direction, what is each one's own partly evens out. None where one is unknown."""
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) < len(costs):
         return None

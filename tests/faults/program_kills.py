@@ -46,7 +46,7 @@ ON_RAY: Sequence[Sequence[str]] = (
 
 
 def options(then: str) -> dict[str, object]:
-    """Of workload command."""
+    """Options of workload command."""
     return {"argv": [*_PROGRAM, f"{{run_dir}}/{EVIDENCE}"], "env": {stubborn.THEN_VARIABLE: then}}
 
 

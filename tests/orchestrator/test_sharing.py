@@ -32,7 +32,7 @@ def store(sqlite_store: Store) -> Store:
 
 
 def four_cells(*, repeats: int = 0, **search: Any) -> SweepSpec:
-    """Of equal cost: a trial holds 1 GPU-second."""
+    """Four cells of equal cost: each trial holds 1 GPU-second."""
     return spec(gpus=1, sequence_length=LENGTHS, repeats=repeats, search={"confirm": {"repeats": repeats}, **search})
 
 
