@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of all jobs on a cluster."""
+    """How all jobs on a cluster ended."""
 
     makespan: float
     tail_began: float  # when the last job started

@@ -71,7 +71,7 @@ class Flight:
 
     @property
     def state(self) -> TrialState:
-        """Of its trial in the store, while it runs and is no repeat."""
+        """The state of its trial in the store, while it runs and is no repeat."""
         return TrialState.RUNNING if self.stepped else TrialState.LAUNCHING
 
 
@@ -88,7 +88,7 @@ class _Ending:
 
 
 class Books:
-    """Of one call of `run_sweep`."""
+    """Records the attempts of one call of `run_sweep`, and counts its trials."""
 
     def __init__(self, spec: SweepSpec, sweep_id: int, epoch: int, *, store: Store, slots: Slots, code: Fingerprint) -> None:
         self._spec, self._sweep_id, self._epoch, self._store, self._slots, self._code = spec, sweep_id, epoch, store, slots, code

@@ -67,7 +67,7 @@ class RankWatch:
 
     @property
     def measured(self) -> bool:
-        """Its part is done: a result, or rank 0 has it; and what became of the process in its teardown does not matter."""
+        """Its part is done: it has a result, or rank 0 has; how its process ends in teardown does not matter."""
         if self.bad_result is not None:
             return False
         if self.phase is Phase.TEARDOWN and self.result is not None:

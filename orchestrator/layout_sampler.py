@@ -119,7 +119,7 @@ class LayoutSampler(BaseSampler):
         self._fallback.reseed_rng()
 
     def _look_at(self, study: Study, *, but: int | None) -> None:
-        """Take in what became of the study's trials, whoever ran them."""
+        """Take in how the study's trials ended, whoever ran them."""
         trials = study.get_trials(deepcopy=False)
         for number in [*self._unfinished, *range(self._next, len(trials))]:
             if number == but:
