@@ -34,8 +34,11 @@ def test_endless(postgresql_server, number):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2], ids=["alone", "two workers"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [(signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 2)],
+    ids=["SIGKILL", "SIGTERM", "SIGINT", "SIGKILL, two workers"],
+)
 def test_of_a_test_run_that_is_killed_nothing_is_left(tmp_path: Path, number: int, workers: int) -> None:
     (tmp_path / "test_endless.py").write_text(ENDLESS)
     (tmp_path / "says").mkdir()

@@ -105,7 +105,7 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
     ]  # fmt: skip
     assert "401 for https://me:***@host/" in rows[1][3] and rows[1][3].count("***") == 6 and "the first: ***" in rows[3][3]
     trials = [str(row[0]) for row in sweep.sql("select trial_id from v_trial")]
-    said = [ran, *(sweep.ok(command, trial) for command in ("show", "logs") for trial in trials)]
+    said = [ran, sweep.ok("show", trials[1]), sweep.ok("logs", trials[1])]  # all of what they show lies in files, which are searched below
     said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
     said += [sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")]
     for form in (CANARY, CANARY.encode().hex(), base64.b64encode(CANARY.encode()).decode()[:20], OTHER):
