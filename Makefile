@@ -15,17 +15,20 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) $(EDITABLE) '.[train,gpu]'
-	touch $@
+	@echo "Installing the packages, torch among them: this may take some minutes ..."
+	@$(PIP) $(EDITABLE) '.[train,gpu]'
+	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) $(EDITABLE) '.[dev]'
-	touch $@ $(VENV)/.installed
+	@echo "Installing the packages for tests ..."
+	@$(PIP) $(EDITABLE) '.[dev]'
+	@touch $@ $(VENV)/.installed
 
 # With one GPU, or one core and none, the demo measures one of its two cells.
 demo: install
 	@slots=$$(nvidia-smi --list-gpus 2>/dev/null | wc -l); [ "$$slots" -gt 0 ] || slots=$$(nproc); \
-	set -x; $(BIN)/sweep run sweeps/quickstart.yaml $$([ "$$slots" -ge 2 ] || echo gpus=1)
+	cell=$$([ "$$slots" -ge 2 ] || echo gpus=1); \
+	echo "sweep run sweeps/quickstart.yaml $$cell"; $(BIN)/sweep run sweeps/quickstart.yaml $$cell
 
 # The bytecode of tests and package is kept, whatever is usual here: hundreds of processes would compile it anew.
 test: install-dev

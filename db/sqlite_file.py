@@ -50,7 +50,8 @@ class OpenedFile:
 
 
 _PUT_BACK = (
-    "Nothing more is launched, and what has ended since waits in the spool of its run folder: put a copy back, then run the same command"
+    "Nothing more is launched, and what has ended since waits in the spool of its run folder: put a copy back, then run the same command. Without"
+    " a copy the same command begins a new store, and measures all of it again"
 )
 
 

@@ -98,6 +98,7 @@ class Books:
         self.blame = Blame(spec.name)
         self._condemned: list[Pruned] = []  # proven, and not written yet
         self._dominance = f"search.dominance is {spec.dominance}"
+        self._is_load_told = False  # since an attempt that no load disturbed
 
     def take_up(self, run: CellRun) -> None:
         """Have a cell go on from what earlier calls left of it, and count that."""
@@ -310,7 +311,9 @@ class Books:
             self._free(run)
         mfu = f", MFU {measurement.mfu:.1%}" if measurement.mfu is not None else ""
         spoiled = said_of(load)
-        return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{f'; {spoiled}' if spoiled is not None else ''}"
+        was_told, self._is_load_told = self._is_load_told, spoiled is not None
+        disturbed = "" if spoiled is None else " (disturbed)" if was_told else f"; {spoiled}"
+        return f"{measurement.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}{disturbed}"
 
     def _failed(self, ending: _Ending, failure: Failure, event: TrialEvent, row: TrialRow | None) -> str:
         """`row` is the trial's, where it waits again."""

@@ -33,6 +33,7 @@ from orchestrator.core.layout import Layout
 from orchestrator.core.lifecycle import TrialState
 from orchestrator.core.packing import Shape
 from orchestrator.core.planner import plan_cell
+from orchestrator.core.purpose import REASONS
 from orchestrator.core.spec import SweepSpec
 from orchestrator.gang import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
 from orchestrator.launches import Launches
@@ -515,7 +516,9 @@ class _Loop:
     # -- small things --------------------------------------------------------------------------------------------------------
 
     def _say(self, flight: Flight, what: str, counts: Mapping[TrialState, int], *, num_launched: int, num_running: int) -> None:
-        line = f"trial {flight.trial_id}{' again' if flight.is_repeat else ''} {flight.run.cell.num_gpus} GPU {flight.layout.short}: {what}"
+        num = flight.run.cell.num_gpus
+        again = f" again {REASONS[flight.purpose]}" if flight.is_repeat else ""
+        line = f"trial {flight.trial_id}{again}, {num} {'GPU' if num == 1 else 'GPUs'}, {flight.layout.short}: {what}"
         logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
         seconds = self._clock() - self._began
         self._ended.append(Ended(text=line, seconds=seconds, counts=counts, num_launched=num_launched, num_running=num_running))

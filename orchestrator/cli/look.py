@@ -112,9 +112,11 @@ def best(
     elif chosen is Format.MD:
         write_markdown(_MARKDOWN_TITLES, [_markdown_row(trial, cell.cell) for cell in cells for trial in fastest.get(cell.cell.id, ())])
     else:
-        _print_best(row.name, cells, fastest, standings, others)
+        shown = {cell_id: _with_tied(of_cell, top) for cell_id, of_cell in standings.items()}
+        _print_best(row.name, cells, shown, standings, others)
 
 
+MOST_TIED = 8  # that are named and shown
 MUCH = 1.5  # times what runs vary by without drift and load
 
 
@@ -140,9 +142,9 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     num_runs = contest.num_runs(verdict.best)
     repeats = show.counted(verdict.num_repeats, "repeat")
     usual = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
-    varies = usual if verdict.spread is None else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}{_left_over(verdict)})"
+    varies = usual if verdict.spread is None else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}){_left_over(verdict)}"
     if not verdict.is_settled:
-        shown = ", ".join(map(str, verdict.tied[:8])) + (" and others" if len(verdict.tied) > 8 else "")
+        shown = ", ".join(map(str, verdict.tied[:MOST_TIED])) + (" and others" if len(verdict.tied) > MOST_TIED else "")
         text = f"No single winner: trials {shown} are tied; {varies}, and with that any of them could be the fastest"
     elif len(rows) == 1:
         text = f"Trial {verdict.best} is the only layout that was measured"
@@ -156,10 +158,16 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
 
 
+def _with_tied(standing: Standing, top: int) -> list[TrialRow]:
+    """The fastest `top`, and those besides that are named as tied."""
+    named = standing.tied[:MOST_TIED]
+    return [trial for place, trial in enumerate(standing.leading) if place < top or trial.id in named]
+
+
 def _left_over(verdict: Verdict) -> str:
     """How much of the spread of runs is left without drift and the load of others, where they have part in it."""
     assert verdict.spread is not None
-    return f"; {verdict.run_sd:.1%} without drift and the load of others" if verdict.spread > MUCH * verdict.run_sd else ""
+    return f", and by {verdict.run_sd:.1%} without drift and the load of others" if verdict.spread > MUCH * verdict.run_sd else ""
 
 
 def _busy_text(trials: Sequence[TrialRow]) -> str | None:
@@ -255,6 +263,12 @@ def _print_best(
                 write_line(f"  {busy}", style="yellow")
             if (drift := standings[cell.cell.id].drift) is not None:
                 write_line(f"  {drift}", style="yellow")
+            speeds = [trial.tokens_per_second_per_gpu or 0.0 for trial in found]
+            if speeds != sorted(speeds, reverse=True):
+                write_line(
+                    "  The order is that of speeds without drift and the load of others; the numbers are as they were measured",
+                    style="yellow",
+                )
         else:
             write_line(f"  {why_no_best(cell)}", style="yellow")
         elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]

@@ -94,7 +94,7 @@ def _news(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]:
         news.append((one.seconds, text))
     for search in snapshot.searched:
         untried = f"; {counted(search.untried, 'layout')} never tried" if search.untried else ""
-        news.append((search.seconds, f"{search.cell.key}: its search has ended: {search.reason}{untried}"))
+        news.append((search.seconds, f"{search.cell.key}: no new layout is started: {search.reason}{untried}"))
     return sorted(news, key=lambda item: item[0])
 
 

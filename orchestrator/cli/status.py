@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +68,9 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
     if clear:
         write("\x1b[H\x1b[2J")
     cells = {row.id: store.status(row.id) for row in chosen}
+    drifts: Sequence[str] = ()
+    if len(chosen) == 1:
+        cells[chosen[0].id], drifts = _without_drift(store, chosen[0], cells[chosen[0].id])
     running = {row.id: _running(db, row) for row in chosen}
     held = {row.id: store.held(row.id) for row in chosen}
     unwaited = {row.id: _num_unwaited(db, row) for row in chosen} if as_json or len(chosen) == 1 else {}
@@ -84,7 +88,6 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
         only = chosen[0].id
-        drifts = _drifts(store, chosen[0], cells[only])
         _print_status(chosen[0], cells[only], running[only], held[only], sessions[only], unwaited[only], drifts)
     else:
         _print_sweeps([(row, cells[row.id], held[row.id], sessions[row.id]) for row in chosen])
@@ -159,16 +162,20 @@ def _status_record(
     }
 
 
-def _drifts(store: Store, row: SweepRow, cells: Sequence[CellStatus]) -> list[str]:
-    """How the machine has changed while each cell was measured, where it was seen to."""
+def _without_drift(store: Store, row: SweepRow, cells: Sequence[CellStatus]) -> tuple[list[CellStatus], list[str]]:
+    """The cells with the best that `sweep best` names, and how the machine has changed while each was measured, where it was seen to."""
     from orchestrator.contest import repeated_contest  # needs SQLAlchemy
+    from orchestrator.core.winner import CONSIDERED  # numpy
 
-    found = []
+    drifted = {cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None}
+    leading = store.best(row.id, CONSIDERED) if drifted else {}
+    corrected, found = [], []
     for cell in cells:
-        drift = look.drift_text(repeated_contest(store, cell.cell.id).change)
-        if drift is not None:
-            found.append(f"{cell.cell.cell.key}: {drift}" if len(cells) > 1 else drift)
-    return found
+        standing = look.standing(store, row.id, cell.cell.id, leading[cell.cell.id]) if cell.cell.id in drifted & leading.keys() else None
+        corrected.append(cell if standing is None else replace(cell, best=standing.leading[0]))
+        if standing is not None and standing.drift is not None:
+            found.append(f"{cell.cell.cell.key}: {standing.drift}" if len(cells) > 1 else standing.drift)
+    return corrected, found
 
 
 def _print_status(
@@ -241,7 +248,7 @@ def _what_for(held: SweepHeld, price: float | None) -> str:
     if not held.total.held:
         return ""
     money = f", ${held.total.held / 3600 * price:,.2f}" if price is not None else ""
-    of = f"; the cluster had {show.gpu_hours(held.capacity)} meanwhile" if held.capacity is not None else ""
+    of = f"; the cluster had {show.gpu_hours(held.capacity)} GPU-hours meanwhile" if held.capacity is not None else ""
     return f"{money}: {show.shares(held.total.parts)}{of}"
 
 

@@ -116,7 +116,7 @@ def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
     seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at) if attempt.ended_at is not None else None
     superseded = ""
     if attempt.superseded:
-        superseded = ", one of those whose median counts" if attempt.pooled else ", superseded: it does not count"
+        superseded = "; the median of all measured runs counts" if attempt.pooled else ", superseded: it does not count"
     write_line(f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{superseded}", style="bold")
     phases = ", ".join(f"{phase.replace('_', ' ')} {show_as.duration(value)}" for phase, value in attempt.phase_seconds.items())
     facts: list[tuple[str, str | None]] = [

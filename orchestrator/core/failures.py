@@ -259,7 +259,8 @@ _SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
 def classify(evidence: Evidence) -> Failure:
     """Say what went wrong with one bad rank, and what shows it."""
     kind, matched = _kind(evidence)
-    said = f"{evidence.exception}: {evidence.message}".strip(": ").splitlines()
+    is_own = evidence.exception.startswith("workloads.rank.") and evidence.exception.rpartition(".")[2] in _OWN_EXCEPTIONS
+    said = f"{'' if is_own else evidence.exception}: {evidence.message}".strip(": ").splitlines()
     told = matched if "Xid" in matched else ""  # the driver's word for what the program only felt
     texts = (told, evidence.timed_out, said[0] if said else "", matched, evidence.bad_result, _exit_text(evidence))
     detail = next((text for text in texts if text), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -16,4 +17,11 @@ class Purpose(StrEnum):
     CONFIRMATION = "confirmation"  # of what may be the winner
 
 
-REPEATS = frozenset({Purpose.DOUBT, Purpose.PHYSICS, Purpose.ANCHOR, Purpose.CONFIRMATION})
+# Why a measured trial is measured again, for people.
+REASONS: Mapping[Purpose, str] = {
+    Purpose.DOUBT: "(its neighbours contradict it)",
+    Purpose.PHYSICS: "(it contradicts physics)",
+    Purpose.ANCHOR: "(has the machine drifted?)",
+    Purpose.CONFIRMATION: "(to confirm the winner)",
+}
+REPEATS = frozenset(REASONS)

@@ -277,3 +277,28 @@ def test_a_cell_that_a_budget_did_not_reach_is_said_and_is_exit_code_4(
     said = capsys.readouterr().err
     assert "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial." in said
     assert cli.main([*short, "search.max_wall_time=20"]) == 0  # the next call begins with it
+
+
+def test_where_the_machine_drifted_status_names_the_layout_that_best_names(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest by its numbers was measured while the machine was faster."""
+    monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
+    monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
+    drift = [{"kind": "step", "size": 0.33, "seconds": 697.6}]
+    axes = {"micro_batch_size": [1, 2, 4, 8], "zero_stage": [1], "recompute": ["none", "selective_attention", "selective_ops", "full"]}
+    workload = {"name": "synthetic", "options": {"drift": drift}}
+    content = SPEC | {"model": "llama-3.2-1b", "global_batch_size": 128, "device": "h100-sxm", "axes": axes, "workload": workload}
+    file.write_text(json.dumps(content | {"search": {"seed": 9}}))
+    assert cli.main(["run", str(file), "--simulate", "-q"]) == 0
+    shown = capsys.readouterr().out
+
+    def answer(*arguments: str) -> dict[str, Any]:
+        assert cli.main([*arguments, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    best = answer("best", "priced-simulated")["best"][0]["trial_id"]
+    assert answer("status", "priced-simulated")["sweeps"][0]["cells"][0]["best"]["trial_id"] == best
+    assert answer("sql", "select trial_id from v_best where is_current")["rows"] != [[best]]
+    assert "The order is that of speeds without drift and the load of others" in shown

@@ -94,6 +94,6 @@ def test_each_end_is_told_with_the_state_as_of_then_in_order(capsys: pytest.Capt
     searched = SearchEnded(cell=CELL, reason=StopReason.TRIALS, untried=7, seconds=60.0)
     assert said(capsys, ended=[first, second], searched=[searched]) == [
         "[0:10] 2 of at most 10 launched: 1 measured, 1 running | trial 1 a: 100",
-        "[1:00] llama-tiny_2gpu_s64_gb8: its search has ended: max_trials reached; 7 layouts never tried",
+        "[1:00] llama-tiny_2gpu_s64_gb8: no new layout is started: max_trials reached; 7 layouts never tried",
         "[1:10] 3 of at most 10 launched: 2 measured | trial 2 b: 200",
     ]

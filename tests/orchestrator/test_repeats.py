@@ -309,7 +309,12 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_belie
 
     noisy = Noisy({best: [1.30, 1.00, 1.00, 1.00], second: [1.10, 1.10, 1.10, 1.10]})
     wanted = spec(gpus=1, repeats=3, search={"max_parallel_trials": 1, "confirm": {"contenders": 2, "repeats": 3}})
-    result, _ = run(store, noisy, spec=wanted, scheduler=Busy(noisy))
+    told: list[str] = []
+    result, _ = run(
+        store, noisy, spec=wanted, scheduler=Busy(noisy), observe=lambda snapshot: told.extend(one.text for one in snapshot.ended)
+    )
+    assert told[0].endswith("; the machine was busy: 1.5 of 2 cores were somebody else's") and told[1].endswith("tokens/s/GPU (disturbed)")
+    assert any("again (to confirm the winner), 1 GPU, " in line and line.endswith("tokens/s/GPU") for line in told)
     found = next(trial for trial in store.trials(result.sweep_id) if trial.layout.short == best)
     assert found.num_measurements > 1, "18 % slower in its first run, it would not have been looked at again"
     runs = store.repeats(found.cell_id)[found.id].runs
