@@ -138,7 +138,12 @@ def run(
     if simulate:
         from orchestrator.simulation import SimulatedScheduler, simulated
 
-        spec = simulated(spec)
+        acted = simulated(spec)
+        if spec.device != acted.device:
+            note(
+                f"A simulation needs a device with a data sheet: it acts on {acted.device}, and its speeds say nothing of the file's device ({spec.device})"
+            )
+        spec = acted
         simulator = SimulatedScheduler(spec, num_nodes=nodes, node_loss_hours=node_loss_hours)
     elif nodes is not None or node_loss_hours is not None:
         from orchestrator.core.errors import UsageInvalid
