@@ -189,6 +189,8 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
         raise SpecInvalid(f"{file}: larger than {MAX_BYTES >> 10} KiB, which no sweep file is") from None
     except OSError as exc:
         raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
+    if not text and file.is_fifo():
+        raise UsageInvalid(f"{file} is a pipe that nobody writes to: name a file, or have the pipe written, as in <(command)")
     return load(text, source=str(file), overrides=overrides or ())
 
 

@@ -56,6 +56,7 @@ def shell(folder: Path, line: str) -> tuple[int, str, str]:
         ('sweep $(printf "%0100000d" 7)', 2, "No such command"),
         ('sweep status --db sqlite:///$(printf "%0100000d" 7)', 2, "is a name that is too long"),
         ("SWEEP_DB=sqlite:////dev/null sweep status", 2, "is a device, and a SQLite store is a plain file"),
+        ("mkfifo p; sweep validate p", 2, "p is a pipe that nobody writes to"),
         ("mkfifo f; SWEEP_DB=sqlite:///f sweep status", 2, "is a pipe, and a SQLite store is a plain file"),
         ("SWEEP_DB=sqlite:///~no-such-user/x sweep status", 2, "there is no user of that name"),
         # Surroundings.
