@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from orchestrator.core.cell import Cell
@@ -18,7 +19,7 @@ from orchestrator.core.packing import Floor, Room, Shape
 from orchestrator.core.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Slots:
     """What a cluster has, as seen last."""
 
@@ -27,7 +28,7 @@ class Slots:
     nodes: Mapping[str, int]  # slots by the node's name, which no two share
     usual_at_once: int | None = None  # trials beside each other where the sweep file says nothing; None: as many as fit
 
-    @property
+    @cached_property
     def total(self) -> int:
         return sum(self.nodes.values())
 

@@ -64,6 +64,8 @@ class NodeHealth:
         self._opened = clock()
         self._nodes: dict[str, int] = {}  # with their slots, as last asked about
         self._usable: dict[str, int] = {}  # of them
+        # The mapping that they were last asked about by: nobody changes one, and to compare thousands of nodes takes time.
+        self._given: Mapping[str, int] | None = None
         self._shapes: set[Shape] = set()  # of the gangs that have to find room
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
@@ -81,10 +83,12 @@ class NodeHealth:
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
         """Return those of these nodes, with their slots, that may be used by now. Begin to look at those that are new; they are used once they answer."""
         if not self._benched and not self._preflight.looks:
-            if nodes != self._nodes:
+            if nodes is not self._given and nodes != self._nodes:
                 self._nodes = self._usable = dict(nodes)
+            self._given = nodes
             return self._nodes
         fit = self._preflight.fit([node for node in nodes if node not in self._benched])
+        self._given = None
         self._nodes, self._usable = dict(nodes), {node: nodes[node] for node in nodes if node in fit and node not in self._benched}
         return self._usable
 
