@@ -96,7 +96,8 @@ def test_an_attempt_that_failed_has_the_phases_until_then(launcher: NodeLauncher
 
 def test_a_hang_in_teardown_is_time_of_the_teardown(launcher: NodeLauncher, tmp_path: Path) -> None:
     options = {"faults": [{"fault": "hang", "at": "teardown"}]}
-    report = launcher.run(order(trial_id=next(_trial_ids), options=options, limits={"teardown": 0.5}))
+    # A single rank: of two the limit ends the earlier one's teardown, and the later one's counts.
+    report = launcher.run(order(trial_id=next(_trial_ids), options=options, limits={"teardown": 0.5}, world_size=1))
     assert report.failure is None
     assert report.teardown_seconds is not None
     assert 0.5 <= report.teardown_seconds <= report.seconds
