@@ -122,7 +122,7 @@ class Proofs:
             self._own[rows[self._is_of_its_kind(rows, proof.layout) & (self._own[rows] < 0)]] = place
 
     def _is_of_its_kind(self, rows: Ints, layout: Layout) -> Mask:
-        """Of these rows, those with the same recomputation and ZeRO stage: a program's mistake in one of these says nothing of the others."""
+        """Mark the rows with the same recomputation and ZeRO stage: a program's mistake in one of these says nothing of the others."""
         same = np.array([recompute == layout.recompute for recompute in self._table.recomputes], dtype=np.bool_)
         mask: Mask = same[self._table.recompute[rows]] & (self._table.zero_stage[rows] == layout.zero_stage)
         return mask
