@@ -25,18 +25,18 @@ from typing import Any
 
 from benchmarks.machine import describe_machine, write_result
 from db.store import Store
-from orchestrator import contest as contest_module
-from orchestrator.contest import Again, Contest
-from orchestrator.core.drift import Run
-from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout
-from orchestrator.core.purpose import REPEATS, Purpose
-from orchestrator.core.spec import Confirm, SweepSpec
-from orchestrator.core.synthetic import step_seconds
-from orchestrator.core.winner import Verdict, median_run
-from orchestrator.simulation import SimulatedScheduler, simulated
-from orchestrator.sweep import run_sweep
+from orchestrator.cluster.simulated import SimulatedScheduler, simulated
+from orchestrator.core.pretend.synthetic import step_seconds
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.spec import Confirm, SweepSpec
+from orchestrator.core.trial.drift import Run
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.purpose import REPEATS, Purpose
+from orchestrator.core.trial.winner import Verdict, median_run
+from orchestrator.sweep import confirmation as contest_module
+from orchestrator.sweep.confirmation import Again, Contest
+from orchestrator.sweep.loop import run_sweep
 
 WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
 DEVICE = "h100-sxm"

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, write_result
-from orchestrator.core.cell import Cell
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.planner import rank_candidates
-from orchestrator.core.space import CellSpace, enumerate_cell
-from orchestrator.core.spec import SweepSpec
-from orchestrator.core.trainer import Trainer
+from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.search.planner import rank_candidates
+from orchestrator.core.search.space import CellSpace, enumerate_cell
+from orchestrator.core.sweepfile.spec import SweepSpec
 
 WIDE = {
     "tensor_parallel_size": "auto",

@@ -18,17 +18,17 @@ from typing import Any
 
 from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_result
 from db.store import Store
-from orchestrator.core.fingerprint import Stack
-from orchestrator.core.held import Leased
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.packing import Room, Shape
-from orchestrator.core.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
-from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Finished, Placed, Scheduler, SchedulerEvent, Slots
-from orchestrator.progress import Snapshot
-from orchestrator.provenance import code_fingerprint
-from orchestrator.scheduler import RayScheduler
-from orchestrator.sweep import run_sweep
+from orchestrator.cluster.contract import Finished, Placed, Scheduler, SchedulerEvent, Slots
+from orchestrator.cluster.ray.scheduler import RayScheduler
+from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.trial.reserved_time import Leased
+from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.progress import Snapshot
+from orchestrator.sweep.provenance import code_fingerprint
 
 WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
 AT = (100, 1_000, 5_000, 10_000)

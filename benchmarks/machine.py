@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provenance import code_fingerprint
+from orchestrator.sweep.provenance import code_fingerprint
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ray", "optuna", "sqlalchemy", "numpy", "pydantic", "torch")

@@ -161,13 +161,13 @@ def run_arm(arm: Arm, num_trials: int, tune_python: str) -> dict[str, Any]:
 def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     """The sweep, as the command line runs it, without a progress display."""
     from db.store import Store
-    from orchestrator.core.lifecycle import TrialState
-    from orchestrator.core.protocol import Device
-    from orchestrator.core.spec import SweepSpec
-    from orchestrator.progress import Snapshot
-    from orchestrator.provenance import code_fingerprint
-    from orchestrator.scheduler import RayScheduler
-    from orchestrator.sweep import run_sweep
+    from orchestrator.cluster.ray.scheduler import RayScheduler
+    from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.core.trial.lifecycle import TrialState
+    from orchestrator.core.trial.protocol import Device
+    from orchestrator.sweep.loop import run_sweep
+    from orchestrator.sweep.progress import Snapshot
+    from orchestrator.sweep.provenance import code_fingerprint
 
     search = {"strategy": "exhaustive" if kind == "torch" else kind, "max_trials": num_trials, "confirm": {"repeats": 0}}
     spec = SweepSpec.model_validate({**(TORCH_SWEEP if kind == "torch" else NOOP_SWEEP), "search": search})

@@ -7,7 +7,7 @@ predicted fastest, and shows one at a time, as a search does. A trial is predict
 them for that times a log-normal error (standard deviation 0.3 of the logarithm: what ranks are asked for is not what they take), or, where
 its memory is predicted not to fit, for a launch. The same trials with the same times, in the same run:
 
-- `packing`: core/packing.py: the largest waiting gang has a reservation, others fill in.
+- `packing`: core/machines/packing.py: the largest waiting gang has a reservation, others fill in.
 - `first_come`: in the order in which cells asked, nobody before the first in line.
 
 `makespan_over_bound`: when the last trial ends, over the larger of all GPU-seconds divided by the GPUs and the longest trial; no order can
@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import PROJECT, describe_machine, write_result
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.packing import Floor, Shape, Start, WaitingGang
-from orchestrator.core.planner import plan_cell
-from orchestrator.core.spec_yaml import load
-from orchestrator.core.trial_cost import TrialCost
-from orchestrator.turns import FIRST_TRIALS
+from orchestrator.core.machines.packing import Floor, Shape, Start, WaitingGang
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.search.trial_cost import TrialCost
+from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.sweep.placement import FIRST_TRIALS
 
 SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
 GPUS_PER_NODE = 8

@@ -2,7 +2,7 @@
 
 python -m benchmarks.prediction --tables DIR [--table ID ...] [--ways WAY ...] [--out FILE.json]
 
-DIR holds CSV files with the columns of core/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
+DIR holds CSV files with the columns of core/pretend/run_table.py. The trainer of a row is taken from the table's own words (fp32 accumulation,
 FSDP, version of the code), never from its name. Each way of calibrating is scored on the same rows:
 
 - `uncalibrated`: priors alone.
@@ -41,14 +41,14 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
 from benchmarks.table_folder import add_table_arguments, read_tables
-from orchestrator.core.calibration import Calibration, Observation, Predicted, calibrate
-from orchestrator.core.expectation import LIKELY
-from orchestrator.core.hardware import Hardware, from_label
-from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import Stage
-from orchestrator.core.proposer import USABLE_SHARE
-from orchestrator.core.run_table import MeasuredRun, RunCell, RunStatus
-from orchestrator.core.trainer import Trainer
+from orchestrator.core.physics.calibration import Calibration, Observation, Predicted, calibrate
+from orchestrator.core.physics.memory import Stage
+from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.pretend.run_table import MeasuredRun, RunCell, RunStatus
+from orchestrator.core.problem.hardware import Hardware, from_label
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.search.expectation import LIKELY
+from orchestrator.core.search.proposer import USABLE_SHARE
 
 Floats = NDArray[np.float64]
 Calibrations = Mapping[Trainer, Calibration]  # by trainer: constants of time are shared, those of memory are its own

@@ -34,16 +34,16 @@ from typing import Any
 from ray.cluster_utils import Cluster
 
 from benchmarks.machine import PROJECT, describe_machine, write_result
+from orchestrator.cluster.ray.scheduler import RayScheduler
 from orchestrator.core.errors import ClusterUnavailable, SweepError
-from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.protocol import Device
-from orchestrator.core.spec import SweepSpec
-from orchestrator.core.spec_yaml import load
-from orchestrator.processes import descendants, start_time
-from orchestrator.scheduler import RayScheduler
-from orchestrator.sweep import run_sweep
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import Device
+from orchestrator.node.processes import descendants, start_time
+from orchestrator.sweep.loop import run_sweep
 from tests.faults.campaign import SURVIVOR_SECONDS
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedScheduler, WitnessedStore

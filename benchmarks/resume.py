@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.long_sweep import SWEEP, ScriptedScheduler
 from benchmarks.machine import PROJECT, describe_machine, write_result
 from db.store import Store
-from orchestrator.core.packing import Shape
-from orchestrator.core.protocol import TrialRequest
-from orchestrator.core.spec import SweepSpec
-from orchestrator.provenance import code_fingerprint
-from orchestrator.sweep import run_sweep
+from orchestrator.core.machines.packing import Shape
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import TrialRequest
+from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.provenance import code_fingerprint
 
 STRATEGIES = ("auto", "exhaustive", "tpe")
 REPEATS = 3

@@ -17,7 +17,7 @@ from benchmarks.machine import describe_machine, write_result
 from benchmarks.search_drivers import Driver, driver_of
 from benchmarks.search_problem import Problem, calibration_of, read_problems
 from benchmarks.table_folder import add_table_arguments
-from orchestrator.cell_run import FEWEST_TO_BOUND
+from orchestrator.sweep.cell_search import FEWEST_TO_BOUND
 
 MODES = ("cold", "warm", "blind")
 

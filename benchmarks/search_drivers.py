@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.search_problem import Problem
-from orchestrator.core.calibration import Calibration
-from orchestrator.core.lattice import Axis, Lattice
-from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.memory import predict_memory
-from orchestrator.core.planner import Candidates, rank_candidates
-from orchestrator.core.proofs import Dominance
-from orchestrator.core.proposer import Told
-from orchestrator.core.replay import DEFAULT_PROFILE
-from orchestrator.core.run_table import MeasuredRun, RunStatus
-from orchestrator.core.spec import Objective, Search, Strategy
-from orchestrator.core.trainer import Trainer
-from orchestrator.row_searcher import RowSearcher
-from orchestrator.search_axes import all_axes, free_axes
-from orchestrator.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.memory import predict_memory
+from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.pretend.replay import DEFAULT_PROFILE
+from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.proofs import Dominance
+from orchestrator.core.search.lattice import Axis, Lattice
+from orchestrator.core.search.planner import Candidates, rank_candidates
+from orchestrator.core.search.proposer import Told
+from orchestrator.core.sweepfile.spec import Objective, Search, Strategy
+from orchestrator.search.axes import all_axes, free_axes
+from orchestrator.search.row_searcher import RowSearcher
+from orchestrator.search.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher
 
 METHODS = ("auto", "tpe", "gp", "random", "heuristic")
 

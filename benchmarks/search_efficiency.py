@@ -3,13 +3,13 @@
 python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods auto,tpe,gp:2,random,heuristic] [--seeds N]
     [--mode cold|warm|blind] [--warm DIR_OR_IDS] [--trainer named|default] [--parallel K] [--steps N] [--unmarked] [--out FILE.json]
 
-DIR holds CSV files with the columns of core/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
+DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
 with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout one stands
 (run_table.standing_run). Rows are put in an order of chance for each seed: where a search has no reason, that of a file is none. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
 `--fewest-rows` are left out; where they are all that small, the table is searched as one problem, without physics.
 
-Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.searcher.Searcher`, as
+Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.search.searcher.Searcher`, as
 `sweep run` does (tpe and gp: Optuna's, moved to the nearest untried row). `heuristic` is the rule that hindsight gives: what a textbook
 memory formula admits, no recomputation, smallest tp x pp, smallest pp, smallest micro-batch. An out-of-memory rules out what provably
 needs more, for `auto`, `tpe`, `gp` and `random` alike.
@@ -46,9 +46,9 @@ from benchmarks.machine import describe_machine, write_result
 from benchmarks.search_drivers import METHODS, Driver, driver_of
 from benchmarks.search_problem import FEWEST_ROWS, Problem, calibration_of, read_problems
 from benchmarks.table_folder import add_table_arguments
-from orchestrator.core.calibration import Calibration
-from orchestrator.core.measurement import LAUNCH_SECONDS
-from orchestrator.core.run_table import RunStatus
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.pretend.run_table import RunStatus
+from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
 SHOWN_LAUNCHES = 100  # of the curve
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from benchmarks.prediction import observation, problem_key
 from benchmarks.table_folder import read_tables
-from orchestrator.core.calibration import Calibration, Observation, calibrate
-from orchestrator.core.hardware import Hardware, from_label
-from orchestrator.core.layout import Layout
-from orchestrator.core.replay import DEFAULT_PROFILE
-from orchestrator.core.run_table import MeasuredRun, RunStatus, named_profile, standing_run
-from orchestrator.core.trainer import TRAINERS, Trainer
+from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.trainer import TRAINERS, Trainer
+from orchestrator.core.pretend.replay import DEFAULT_PROFILE
+from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus, named_profile, standing_run
+from orchestrator.core.problem.hardware import Hardware, from_label
+from orchestrator.core.problem.layout import Layout
 
 FEWEST_ROWS = 8
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.core.cell import Cell
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.layout import Layout, Recompute
-from orchestrator.core.layout_table import LayoutTable
-from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.planner import Candidates, rank_candidates
-from orchestrator.core.spec import Objective, Search, Strategy
-from orchestrator.core.trainer import Trainer
-from orchestrator.searcher import Known, Measured, Outcome, OutOfMemory, Searcher
+from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.search.planner import Candidates, rank_candidates
+from orchestrator.core.sweepfile.spec import Objective, Search, Strategy
+from orchestrator.search.searcher import Known, Measured, Outcome, OutOfMemory, Searcher
 
 NUM_LAYERS = 32
 GPUS, BATCH = 64, 2048
@@ -132,7 +132,7 @@ def main() -> None:
     cell = candidates()
     runs = [(strategy, told) for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO) for told in TOLD]
     results = {
-        "what": "ask + tell of orchestrator.searcher, in memory",
+        "what": "ask + tell of orchestrator.search.searcher, in memory",
         "python": platform.python_version(),
         "optuna": version("optuna"),
         "cpus": os.cpu_count(),

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine, write_result
 from db.store import Store
-from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.hardware import DEVICES
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.spec import SweepSpec
-from orchestrator.progress import Snapshot, Stop
-from orchestrator.simulation import NODE_SLOTS, SimulatedScheduler, simulated
-from orchestrator.sweep import run_sweep
+from orchestrator.cluster.simulated import NODE_SLOTS, SimulatedScheduler, simulated
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.progress import Snapshot, Stop
 
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 TENTHS = 10

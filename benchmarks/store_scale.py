@@ -24,16 +24,19 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from db import changes, readonly, records, schema
-from db.engine import Change
+from db import schema
+from db.connection.engine import Change
+from db.read import records
+from db.sql import readonly
 from db.store import Store
-from orchestrator.core.cell import Cell
-from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.layout import Layout
-from orchestrator.core.measurement import Measurement, StepTime
-from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.protocol import GpuUsage
+from db.write import changes
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.measurement import Measurement, StepTime
+from orchestrator.core.trial.protocol import GpuUsage
 
 NUM_CELLS = 12
 OOM_EVERY, PRUNED_EVERY = 5, 3  # of the trials; the others are measured

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.core.run_table import RunCell, TableInvalid, parse_runs, tables
+from orchestrator.core.pretend.run_table import RunCell, TableInvalid, parse_runs, tables
 
 
 def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:

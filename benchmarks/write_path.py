@@ -23,13 +23,13 @@ import sqlalchemy as sa
 from benchmarks.machine import describe_machine, resident_bytes, write_result
 from benchmarks.store_scale import FINGERPRINTS, measurement
 from db import schema
-from db.news import Ended, FailedEnd, MeasuredEnd, NewTrial
 from db.store import Store
-from orchestrator.core.cell import Cell
-from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.layout import Layout
-from orchestrator.core.lifecycle import TrialEvent
-from orchestrator.core.model_shape import PRESETS
+from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.lifecycle import TrialEvent
 
 NUM_CELLS = 4
 OOM_EVERY = 5  # of the trials; the others are measured

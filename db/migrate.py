@@ -11,9 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import schema, url
-from db.engine import Database
-from db.postgresql_advice import quoted
+from db import schema
+from db.connection import url
+from db.connection.engine import Database
+from db.connection.postgresql_advice import quoted
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 _FOLDER = Path(__file__).parent

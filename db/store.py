@@ -15,27 +15,12 @@ from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
 
-from db import (
-    changes,
-    endings,
-    invalidation,
-    lease,
-    link_records,
-    migrate,
-    node_records,
-    observations,
-    queries,
-    readonly,
-    schema,
-    sessions,
-    sql_text,
-    url,
-)
-from db.bounded_answer import Answer
-from db.engine import Change, Database
-from db.news import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
-from db.observations import ObservationRow
-from db.rows import (
+from db import migrate, schema
+from db.connection import url
+from db.connection.engine import Change, Database
+from db.read import observations, queries
+from db.read.observations import ObservationRow
+from db.read.rows import (
     BenchRow,
     CellRow,
     CellStatus,
@@ -52,20 +37,24 @@ from db.rows import (
     TrialRow,
 )
 from db.schema import BenchReason, StopRequest, SweepState, now
-from orchestrator.core.cell import Cell
-from orchestrator.core.check import Check
+from db.sql import readonly, sql_text
+from db.sql.bounded_answer import Answer
+from db.write import changes, endings, invalidation, lease, link_records, node_records, sessions
+from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.fingerprint import Stack
-from orchestrator.core.held import Leased
-from orchestrator.core.layout import Layout
-from orchestrator.core.lifecycle import TrialEvent, TrialState
-from orchestrator.core.links import LinkSample
-from orchestrator.core.measurement import Measurement
-from orchestrator.core.node_health import NodeFacts
-from orchestrator.core.node_score import NEWEST_RUNS, NodeRun
-from orchestrator.core.protocol import GpuUsage
-from orchestrator.core.purpose import Purpose
+from orchestrator.core.machines.check import Check
+from orchestrator.core.machines.node_health import NodeFacts
+from orchestrator.core.machines.node_score import NEWEST_RUNS, NodeRun
+from orchestrator.core.physics.links import LinkSample
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
 

@@ -16,37 +16,54 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from db import readonly, schema
+from db import schema
+from db.sql import readonly
 from db.store import Store
 from docs.figures import drift_rows, measured_rows, score_rows, scoreboard_rows
 from docs.words import COLUMNS, DRIFTS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
-from orchestrator.core.capabilities import CAPABILITIES
-from orchestrator.core.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
-from orchestrator.core.hardware import DEVICES, GIB
-from orchestrator.core.layout import Precision
-from orchestrator.core.lifecycle import mermaid
-from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.protocol import RankResult
-from orchestrator.core.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
-from orchestrator.core.step_time import PRIORS
-from orchestrator.core.template import TEMPLATE_NAMES
-from orchestrator.core.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
-from orchestrator.core.workload_options import WORKLOADS, DriftKind, FaultKind, LlamaWorkload
+from orchestrator.core.physics.step_time import PRIORS
+from orchestrator.core.problem.hardware import DEVICES, GIB
+from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
+from orchestrator.core.sweepfile.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
+from orchestrator.core.sweepfile.workload_options import WORKLOADS, DriftKind, FaultKind, LlamaWorkload
+from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
+from orchestrator.core.trial.lifecycle import mermaid
+from orchestrator.core.trial.protocol import RankResult
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 FOLDERS = (
-    "orchestrator/core",
-    "orchestrator",
     "orchestrator/cli",
     "orchestrator/report",
+    "orchestrator/sweep",
+    "orchestrator/search",
+    "orchestrator/cluster",
+    "orchestrator/cluster/ray",
+    "orchestrator/node",
+    "orchestrator/core",
+    "orchestrator/core/problem",
+    "orchestrator/core/physics",
+    "orchestrator/core/trial",
+    "orchestrator/core/machines",
+    "orchestrator/core/sweepfile",
+    "orchestrator/core/search",
+    "orchestrator/core/pretend",
     "db",
+    "db/read",
+    "db/write",
+    "db/sql",
+    "db/connection",
     "workloads",
     "workloads/llama",
     "workloads/synthetic",
     "workloads/replay",
     "workloads/command",
     "workloads/netbench",
+    "workloads/tools",
 )
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "sweep": SweepSpec,
@@ -131,7 +148,7 @@ def _part(name: str) -> str:
 
 def constant_table() -> str:
     """The constants of step time: what is believed of each before anything is measured, and what it is."""
-    source = ast.parse((PROJECT / "orchestrator/core/step_time.py").read_text())
+    source = ast.parse((PROJECT / "orchestrator/core/physics/step_time.py").read_text())
     body = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants").body
     means = {
         field.target.id: said.value.value

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.trainer import TRAINERS
+from orchestrator.core.physics.trainer import TRAINERS
+from orchestrator.core.trial.failures import FailureKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ _LIMIT = "`auto`, duration"
 _COUNTS = "`auto`, a number, a list"
 _BYTES = "number (per token), or [bytes](#bytes)"
 
-# By section, in the order of the classes in core/spec.py.
+# By section, in the order of the classes in core/sweepfile/spec.py.
 KEYS: Mapping[str, Mapping[str, KeyWords]] = {
     "sweep": {
         "name": _key(
@@ -475,7 +475,7 @@ FAILURES: Mapping[FailureKind, FailureWords] = {
     ),
 }
 
-# What an option takes. What it means and its default stand in core/workload_options.py.
+# What an option takes. What it means and its default stand in core/sweepfile/workload_options.py.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "llama": {
         "attention": "`sdpa`, `eager`",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from orchestrator.processes import adopt_orphans, kill_subtree
+from orchestrator.node.processes import adopt_orphans, kill_subtree
 
 TOO_LONG = 124  # the exit code, as timeout(1) has it; otherwise the command's own
 PATIENCE_SECONDS = 30.0  # for the kernel to let go of what was killed

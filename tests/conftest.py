@@ -22,7 +22,7 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 # With several workers, which take file after file (`make test`): what waits longest begins first, and short tests fill the end.
-LONGEST_FIRST = ("clusters", "faults", "acceptance", "ray")
+LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from orchestrator.processes import descendants, kill, kill_found, start_time
+from orchestrator.node.processes import descendants, kill, kill_found, start_time
 
 VARIABLE = "TEST_RUN"  # PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
 POSTGRESQL_SECONDS = 5.0  # to end its own processes and give its shared memory back, before it is killed

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.exposure_look import listening_sockets, sockets_of
+from orchestrator.node.exposure import listening_sockets, sockets_of
 
 
 class Place(NamedTuple):

@@ -23,9 +23,9 @@ POISON = {
 }
 # Each looked at the folder, the variables or the home of whoever ran it, or starts a process that does.
 LOOKING = (
-    "tests/orchestrator/test_cli_run.py",
-    "tests/orchestrator/test_cli_output.py",
-    "tests/db/test_sessions.py",
+    "tests/cli/test_sweep_files.py",
+    "tests/cli/test_output.py",
+    "tests/db/write/test_sessions.py",
     "tests/workloads/test_rank.py",
     "tests/test_ambient.py::test_a_test_and_its_children_work_in_a_folder_of_their_own",
     "tests/test_ambient.py::test_the_children_of_a_test_hear_what_nohup_ignores",

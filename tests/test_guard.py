@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.processes import start_time
+from orchestrator.node.processes import start_time
 from tests import guard
 
 PROJECT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos
-from orchestrator.processes import start_time
+from orchestrator.node.processes import start_time
 from tests.programs import finished
 
 LONG_ENOUGH_SECONDS = 8.0  # for three interpreters to start, on a machine that others use

@@ -1,4 +1,4 @@
-"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.workload_options`."""
+"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.sweepfile.workload_options`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from orchestrator.core.workload_options import WorkloadOptions
+from orchestrator.core.sweepfile.workload_options import WorkloadOptions
 from workloads.rank import ConfigRejected
 
 _O = TypeVar("_O", bound=WorkloadOptions)

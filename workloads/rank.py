@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.failures import is_out_of_memory
-from orchestrator.core.protocol import (
+from orchestrator.core.trial.failures import is_out_of_memory
+from orchestrator.core.trial.protocol import (
     REQUEST_FILE,
     RUN_DIR_VARIABLE,
     Phase,

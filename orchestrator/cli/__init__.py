@@ -25,23 +25,9 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    calibration,
-    doctor,
-    explain,
-    export,
-    look,
-    manage,
-    netbench,
-    nodes,
-    plan,
-    replay,
-    run,
-    status,
-    surroundings,
-    trace,
-    trial,
-)
+from orchestrator.cli import admin as manage
+from orchestrator.cli import calibration, doctor, explain, export, netbench, nodes, plan, replay, run, status, surroundings, trace, trial
+from orchestrator.cli import results as look
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import examples, note, plain, write_error

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
 from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
-    from db.rows import SweepRow
-    from orchestrator.core.fit_quality import Agreement, Fitted
-    from orchestrator.core.spec import SweepSpec
-    from orchestrator.learned import Learned
+    from db.read.rows import SweepRow
+    from orchestrator.core.physics.fit_quality import Agreement, Fitted
+    from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.sweep.prior_knowledge import Learned
 
 WORTH_SHOWING = 0.01  # relative: what is predicted as closely as this is no bad prediction
 
@@ -51,7 +51,7 @@ def calibration(
 def _spec_of(row: SweepRow) -> SweepSpec:
     from pydantic import ValidationError
 
-    from orchestrator.core.spec import SweepSpec
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
     try:
         return SweepSpec.model_validate_json(row.spec_json)
@@ -63,8 +63,8 @@ def _spec_of(row: SweepRow) -> SweepSpec:
 
 
 def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> dict[str, Any]:
-    from orchestrator.core.fit_quality import agreement, fitted_memory, fitted_times
-    from orchestrator.learned import sweeps_of
+    from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
+    from orchestrator.sweep.prior_knowledge import sweeps_of
 
     prior, fitted = learned.prior, learned.calibration()
     observations = [taught.observation for taught in learned.rows]

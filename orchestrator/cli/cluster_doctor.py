@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.chosen import existing_store
+from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import Cell, Column, note, write_json, write_line, write_table
-from orchestrator.core.check import Check, Status
 from orchestrator.core.errors import SweepError, UsageInvalid
-from orchestrator.core.node_health import NodeFacts, judge_nodes, unfit
+from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from orchestrator.scheduler import RayScheduler
+    from orchestrator.cluster.ray.scheduler import RayScheduler
 
 POLL_SECONDS = 0.5
 STYLES = {Status.OK: "", Status.WARN: "yellow", Status.FAIL: "red"}
@@ -27,7 +27,7 @@ _ORDER = (Status.OK, Status.WARN, Status.FAIL)
 
 def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -> None:
     """Show every node; ends with exit code 1 where one is not fit. What is found is kept in the store, where there is one."""
-    from orchestrator.node_probe import versions_here
+    from orchestrator.node.probe import versions_here
 
     scheduler = _join(ray_address)
     try:
@@ -51,7 +51,7 @@ def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -
 def _join(ray_address: str | None) -> RayScheduler:
     if ray_address is None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as `sweep run` does: a local Ray binds loopback
-    from orchestrator.scheduler import RayScheduler  # Ray takes seconds to import
+    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
     note(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
     scheduler = RayScheduler(address=ray_address, device=None, root=sweep_home())

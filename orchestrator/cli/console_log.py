@@ -14,8 +14,8 @@ from types import MappingProxyType
 from urllib.parse import unquote
 
 from orchestrator.cli.output import plain, shortened
-from orchestrator.core.rank_environment import secret_values
-from orchestrator.core.redaction import Secrets
+from orchestrator.core.trial.rank_environment import secret_values
+from orchestrator.core.trial.redaction import Secrets
 
 # Each repetition is bounded: an argument of 100 kB takes milliseconds, not minutes.
 _URL_PASSWORD = re.compile(

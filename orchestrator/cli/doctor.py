@@ -27,9 +27,9 @@ import typer
 from orchestrator.cli.cluster_doctor import STYLES, look_at_cluster
 from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, write_json, write_line
-from orchestrator.core.check import Check, Status
 from orchestrator.core.errors import SweepError
-from orchestrator.core.node_health import CLOCK_SKEW_SECONDS, GOOD_FREE_BYTES, MIN_FREE_BYTES
+from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.node_health import CLOCK_SKEW_SECONDS, GOOD_FREE_BYTES, MIN_FREE_BYTES
 from orchestrator.report import quantities as show
 
 IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
@@ -199,7 +199,7 @@ def _torch(process: subprocess.Popen[str]) -> Check:
 
 
 def _gpus() -> Check:
-    from orchestrator.gpu_monitor import clean, device_name  # pydantic, 0.05 s
+    from orchestrator.node.gpu_monitor import clean, device_name  # pydantic, 0.05 s
 
     name, indices = device_name(), _driver_gpus()
     if name is None:
@@ -237,7 +237,7 @@ def _ray(process: subprocess.Popen[str]) -> Check:
 
 
 def _cluster(address: str | None) -> Check:
-    from orchestrator.scheduler import RayScheduler  # Ray takes seconds to import
+    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -254,8 +254,8 @@ def _cluster(address: str | None) -> Check:
 
 def _access(ray_address: str | None) -> list[Check]:
     """Who can reach or read what Ray must keep to itself."""
-    from orchestrator.core.exposure import exposures
-    from orchestrator.exposure_look import look
+    from orchestrator.core.machines.exposure import exposures
+    from orchestrator.node.exposure import look
 
     facts = look(os.environ, cluster_address=ray_address)
     found = exposures(facts)
@@ -272,8 +272,8 @@ def _access(ray_address: str | None) -> list[Check]:
 
 def _environment(ray_address: str | None) -> list[Check]:
     """What ranks see of this environment, and what a Ray that others have started here shows to whatever runs in it."""
-    from orchestrator.core.rank_environment import holds_secret, needed
-    from orchestrator.exposure_look import secrets_of_raylets
+    from orchestrator.core.trial.rank_environment import holds_secret, needed
+    from orchestrator.node.exposure import secrets_of_raylets
 
     num_seen, secrets = len(needed(os.environ)), [name for name, value in os.environ.items() if holds_secret(name, value)]
     found = f"ranks see {num_seen} of its {len(os.environ)} variables" + (f", and none of {_names(secrets)}" if secrets else "")
@@ -294,8 +294,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _database(db: str | None) -> Check:
-    from db import migrate, schema, url  # SQLAlchemy, 0.3 s
-    from db.engine import Database
+    from db import migrate, schema
+    from db.connection import url  # SQLAlchemy, 0.3 s
+    from db.connection.engine import Database
 
     try:
         resolved = url.resolve(db)
@@ -320,7 +321,7 @@ def _database(db: str | None) -> Check:
 
 def _reader(db: str | None) -> list[Check]:
     """With which rights people's statements are asked; nothing to say of SQLite, which is opened read-only."""
-    from db import url  # SQLAlchemy, 0.3 s
+    from db.connection import url  # SQLAlchemy, 0.3 s
 
     try:
         resolved = url.resolve(db)
@@ -328,7 +329,7 @@ def _reader(db: str | None) -> list[Check]:
         return []  # the check of the database has said it
     if resolved.drivername == "sqlite":
         return []
-    from db import reader_role  # needs SQLAlchemy
+    from db.sql import reader_role  # needs SQLAlchemy
 
     has_reader = bool(os.environ.get(url.READER_VARIABLE))
     try:
@@ -403,7 +404,7 @@ def _proc() -> Check:
 
 def _clean_up() -> Check:
     """What ends the processes of a trial whose programs leave daemons behind."""
-    from orchestrator.cgroups import own_cgroup, why_no_cgroup
+    from orchestrator.node.cgroups import own_cgroup, why_no_cgroup
 
     reason = why_no_cgroup()
     if reason is None:

@@ -10,16 +10,16 @@ import typer
 from orchestrator.cli.output import Column, DbOption, JsonOption, examples, note, write_json, write_line, write_table
 from orchestrator.cli.sweep_file import File, Planning, load, planning, store_if_any
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
-    from db.rows import TrialRow
+    from db.read.rows import TrialRow
     from db.store import Store
-    from orchestrator.core.cell import Cell
-    from orchestrator.core.explanation import Change, Explanation
-    from orchestrator.core.layout import Layout
-    from orchestrator.core.spec import SweepSpec
+    from orchestrator.core.problem.cell import Cell
+    from orchestrator.core.problem.layout import Layout
+    from orchestrator.core.search.explanation import Change, Explanation
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
 MAX_KEYS = 4096  # among which what was meant is looked for
 BAR_CHARACTERS = 24  # of all of a sum
@@ -66,8 +66,8 @@ def explain(
 
     And which small change would help, and what the store knows of it.
     """
-    from orchestrator.core.layout_wish import is_field
-    from orchestrator.core.spec import SweepSpec
+    from orchestrator.core.search.layout_wish import is_field
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
     def is_override(word: str) -> bool:
         name = word.partition("=")[0].partition(".")[0]
@@ -89,7 +89,7 @@ def explain(
 
 
 def _wish(known: Planning, words: Sequence[str]) -> Mapping[str, Any]:
-    from orchestrator.core.layout_wish import parse_wish
+    from orchestrator.core.search.layout_wish import parse_wish
 
     options = known.spec.axes.options
     try:
@@ -127,8 +127,8 @@ def _agree(sizes: Sequence[int | None], product: int) -> bool:
 
 
 def _explained(known: Planning, cell: Cell, wish: Mapping[str, Any]) -> tuple[Layout, Explanation]:
-    from orchestrator.core.explanation import explain as explained
-    from orchestrator.core.layout_wish import complete
+    from orchestrator.core.search.explanation import explain as explained
+    from orchestrator.core.search.layout_wish import complete
 
     planned = known.plan(cell)
     layout = complete(wish, planned.candidates, cell)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chosen import chosen_sweep, complete_names, existing_store
+from orchestrator.cli.defaults import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.output import (
     Cell,
     Column,
@@ -39,8 +39,8 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.report.quantities import UNKNOWN, counted
 
 if TYPE_CHECKING:
-    from db.bounded_answer import Answer
-    from db.rows import SweepRow
+    from db.read.rows import SweepRow
+    from db.sql.bounded_answer import Answer
     from db.store import Store
 
 MAX_EXPORTED = 10_000_000
@@ -88,7 +88,7 @@ def sql(
 
     It can only read: the database itself refuses the rest. Rows wider than the terminal are shown one column a line.
     """
-    from db import readonly  # needs SQLAlchemy
+    from db.sql import readonly  # needs SQLAlchemy
 
     chosen = chosen_format(format, as_json=as_json)
     if schema == (statement is not None):
@@ -140,7 +140,8 @@ def _sql_text(value: Any) -> str:
 
 
 def _print_schema(db: str | None, format: Format) -> None:
-    from db import readonly, schema  # needs SQLAlchemy
+    from db import schema  # needs SQLAlchemy
+    from db.sql import readonly
 
     # A query that gives no rows names the columns, on every database alike.
     columns = {view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
@@ -194,7 +195,7 @@ def export(
             return
         row = None if every else chosen_sweep(store, name)
         condition = "" if row is None else f" WHERE sweep_id = {row.id}"
-    from db import readonly  # needs SQLAlchemy
+    from db.sql import readonly  # needs SQLAlchemy
 
     result = readonly.own_query(
         db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=EXPORT_SECONDS
@@ -294,9 +295,9 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool) -> None:
     """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
-    from orchestrator.cell_run import known_of
-    from orchestrator.core.spec import Objective
-    from orchestrator.searcher import export_study
+    from orchestrator.core.sweepfile.spec import Objective
+    from orchestrator.search.searcher import export_study
+    from orchestrator.sweep.cell_search import known_of
 
     if output is None:
         raise UsageInvalid("say which Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite")

@@ -14,9 +14,9 @@ from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from orchestrator.core.links import LinkFit
-    from orchestrator.gang import Scheduler
-    from orchestrator.netbench import SpanResult
+    from orchestrator.cluster.contract import Scheduler
+    from orchestrator.core.physics.links import LinkFit
+    from orchestrator.sweep.netbench import SpanResult
 
 EXIT_SOME_FAILED = 3
 
@@ -55,8 +55,8 @@ def netbench(
     from then on.
     """
     from db.store import Store
-    from orchestrator.core.links import fit_links
-    from orchestrator.netbench import measure_links
+    from orchestrator.core.physics.links import fit_links
+    from orchestrator.sweep.netbench import measure_links
 
     _check_sizes(max_bytes)
     token = uuid.uuid4().hex[:12]
@@ -82,8 +82,8 @@ def netbench(
 def _check_sizes(max_bytes: int | None) -> None:
     """Raise UsageInvalid where the messages would be of too few sizes to tell a latency from a bandwidth."""
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.links import FEWEST_SIZES
-    from orchestrator.netbench import SMALLEST_BYTES, sizes
+    from orchestrator.core.physics.links import FEWEST_SIZES
+    from orchestrator.sweep.netbench import SMALLEST_BYTES, sizes
 
     if max_bytes is not None and len(found := sizes(max_bytes)) < FEWEST_SIZES:
         raise UsageInvalid(
@@ -95,14 +95,14 @@ def _check_sizes(max_bytes: int | None) -> None:
 
 def _join(ray_address: str | None, device: str, token: str) -> Scheduler:
     from orchestrator.core.errors import ResourcesInsufficient, UsageInvalid
-    from orchestrator.core.protocol import Device
-    from orchestrator.netbench import shapes
+    from orchestrator.core.trial.protocol import Device
+    from orchestrator.sweep.netbench import shapes
 
     if device not in ("auto", *Device):
         raise UsageInvalid(f"--device {device} is not one of auto, {', '.join(Device)}")
     if ray_address is None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as `sweep run` does: a local Ray binds loopback
-    from orchestrator.scheduler import RayScheduler  # Ray takes seconds to import
+    from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
     note(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
     chosen = None if device == "auto" else Device(device)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chosen import SweepArgument, chosen_sweep, existing_store
+from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
 from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write_json, write_line, write_table
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
-    from db.rows import BenchRow, NodeCheckRow
+    from db.read.rows import BenchRow, NodeCheckRow
     from db.store import Store
-    from orchestrator.core.node_score import NodeScore
+    from orchestrator.core.machines.node_score import NodeScore
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")]
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep. Default: the newest.", show_default=False)]
@@ -78,7 +78,7 @@ def unbench(node: NodeArgument, sweep: SweepOption = None, db: DbOption = None, 
 
 
 def _records(store: Store, sweep_id: int) -> list[dict[str, Any]]:
-    from orchestrator.core.node_score import score_nodes  # numpy
+    from orchestrator.core.machines.node_score import score_nodes  # numpy
 
     scores = score_nodes(store.node_runs(sweep_id))
     checks, faults = store.node_checks(sweep_id), store.node_faults(sweep_id)
@@ -132,7 +132,7 @@ def _row(one: Mapping[str, Any]) -> list[str | Cell]:
 
 def _state(one: Mapping[str, Any]) -> Cell:
     if one["bench_reason"] is not None:
-        from orchestrator.core.node_score import evidence_in_words  # numpy
+        from orchestrator.core.machines.node_score import evidence_in_words  # numpy
 
         why = evidence_in_words(one["bench_evidence"] or {})
         return Cell(text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red")

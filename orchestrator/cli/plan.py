@@ -14,11 +14,11 @@ from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
     from db.store import Store
-    from orchestrator.core.cell import Cell
-    from orchestrator.core.layout import Layout
-    from orchestrator.core.planner import Candidates, CellPlan, Floats
-    from orchestrator.core.spec import SweepSpec
-    from orchestrator.core.trial_cost import PlannedCost, TrialCost
+    from orchestrator.core.problem.cell import Cell
+    from orchestrator.core.problem.layout import Layout
+    from orchestrator.core.search.planner import Candidates, CellPlan, Floats
+    from orchestrator.core.search.trial_cost import PlannedCost, TrialCost
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "reserve")
 GIB = 1 << 30
@@ -40,7 +40,7 @@ def plan(
 
     By prediction, calibrated by what the store has of the same device and workload, with what measuring them would cost. Starts and writes nothing.
     """
-    from orchestrator.core import trial_cost
+    from orchestrator.core.search import trial_cost
 
     spec = load(file, overrides)
     with store_if_any(db) as store:
@@ -79,7 +79,7 @@ def plan(
 
 def dominance_in_words(spec: SweepSpec) -> str:
     """What a sweep concludes from a layout that runs out of memory, and why."""
-    from orchestrator.core.proofs import Dominance
+    from orchestrator.core.problem.proofs import Dominance
 
     asked = "" if spec.search.dominance == "auto" else ", as the file asks"
     match spec.dominance:
@@ -101,7 +101,7 @@ def _num_to_run(spec: SweepSpec, left: Candidates, done: Done) -> int:
 
 
 def _calibration(known: Planning) -> dict[str, Any]:
-    from orchestrator.learned import sweeps_of
+    from orchestrator.sweep.prior_knowledge import sweeps_of
 
     rows = known.learned.rows
     return {
@@ -129,7 +129,7 @@ class Done:
 
 def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
     """What earlier calls of a sweep have done, by cell, without layouts that wait to be launched again."""
-    from orchestrator.core.lifecycle import TERMINAL
+    from orchestrator.core.trial.lifecycle import TERMINAL
 
     found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
     if store is None or found is None:
@@ -154,8 +154,8 @@ def _left(candidates: Candidates, done: Done) -> Candidates:
 
 def failing_share(spec: SweepSpec, store: Store | None) -> float:
     """The share of the layouts that fit which should fail by their own or the code's fault, by what the sweep's own trials tell."""
-    from orchestrator.core.expectation import share_that_fails
-    from orchestrator.core.lifecycle import TrialState
+    from orchestrator.core.search.expectation import share_that_fails
+    from orchestrator.core.trial.lifecycle import TrialState
 
     found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
     cells = store.status(found.id) if store is not None and found is not None else []
@@ -164,7 +164,7 @@ def failing_share(spec: SweepSpec, store: Store | None) -> float:
 
 
 def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num_trials: int, held_hours: float) -> dict[str, Any]:
-    from orchestrator.core.budget import budget_of, price_of
+    from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     search, price = known.spec.search, price_of(known.spec, known.hardware)
     budget = budget_of(known.spec, price)
@@ -200,7 +200,7 @@ def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num
 def _cell(
     known: Planning, planned: CellPlan, left: Candidates, *, top: int, to_run: int, cost: PlannedCost | None, fails: float
 ) -> dict[str, Any]:
-    from orchestrator.core import expectation
+    from orchestrator.core.search import expectation
 
     candidates, space = planned.candidates, planned.space
     fitting = expectation.fitting(candidates) if len(candidates) else None
@@ -227,8 +227,8 @@ def _cell(
 def _best(known: Planning, planned: CellPlan, top: int, *, fails: float) -> list[dict[str, Any]]:
     import numpy as np
 
-    from orchestrator.core.expectation import probability_of_fitting
-    from orchestrator.core.memory import predict_memory
+    from orchestrator.core.physics.memory import predict_memory
+    from orchestrator.core.search.expectation import probability_of_fitting
 
     candidates, cell = planned.candidates, planned.space.cell
     rows = candidates.order[:top]

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.output import plain
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.spec import Objective
-from orchestrator.progress import Running, Snapshot, TimeLeft
+from orchestrator.core.sweepfile.spec import Objective
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
+from orchestrator.sweep.progress import Running, Snapshot, TimeLeft
 
 REDRAW_SECONDS = 0.2
 QUIET_SECONDS = 30.0  # elsewhere than on a terminal: a line at least so often while a trial runs

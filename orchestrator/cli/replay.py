@@ -12,7 +12,7 @@ from orchestrator.cli.output import DbOption, JsonOption, examples, note, write
 from orchestrator.cli.sweep_file import Overrides
 
 if TYPE_CHECKING:
-    from orchestrator.core.replay import ReplayTable
+    from orchestrator.core.pretend.replay import ReplayTable
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def replay(
     The sweep file is made of the table: its problems, and every value that occurs. A launch returns the row that was measured.
     """
     from orchestrator.cli.run import run_spec
-    from orchestrator.core.spec_yaml import load
-    from orchestrator.replay_scheduler import table_in
+    from orchestrator.cluster.replayed import table_in
+    from orchestrator.core.sweepfile.spec_yaml import load
 
     measured = table_in(csv_file, table)
     if not measured.is_complete:

@@ -37,13 +37,13 @@ from orchestrator.cli.sweep_file import File, Overrides, limit_warnings, load, p
 if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.cli.progress import Progress
-    from orchestrator.core.fingerprint import Fingerprint
-    from orchestrator.core.hardware import Hardware
-    from orchestrator.core.replay import ReplayTable
-    from orchestrator.core.spec import SweepSpec
-    from orchestrator.gang import Scheduler, Slots
-    from orchestrator.progress import SweepResult
-    from orchestrator.simulation import SimulatedScheduler
+    from orchestrator.cluster.contract import Scheduler, Slots
+    from orchestrator.cluster.simulated import SimulatedScheduler
+    from orchestrator.core.pretend.replay import ReplayTable
+    from orchestrator.core.problem.hardware import Hardware
+    from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.core.trial.fingerprint import Fingerprint
+    from orchestrator.sweep.progress import SweepResult
 
 EXIT_SOME_FAILED = 3
 EXIT_NOTHING_FEASIBLE = 4
@@ -89,7 +89,7 @@ def validate(file: File, overrides: Overrides = None, as_json: JsonOption = Fals
 
 def schema() -> None:
     """Print the JSON schema of a sweep file, for editors."""
-    from orchestrator.core.spec_yaml import to_json_schema
+    from orchestrator.core.sweepfile.spec_yaml import to_json_schema
 
     _print(json.dumps(to_json_schema(), indent=2))
 
@@ -136,7 +136,7 @@ def run(
         context.obj.learn(rank_secrets(spec))
     simulator = None
     if simulate:
-        from orchestrator.simulation import SimulatedScheduler, simulated
+        from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 
         acted = simulated(spec)
         if spec.device != acted.device:
@@ -175,7 +175,7 @@ def run_spec(
     simulator: SimulatedScheduler | None = None,
 ) -> NoReturn:
     """Work on a sweep, show its best, and end with the exit code that tells how it went."""
-    from orchestrator.core.budget import budget_of, price_of
+    from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     for remark in spec.remarks():
         note(remark)
@@ -188,10 +188,10 @@ def run_spec(
         budget_of(spec, price_of(spec, planned_hardware(spec)))  # of a cluster, its devices tell the price
         check_this_machine(spec)
     from db.store import Store
-    from orchestrator.cli import look
+    from orchestrator.cli import results as look
     from orchestrator.cli.progress import Progress
-    from orchestrator.finished import finished_before
     from orchestrator.report.quantities import counted
+    from orchestrator.sweep.finished import finished_before
 
     this_host = socket.gethostname() if ray_address is None else None
     with (
@@ -236,7 +236,7 @@ def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> fl
     from pydantic import TypeAdapter, ValidationError
 
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.spec_values import Duration
+    from orchestrator.core.sweepfile.spec_values import Duration
 
     if ray_address is None:
         raise UsageInvalid("--wait-for-nodes is for a cluster: add --ray-address")
@@ -249,9 +249,9 @@ def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> fl
 
 
 def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: Signals) -> None:
-    from orchestrator.core.packing import Shape
-    from orchestrator.core.protocol import Device
-    from orchestrator.ray_cluster import await_nodes  # ray takes seconds to import
+    from orchestrator.cluster.ray.cluster import await_nodes  # ray takes seconds to import
+    from orchestrator.core.machines.packing import Shape
+    from orchestrator.core.trial.protocol import Device
 
     def gave_up() -> bool:
         signals.install()  # Ray has put a handler of its own in place
@@ -278,7 +278,7 @@ def _measure(
     as_json: bool,
 ) -> SweepResult:
     from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
-    from orchestrator.sweep import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
+    from orchestrator.sweep.loop import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
 
     def opened() -> Scheduler:
         scheduler = open_scheduler()
@@ -327,17 +327,17 @@ def _open_scheduler(
     secrets: Mapping[str, str],
     table: ReplayTable | None,
 ) -> Scheduler:
-    from orchestrator.core.protocol import Device
+    from orchestrator.core.trial.protocol import Device
 
     if table is not None:
-        from orchestrator.replay_scheduler import RayReplayScheduler, ReplayScheduler, goes_through_ray
+        from orchestrator.cluster.replayed import RayReplayScheduler, ReplayScheduler, goes_through_ray
 
         if not goes_through_ray(spec):
             return ReplayScheduler(spec, table)
     if ray_address is None:
         # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from orchestrator.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
+    from orchestrator.cluster.ray.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
 
     progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
     scheduler = RayScheduler(
@@ -354,9 +354,9 @@ def _open_scheduler(
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     """Which code is measured: somebody's program, a table's runs, or this package's."""
-    from orchestrator.core.fingerprint import Fingerprint
-    from orchestrator.core.workload_options import CommandOptions
-    from orchestrator.provenance import code_fingerprint, program_fingerprint
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.trial.fingerprint import Fingerprint
+    from orchestrator.sweep.provenance import code_fingerprint, program_fingerprint
 
     if table is not None:
         return Fingerprint(orchestrator_version=__version__, dirty_diff_digest=table.digest)
@@ -368,8 +368,8 @@ def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
 
 
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
-    from orchestrator.core.hardware import DEVICES, from_driver_name
-    from orchestrator.core.protocol import Device
+    from orchestrator.core.problem.hardware import DEVICES, from_driver_name
+    from orchestrator.core.trial.protocol import Device
 
     if slots.device is Device.CPU:
         return None
@@ -381,10 +381,10 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
-    from orchestrator.core.lifecycle import TrialState
-    from orchestrator.core.spec import Strategy
-    from orchestrator.progress import BUDGETS, StopReason
+    from orchestrator.core.sweepfile.spec import Strategy
+    from orchestrator.core.trial.lifecycle import TrialState
     from orchestrator.report.quantities import counted
+    from orchestrator.sweep.progress import BUDGETS, StopReason
 
     count = result.counts.get
     parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
@@ -435,8 +435,8 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
 
 def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:
     from orchestrator.core.errors import ClusterUnavailable
-    from orchestrator.core.lifecycle import TrialState
-    from orchestrator.progress import StopReason
+    from orchestrator.core.trial.lifecycle import TrialState
+    from orchestrator.sweep.progress import StopReason
 
     if result.interrupted:
         return 128 + (signals.received or signal.SIGINT)

@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import ray_folder
 from orchestrator.cli import home, surroundings
 from orchestrator.cli.output import note
+from orchestrator.cluster.ray import session_folder as ray_folder
 
 if TYPE_CHECKING:
-    from orchestrator.core.replay import ReplayTable
-    from orchestrator.core.spec import SweepSpec
+    from orchestrator.core.pretend.replay import ReplayTable
+    from orchestrator.core.sweepfile.spec import SweepSpec
 
 _MAKE_ROOM = "Make room, or set SWEEP_HOME to a folder that has it"
 _HOME_ADVICE = {errno.ENOSPC: _MAKE_ROOM, errno.EDQUOT: _MAKE_ROOM}
@@ -25,7 +25,7 @@ _HOME_ADVICE = {errno.ENOSPC: _MAKE_ROOM, errno.EDQUOT: _MAKE_ROOM}
 def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> None:
     """Say why nothing can be measured; a cell without a legal layout among others is told with the results. Raises UsageInvalid."""
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.space import enumerate_cell
+    from orchestrator.core.search.space import enumerate_cell
     from orchestrator.report.quantities import counted
 
     told = []
@@ -45,10 +45,10 @@ def check_this_machine(spec: SweepSpec) -> None:
     """Say what a local Ray would take seconds to find out. Raises UsageInvalid, ResourcesInsufficient, MachineUnready."""
     from importlib.util import find_spec
 
+    from orchestrator.cluster.contract import Slots, shapes_of
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.protocol import Device
-    from orchestrator.gang import Slots, shapes_of
-    from orchestrator.gpu_monitor import device_name
+    from orchestrator.core.trial.protocol import Device
+    from orchestrator.node.gpu_monitor import device_name
 
     if spec.workload.name == "llama" and find_spec("torch") is None:
         raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
@@ -80,9 +80,9 @@ def check_home() -> None:
 
 def check_that_ray_keeps_it(db: str | None) -> None:
     """What was uploaded with a Ray job is deleted after it: no place for a store. Raises UsageInvalid."""
-    from db import url
+    from db.connection import url
+    from orchestrator.cluster.ray.job import is_unpacked
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.ray_job import is_unpacked
 
     store = url.resolve(db)
     if store.drivername == "sqlite" and is_unpacked(Path(str(store.database))):
@@ -96,8 +96,8 @@ def check_that_ray_keeps_it(db: str | None) -> None:
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:
     """The variables that a sweep file wants ranks to get from this environment, but for secrets."""
-    from orchestrator.core.rank_environment import named
-    from orchestrator.core.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.trial.rank_environment import named
 
     options = spec.workload.options
     return named(options.pass_env, os.environ) if isinstance(options, CommandOptions) else {}
@@ -109,7 +109,7 @@ def rank_secrets(spec: SweepSpec) -> dict[str, str]:
     Raises UsageInvalid for one that is not set.
     """
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.workload_options import CommandOptions
 
     options = spec.workload.options
     names = options.env_from if isinstance(options, CommandOptions) else ()

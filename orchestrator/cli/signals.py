@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.progress import Stop
+    from orchestrator.sweep.progress import Stop
 
 UNHEARD_SECONDS = 3.0  # after which a command that hears no signal is ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -101,7 +101,7 @@ class Signals:
         self._is_deferred = True
 
     def asked(self) -> Stop:
-        from orchestrator.progress import Stop
+        from orchestrator.sweep.progress import Stop
 
         return Stop(self._level)
 

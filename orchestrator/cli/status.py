@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import look
-from orchestrator.cli.chosen import chosen_sweep, complete_names, existing_store
+from orchestrator.cli import results as look
+from orchestrator.cli.defaults import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import CellStatus, SessionRow, SweepHeld, SweepRow
+    from db.read.rows import CellStatus, SessionRow, SweepHeld, SweepRow
     from db.store import Store
 
 WATCH_SECONDS = 2.0
@@ -96,7 +96,7 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
 
 def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     """The trials in flight. By the index over states: reading every trial of a large sweep takes seconds."""
-    from db import readonly  # needs SQLAlchemy, which takes 0.3 s to import
+    from db.sql import readonly  # needs SQLAlchemy, which takes 0.3 s to import
 
     found = readonly.own_query(
         db,
@@ -115,7 +115,7 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
 
 def _num_unwaited(db: str | None, sweep: SweepRow) -> int:
     """How many measured attempts report more seconds of steps than they held their GPUs for (`core.held.step_seconds_within`)."""
-    from db import readonly  # as above
+    from db.sql import readonly  # as above
 
     found = readonly.own_query(
         db,
@@ -128,7 +128,7 @@ def _num_unwaited(db: str | None, sweep: SweepRow) -> int:
 
 def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None, int | None]:
     """How far its least advanced rank on this machine is, by the ranks' heartbeats. Unknown where its nodes are others."""
-    from orchestrator.core.protocol import BadResult, Phase, decode_heartbeat
+    from orchestrator.core.trial.protocol import BadResult, Phase, decode_heartbeat
 
     beats = []
     for path in (path for folder in attempt_folders(run_folder, trial_id, attempt) for path in folder.glob("heartbeat-*.json")):
@@ -164,8 +164,8 @@ def _status_record(
 
 def _without_drift(store: Store, row: SweepRow, cells: Sequence[CellStatus]) -> tuple[list[CellStatus], list[str]]:
     """The cells with the best that `sweep best` names, and how the machine has changed while each was measured, where it was seen to."""
-    from orchestrator.contest import repeated_contest  # needs SQLAlchemy
-    from orchestrator.core.winner import CONSIDERED  # numpy
+    from orchestrator.core.trial.winner import CONSIDERED  # numpy
+    from orchestrator.sweep.confirmation import repeated_contest  # needs SQLAlchemy
 
     drifted = {cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None}
     leading = store.best(row.id, CONSIDERED) if drifted else {}
@@ -299,7 +299,7 @@ def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
 
 
 def _state_text(row: SweepRow, session: SessionRow | None) -> str:
-    from db.lease import holder_is_gone  # needs SQLAlchemy
+    from db.write.lease import holder_is_gone  # needs SQLAlchemy
 
     if row.holder is None:
         # Its last owner died without giving it back: the same command goes on.

@@ -19,14 +19,14 @@ from orchestrator.report.quantities import counted
 
 if TYPE_CHECKING:
     from db.store import Store
-    from orchestrator.core.calibration import Calibration
-    from orchestrator.core.cell import Cell
-    from orchestrator.core.hardware import Hardware
-    from orchestrator.core.layout import Options
-    from orchestrator.core.planner import CellPlan
-    from orchestrator.core.replay import ReplayTable
-    from orchestrator.core.spec import SweepSpec
-    from orchestrator.learned import Learned
+    from orchestrator.core.physics.calibration import Calibration
+    from orchestrator.core.pretend.replay import ReplayTable
+    from orchestrator.core.problem.cell import Cell
+    from orchestrator.core.problem.hardware import Hardware
+    from orchestrator.core.problem.layout import Options
+    from orchestrator.core.search.planner import CellPlan
+    from orchestrator.core.sweepfile.spec import SweepSpec
+    from orchestrator.sweep.prior_knowledge import Learned
 
 GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
 
@@ -49,12 +49,12 @@ class Planning:
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:
         """What predicts the layouts of a cell that have these options: its relatives' trials, and its own."""
-        from orchestrator.core.planner import adapted, trainer_of
+        from orchestrator.core.search.planner import adapted, trainer_of
 
         return adapted(self.learned.calibration(cell), trainer_of(self.spec), trainer_of(self.spec, options))
 
     def plan(self, cell: Cell) -> CellPlan:
-        from orchestrator.core.planner import plan_cell
+        from orchestrator.core.search.planner import plan_cell
 
         return plan_cell(
             self.spec,
@@ -79,7 +79,7 @@ class Planning:
     @property
     def based_on(self) -> str:
         """What the predictions rest on, for people."""
-        from orchestrator.learned import sweeps_of
+        from orchestrator.sweep.prior_knowledge import sweeps_of
 
         if self.learned.hardware is None:
             return f"uncalibrated, no times predicted: {self.why_no_times}"
@@ -92,8 +92,8 @@ class Planning:
 
 def planning(spec: SweepSpec, store: Store | None) -> Planning:
     """Find out what is known of a sweep's device and relatives."""
-    from orchestrator.gpu_monitor import device_name
-    from orchestrator.learned import learned
+    from orchestrator.node.gpu_monitor import device_name
+    from orchestrator.sweep.prior_knowledge import learned
 
     hardware = planned_hardware(spec)
     has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
@@ -107,14 +107,14 @@ def replayed_table(spec: SweepSpec) -> ReplayTable | None:
     """The table that a sweep of workload replay runs on; None for any other. Raises UsageInvalid where they do not go together."""
     if spec.workload.name != "replay":
         return None
-    from orchestrator.replay_scheduler import table_of
+    from orchestrator.cluster.replayed import table_of
 
     return table_of(spec)
 
 
 def limit_warnings(known: Planning) -> list[str]:
     """Where a predicted step comes near a time limit that is a number: a line for each cell and limit."""
-    from orchestrator.core.protocol import LimitName
+    from orchestrator.core.trial.protocol import LimitName
 
     of_steps = {LimitName.FIRST_STEP, LimitName.STEADY, LimitName.TOTAL}
     if known.table is not None or of_steps.isdisjoint(known.spec.measurement.limits.numbers):
@@ -124,8 +124,8 @@ def limit_warnings(known: Planning) -> list[str]:
 
 def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
     """The same of one cell: the best of the layouts that should fit and pass near a limit, how many they are, and what to set."""
-    from orchestrator.core.limits import PredictedStep, longest_safe_step, resolve_limits
-    from orchestrator.core.protocol import LimitName
+    from orchestrator.core.trial.limits import PredictedStep, longest_safe_step, resolve_limits
+    from orchestrator.core.trial.protocol import LimitName
     from orchestrator.report import quantities as show
 
     candidates, cell, measuring = planned.candidates, planned.space.cell, known.spec.measurement
@@ -154,13 +154,13 @@ def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
 @contextmanager
 def store_if_any(db: str | None) -> Iterator[Store | None]:
     """The store to learn from; None where there is none yet: looking makes no file."""
-    from db import url
+    from db.connection import url
 
     resolved = url.resolve(db)
     if resolved.drivername == "sqlite" and not Path(str(resolved.database)).is_file():
         yield None
         return
-    from db.sqlite_file import can_be_written
+    from db.connection.sqlite_file import can_be_written
     from db.store import Store
 
     # An empty file or database gets its tables; what only others may write is read as it is.
@@ -172,9 +172,9 @@ def store_if_any(db: str | None) -> Iterator[Store | None]:
 def load(file: Path, overrides: list[str] | None) -> SweepSpec:
     """The sweep that a file means. Raises SpecInvalid with every mistake, UsageInvalid where there is no such file."""
     from orchestrator.core.errors import SpecInvalid, UsageInvalid
-    from orchestrator.core.spec_yaml import load
-    from orchestrator.core.yaml_document import MAX_BYTES
-    from orchestrator.text_file import TooLarge, read_text
+    from orchestrator.core.sweepfile.spec_yaml import load
+    from orchestrator.core.sweepfile.yaml_document import MAX_BYTES
+    from orchestrator.node.text_file import TooLarge, read_text
 
     try:
         text = read_text(file, most_bytes=MAX_BYTES)
@@ -196,8 +196,8 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
 
 def planned_hardware(spec: SweepSpec) -> Hardware | None:
     """The device that the file names, or this machine's; None where no data sheet is known of it."""
-    from orchestrator.core.hardware import DEVICES, from_driver_name
-    from orchestrator.gpu_monitor import device_name
+    from orchestrator.core.problem.hardware import DEVICES, from_driver_name
+    from orchestrator.node.gpu_monitor import device_name
 
     if spec.device == "auto":
         name = device_name()

@@ -19,7 +19,7 @@ from orchestrator.cli.output import Column, JsonOption, examples, note, write, w
 from orchestrator.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
-    from orchestrator.core.traced_memory import TracedBytes, TracedMode
+    from orchestrator.core.physics.traced_memory import TracedBytes, TracedMode
 
 GIB = 1 << 30
 _TERMS = ("kept", "backward", "head", "end")
@@ -96,7 +96,7 @@ def _trace(target: str, sequence_length: int, recompute: str | None, precision: 
     ]
     # -P: a folder `workloads` of the user's own is not the one meant.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "workloads.memory_trace", *options, "--", target], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "workloads.tools.memory_trace", *options, "--", target], capture_output=True, text=True, check=False
     )
     try:
         found: dict[str, Any] = json.loads(done.stdout)
@@ -115,7 +115,7 @@ def _died(target: str, done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _mode(terms: Mapping[str, Mapping[str, float]]) -> TracedMode:
-    from orchestrator.core.traced_memory import TracedBytes, TracedMode  # needs numpy
+    from orchestrator.core.physics.traced_memory import TracedBytes, TracedMode  # needs numpy
 
     return TracedMode(**{name: TracedBytes(**term) for name, term in terms.items()})
 

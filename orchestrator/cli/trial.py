@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chosen import existing_store
+from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.home import attempt_folders
-from orchestrator.cli.look import state_cell
 from orchestrator.cli.output import (
     Cell,
     Column,
@@ -30,17 +29,18 @@ from orchestrator.cli.output import (
     write_line,
     write_table,
 )
+from orchestrator.cli.results import state_cell
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.lifecycle import IN_FLIGHT
-from orchestrator.core.machine_load import MachineLoad, said_of
+from orchestrator.core.trial.lifecycle import IN_FLIGHT
+from orchestrator.core.trial.machine_load import MachineLoad, said_of
 from orchestrator.report import quantities as show_as
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.rows import AttemptRow, TrialDetail
+    from db.read.rows import AttemptRow, TrialDetail
     from db.store import Store
-    from orchestrator.core.failures import Failure
-    from orchestrator.core.measurement import Measurement
+    from orchestrator.core.trial.failures import Failure
+    from orchestrator.core.trial.measurement import Measurement
 
 FOLLOW_SECONDS = 0.5
 LOG_LINES_SHOWN = 50
@@ -246,7 +246,7 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
 
 
 def _why_unsure(measurement: Measurement) -> str | None:
-    from orchestrator.core.measurement import why_unsure  # pydantic, 0.05 s
+    from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
     steps = measurement.step_time
     return why_unsure(confident=measurement.confident, num_steps=steps.num_steps, relative_confidence=steps.relative_confidence)
@@ -353,7 +353,7 @@ def _chosen_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
 
 def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | None:
     """The rank's log file where it lies on this machine: as its failure says, or where this machine's launcher puts it."""
-    from orchestrator.core.protocol import log_file  # pydantic, 0.05 s
+    from orchestrator.core.trial.protocol import log_file  # pydantic, 0.05 s
 
     folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
     failure = attempt.failure

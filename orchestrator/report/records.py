@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.machine_load import MachineLoad
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.machine_load import MachineLoad
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
-    from db.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
-    from orchestrator.core.fingerprint import Fingerprint
-    from orchestrator.core.held import HeldGpuSeconds
+    from db.read.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
+    from orchestrator.core.trial.fingerprint import Fingerprint
+    from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 
 Record = dict[str, Any]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from db import readonly
+from db.sql import readonly
 from db.store import Store
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.processes import descendants, start_time
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.node.processes import descendants, start_time
 
 SWEEP = Path(sys.executable).parent / "sweep"
 START_SECONDS = 60.0

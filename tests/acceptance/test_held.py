@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.books import GANG, RESERVE_SECONDS, held, sessions, status
+from tests.acceptance.accounts import GANG, RESERVE_SECONDS, held, sessions, status
 from tests.acceptance.command import Command, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.sweep import POLL_SECONDS, RENEW_SECONDS
-from tests.acceptance.books import held, sessions
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.sweep.loop import POLL_SECONDS, RENEW_SECONDS
+from tests.acceptance.accounts import held, sessions
 from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.processes import descendants
+from orchestrator.node.processes import descendants
 from tests.acceptance.command import Command, measured, write_sweep
 
 pytestmark = pytest.mark.acceptance

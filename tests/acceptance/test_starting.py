@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.processes import descendants, start_time
+from orchestrator.node.processes import descendants, start_time
 from tests.acceptance.command import SWEEP, Command, write_sweep
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
@@ -25,7 +25,7 @@ START_SECONDS = 60.0
 # Moments of the start, told by what there is already; each with seconds to wait beyond it.
 MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
     "imports": (lambda below: True, 0.8),
-    "guard": (lambda below: any("ray_guard" in command for command in below), 0.0),
+    "guard": (lambda below: any("cluster.ray.guard" in command for command in below), 0.0),
     "gcs": (lambda below: any("gcs_server" in command.partition(" --")[0] for command in below), 0.0),
     "raylet": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.0),
     "joining": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.4),

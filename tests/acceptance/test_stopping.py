@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.core.exposure import is_loopback
-from orchestrator.core.lifecycle import IN_FLIGHT, TrialState
+from orchestrator.core.machines.exposure import is_loopback
+from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialState
 from tests.acceptance.command import Command, Running, measured, write_sweep
 from tests.listening import listeners
 

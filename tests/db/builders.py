@@ -10,16 +10,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db.engine import Change, Database
-from db.news import Pruned
-from db.rows import TrialRow
+from db.connection.engine import Change, Database
+from db.read.rows import TrialRow
 from db.store import Store
-from orchestrator.core.cell import Cell
-from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.fingerprint import Fingerprint, Stack
-from orchestrator.core.layout import Layout
-from orchestrator.core.measurement import Measurement, StepTime
-from orchestrator.core.model_shape import PRESETS
+from db.write.writes import Pruned
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.measurement import Measurement, StepTime
 
 CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
 

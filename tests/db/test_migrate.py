@@ -11,8 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from db import migrate, readonly, schema, url
-from db.engine import Database
+from db import migrate, schema
+from db.connection import url
+from db.connection.engine import Database
+from db.sql import readonly
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
 from tests.db.builders import Bench

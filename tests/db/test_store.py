@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from db import records, schema
-from db.batch import Batch
-from db.engine import Change
-from db.news import Pruned
+from db import schema
+from db.connection.engine import Change
+from db.read import records
 from db.schema import AttemptState, SweepState
 from db.store import Store
+from db.write.batch import Batch
+from db.write.writes import Pruned
 from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
-from orchestrator.core.failures import POLICIES, FailureKind
-from orchestrator.core.layout import Layout, Precision, Recompute
-from orchestrator.core.lifecycle import IllegalTransition, TrialEvent, TrialState
-from orchestrator.core.machine_load import MachineLoad
-from orchestrator.core.model_shape import PRESETS
-from orchestrator.core.protocol import GpuUsage, Phase
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.trial.failures import POLICIES, FailureKind
+from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.trial.machine_load import MachineLoad
+from orchestrator.core.trial.protocol import GpuUsage, Phase
 from tests.db.builders import CONDITIONS, Bench, cell, failure, fingerprint, layout, measurement
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from db import readonly
+from db.sql import readonly
 from db.store import Store
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.held import outcome_of
-from orchestrator.core.lifecycle import TrialEvent
-from orchestrator.core.purpose import Purpose
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.lifecycle import TrialEvent
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.reserved_time import outcome_of
 from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
 
 

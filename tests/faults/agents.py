@@ -15,13 +15,13 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 
-from orchestrator.core.failures import Failure, FailureKind
-from orchestrator.core.held import Leased
-from orchestrator.core.packing import Room, Shape
-from orchestrator.core.protocol import Device, LaunchOrder, NodeReport, TrialRequest
-from orchestrator.gang import Finished, SchedulerEvent, Slots
-from orchestrator.launcher import NodeLauncher
-from orchestrator.processes import kill
+from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
+from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, TrialRequest
+from orchestrator.core.trial.reserved_time import Leased
+from orchestrator.node.launcher import NodeLauncher
+from orchestrator.node.processes import kill
 
 USUAL_PROGRAM = "workloads.synthetic"
 

@@ -18,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cluster.contract import Scheduler
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.core.protocol import Device
-from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Scheduler
-from orchestrator.processes import _children, kill, start_time
-from orchestrator.progress import Stop
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
+from orchestrator.node.processes import _children, kill, start_time
+from orchestrator.sweep.progress import Stop
 from tests.faults import forks, small_sweep
 from tests.faults.agents import AgentScheduler
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 SURVIVOR_SECONDS = 5.0  # promised: after it nobody is left of what was killed
 LONGEST_WAIT_SECONDS = 0.1  # from a launch to a kill: a trial takes 0.05 s and more

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.default import DefaultDialect
 
-from orchestrator.core.spec import SweepSpec
+from orchestrator.core.sweepfile.spec import SweepSpec
 from tests.faults import forks, small_sweep
 from tests.faults.fresh_stores import WORKERS, Fresh, home
 from tests.faults.history import Log, Seen, judge

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from db import migrate
-from db import url as urls
+from db.connection import url as urls
 from db.store import Store
 from tests.db.builders import Bench
 from tests.faults import forks, small_sweep

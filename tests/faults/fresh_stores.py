@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
-from db import url as urls
+from db.connection import url as urls
 from db.store import Store
 from tests import new_store
 

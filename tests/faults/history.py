@@ -19,10 +19,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from db import event_log, schema
+from db import schema
 from db.schema import AttemptState
 from db.store import Store
-from orchestrator.core.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from db.write import event_log
+from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
 
 BEGUN = (TrialEvent.GANG_PLACED, TrialEvent.REPEATED)  # one attempt each
 STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that change no state

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from benchmarks.long_sweep import SWEEP
 from db.store import Store
-from orchestrator.core.protocol import Device
-from orchestrator.core.spec import SweepSpec
-from orchestrator.progress import Stop
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
+from orchestrator.sweep.progress import Stop
 from tests.faults import forks, small_sweep
 from tests.faults.campaign import Outcome
 from tests.faults.history import Log, Seen, judge
 from tests.faults.postgresql import Server
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 NAME = "many"
 MOST_SECONDS_APART = 0.15  # of two ends of all connections

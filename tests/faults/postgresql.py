@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.processes import descendants, start_time
+from orchestrator.node.processes import descendants, start_time
 
 PATIENCE_SECONDS = 60.0
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.core.spec import SweepSpec
-from orchestrator.processes import _children, descendants, kill, start_time
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.node.processes import _children, descendants, kill, start_time
 from tests.faults import stubborn
 from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 
@@ -219,10 +219,15 @@ def _num_kinds(file: Path) -> int:
 def _who(call: int, below: Sequence[int]) -> dict[str, int]:
     """The processes of one call by what they are."""
     commands = {pid: _command(pid) for pid in below}
-    chain = [pid for pid in below if "orchestrator.rank_server" in commands[pid]]
+    chain = [pid for pid in below if "orchestrator.node.rank_server" in commands[pid]]
     found = {"orchestrator": call} | dict(zip(("warden", "inner_warden", "rank_server", "rank"), chain, strict=False))
     for pid, command in commands.items():
-        for name, sign in {"raylet": "/raylet/raylet", "gcs_server": "gcs_server", "agent": "ray::NodeAgent", "guard": "ray_guard"}.items():
+        for name, sign in {
+            "raylet": "/raylet/raylet",
+            "gcs_server": "gcs_server",
+            "agent": "ray::NodeAgent",
+            "guard": "cluster.ray.guard",
+        }.items():
             if sign in command.partition(" --")[0]:
                 found.setdefault(name, pid)
     return found

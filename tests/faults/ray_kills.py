@@ -18,9 +18,9 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
+from orchestrator.cluster.ray.local import bare
 from orchestrator.core.errors import ClusterUnavailable
-from orchestrator.local_ray import bare
-from orchestrator.processes import descendants, kill, start_time
+from orchestrator.node.processes import descendants, kill, start_time
 from tests.faults.campaign import SURVIVOR_SECONDS, Outcome
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedStore

@@ -7,10 +7,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from orchestrator.cluster.ray.scheduler import RayScheduler
 from orchestrator.core.errors import SweepError
-from orchestrator.core.protocol import Device
-from orchestrator.core.spec import SweepSpec
-from orchestrator.scheduler import RayScheduler
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.protocol import Device
 from tests.faults import small_sweep
 from tests.faults.history import Log
 from tests.faults.witness import WitnessedStore

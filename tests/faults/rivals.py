@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from orchestrator import sweep
 from orchestrator.core.errors import SweepHeld
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import Device, TrialRequest
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.protocol import Device, TrialRequest
+from orchestrator.sweep import loop as sweep
 from tests.faults import forks, small_sweep
 from tests.faults.fresh_stores import Fresh
 from tests.faults.history import Log, judge
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 HELD = SweepHeld.exit_code
 LEASE_SECONDS = 0.15  # of 30 s: nobody waits long for it to end

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.gang import Finished, SchedulerEvent
-from orchestrator.spool import FOLDER, Spool, Spooled
-from tests.core.test_node_health import node
+from orchestrator.cluster.contract import Finished, SchedulerEvent
+from orchestrator.sweep.spool import FOLDER, Spool, Spooled
+from tests.core.machines.test_node_health import node
 from tests.faults import small_sweep
 from tests.faults.crash_points import Play
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.test_node_health import H100, ProbedScheduler, physics
+from tests.sweep.test_node_pool import H100, ProbedScheduler, physics
 
 OF = small_sweep.spec(
     gpus=[1],

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.fingerprint import Fingerprint
-from orchestrator.core.layout import RecomputeMode
-from orchestrator.core.protocol import Device, TrialRequest
-from orchestrator.core.spec import SweepSpec
-from orchestrator.gang import Scheduler
-from orchestrator.progress import SweepResult
-from orchestrator.sweep import run_sweep
+from orchestrator.cluster.contract import Scheduler
+from orchestrator.core.problem.layout import RecomputeMode
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.protocol import Device, TrialRequest
+from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.progress import SweepResult
 from tests.faults.witness import WitnessedStore, witnessed
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 NAME = "small"
 NUM_TRIALS = 12

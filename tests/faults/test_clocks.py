@@ -10,12 +10,12 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.errors import SweepHeld
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import TrialRequest
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.protocol import TrialRequest
 from tests.faults import small_sweep
 from tests.faults.history import Log, judge
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 HOUR = 3600.0
 

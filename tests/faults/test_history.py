@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from db import schema
 from db.schema import now
-from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from tests.faults import small_sweep
 from tests.faults.fresh_stores import fresh_sqlite
 from tests.faults.history import Entry, Log, Seen, judge

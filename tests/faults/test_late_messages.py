@@ -15,8 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from db.schema import AttemptState
 from orchestrator.core.errors import LeaseLost
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
 from tests import new_store
 from tests.db.builders import Bench, failure, layout, measurement
 from tests.faults.history import judge

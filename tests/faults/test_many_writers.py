@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from db.store import Store
-from orchestrator.core.lifecycle import TrialState
+from orchestrator.core.trial.lifecycle import TrialState
 from tests.db.builders import Bench
 from tests.faults import forks
 

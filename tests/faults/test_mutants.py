@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from db import batch, changes, lease, records, schema
-from db.news import Ended, MeasuredEnd, Recorded
+from db import schema
+from db.read import records
 from db.schema import SweepState, now
 from db.store import Store
+from db.write import batch, changes, lease
+from db.write.writes import Ended, MeasuredEnd, Recorded
 from orchestrator.core.errors import SweepHeld
-from orchestrator.core.lifecycle import TrialEvent, TrialState
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from tests.faults import small_sweep
 from tests.faults.crash_points import die_everywhere, small_play
 from tests.faults.fresh_stores import fresh_sqlite

@@ -17,16 +17,16 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import Device, TrialRequest
-from orchestrator.progress import Stop
-from orchestrator.spool import FOLDER
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.protocol import Device, TrialRequest
+from orchestrator.sweep.progress import Stop
+from orchestrator.sweep.spool import FOLDER
 from tests.faults import forks, small_sweep
 from tests.faults.history import Log, judge
 from tests.faults.outage import terminations
 from tests.faults.postgresql import Server, server
 from tests.faults.witness import WitnessedStore
-from tests.orchestrator.fake_scheduler import FakeScheduler
+from tests.sweep.fake_scheduler import FakeScheduler
 
 pytestmark = pytest.mark.timeout(300)
 

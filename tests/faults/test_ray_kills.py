@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.processes import start_time
+from orchestrator.node.processes import start_time
 from tests.faults.ray_kills import code_within, running
 from tests.programs import told
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from db import changes
-from db.news import Ended, MeasuredEnd, Recorded
 from db.store import Store
-from orchestrator.core.held import Leased
-from orchestrator.core.lifecycle import TrialState
-from orchestrator.core.node_health import NodeFacts
-from orchestrator.core.packing import Room, Shape
-from orchestrator.core.protocol import TrialRequest
-from orchestrator.gang import Prober, Scheduler, SchedulerEvent, Slots
+from db.write import changes
+from db.write.writes import Ended, MeasuredEnd, Recorded
+from orchestrator.cluster.contract import Prober, Scheduler, SchedulerEvent, Slots
+from orchestrator.core.machines.node_health import NodeFacts
+from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import TrialRequest
+from orchestrator.core.trial.reserved_time import Leased
 from tests.faults.history import Log, Seen
 
 WITHOUT_A_NUMBER = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.protocol import Phase
-from orchestrator.evidence import attempt_facts
-from orchestrator.gang import Finished
-from orchestrator.launcher import NodeLauncher
-from tests.orchestrator.launching import order
+from orchestrator.cluster.contract import Finished
+from orchestrator.core.trial.protocol import Phase
+from orchestrator.node.launcher import NodeLauncher
+from orchestrator.sweep.verdict import attempt_facts
+from tests.node.launching import order
 
 ALL = set(Phase)
 STEPS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.protocol import (
+from orchestrator.core.trial.protocol import (
     RUN_DIR_VARIABLE,
     Heartbeat,
     Phase,
@@ -18,7 +18,7 @@ from orchestrator.core.protocol import (
     decode_result,
     encode,
 )
-from tests.orchestrator.launching import order
+from tests.node.launching import order
 from workloads import rank as ranks
 from workloads.rank import Rank
 

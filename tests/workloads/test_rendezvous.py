@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.exposure import is_loopback
-from orchestrator.core.failures import FailureKind
-from orchestrator.core.protocol import LaunchOrder, NodeReport, Phase
-from orchestrator.launcher import NodeLauncher
+from orchestrator.core.machines.exposure import is_loopback
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.protocol import LaunchOrder, NodeReport, Phase
+from orchestrator.node.launcher import NodeLauncher
 from tests.listening import Place, listeners
-from tests.orchestrator.launching import order, tree_of
+from tests.node.launching import order, tree_of
 from workloads.rendezvous import bound
 
 pytestmark = pytest.mark.timeout(120)

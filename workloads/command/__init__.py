@@ -22,7 +22,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.protocol import (
+from orchestrator.core.sweepfile.template import fill
+from orchestrator.core.sweepfile.workload_options import CommandOptions
+from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
     MAX_SAMPLES,
     BadResult,
@@ -32,9 +34,7 @@ from orchestrator.core.protocol import (
     TrialRequest,
     decode_result,
 )
-from orchestrator.core.redaction import Secrets, blotted
-from orchestrator.core.template import fill
-from orchestrator.core.workload_options import CommandOptions
+from orchestrator.core.trial.redaction import Secrets, blotted
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, NotFinite, Rank, context
 

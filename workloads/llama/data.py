@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.core.layout import Layout
-from orchestrator.core.workload_options import TokenDtype
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.workload_options import TokenDtype
 
 # Synthetic ids are floor(vocab * u^3): a skew like that of words, so that there is something to learn and a falling loss shows it.
 _SKEW = 3.0

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.core.layout import Recompute, RecomputeMode, SelectivePolicy
-from orchestrator.core.model_shape import ModelShape
-from orchestrator.core.workload_options import AttentionKind
+from orchestrator.core.problem.layout import Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.sweepfile.workload_options import AttentionKind
 from workloads.llama.recompute import checkpointed, checkpointed_ops
 
 NORM_EPSILON = 1e-5

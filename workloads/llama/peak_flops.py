@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from orchestrator.core.hardware import from_driver_name
-from orchestrator.core.layout import Precision
-from orchestrator.core.protocol import MEASURED_PEAK, TrialRequest
+from orchestrator.core.problem.hardware import from_driver_name
+from orchestrator.core.problem.layout import Precision
+from orchestrator.core.trial.protocol import MEASURED_PEAK, TrialRequest
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _SIZES = {"cpu": (256, 512, 768), "cuda": (4096, 8192)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from orchestrator.core.fingerprint import Stack
+from orchestrator.core.trial.fingerprint import Stack
 
 _DRIVER_FILE = Path("/sys/module/nvidia/version")
 

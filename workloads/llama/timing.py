@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.core.measurement import enough
-from orchestrator.core.protocol import MeasurementPlan
+from orchestrator.core.trial.measurement import enough
+from orchestrator.core.trial.protocol import MeasurementPlan
 from workloads.rank import NotFinite
 
 

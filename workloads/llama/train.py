@@ -16,11 +16,11 @@ import torch._dynamo  # AdamW, DDP and checkpointing import it when first used: 
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.core.capabilities import CAPABILITIES
-from orchestrator.core.layout import Precision
-from orchestrator.core.measurement import hardware_flops_per_token
-from orchestrator.core.protocol import Device, Phase, RankResult, TrialRequest
-from orchestrator.core.workload_options import GradientDtype, LlamaOptions
+from orchestrator.core.problem.layout import Precision
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.workload_options import GradientDtype, LlamaOptions
+from orchestrator.core.trial.measurement import hardware_flops_per_token
+from orchestrator.core.trial.protocol import Device, Phase, RankResult, TrialRequest
 from workloads.llama.data import Tokens
 from workloads.llama.data_parallel import Replica
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
@@ -202,5 +202,5 @@ def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
         )
     device = torch.device("cuda", rank.local_rank)
     torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")  # TF32, as core/hardware's fp32 peaks assume
+    torch.set_float32_matmul_precision("high")  # TF32, as core/problem/hardware's fp32 peaks assume
     return device

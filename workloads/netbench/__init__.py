@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.core.protocol import CollectiveTime, Device, Phase, RankResult
+from orchestrator.core.trial.protocol import CollectiveTime, Device, Phase, RankResult
 from workloads import rank as ranks
 from workloads.llama.stack import describe_stack
 from workloads.rank import Rank

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.core.cell import Cell
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.layout import parse_key
-from orchestrator.core.protocol import Phase, RankResult
-from orchestrator.core.replay import LAYOUT_OPTION, failure_text, read_table, replayed_result
-from orchestrator.core.run_table import RunStatus
-from orchestrator.core.workload_options import ReplayOptions
+from orchestrator.core.pretend.replay import LAYOUT_OPTION, failure_text, read_table, replayed_result
+from orchestrator.core.pretend.run_table import RunStatus
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import parse_key
+from orchestrator.core.sweepfile.workload_options import ReplayOptions
+from orchestrator.core.trial.protocol import Phase, RankResult
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank

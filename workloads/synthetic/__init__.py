@@ -8,12 +8,12 @@ from __future__ import annotations
 import platform
 import time
 
-from orchestrator.core.fingerprint import Stack
-from orchestrator.core.hardware import DEVICES, Hardware
-from orchestrator.core.measurement import enough
-from orchestrator.core.protocol import Phase, RankResult
-from orchestrator.core.synthetic import MemoryByPhase, memory, noisy_steps, strikes
-from orchestrator.core.workload_options import SyntheticFault, SyntheticOptions
+from orchestrator.core.pretend.synthetic import MemoryByPhase, memory, noisy_steps, strikes
+from orchestrator.core.problem.hardware import DEVICES, Hardware
+from orchestrator.core.sweepfile.workload_options import SyntheticFault, SyntheticOptions
+from orchestrator.core.trial.fingerprint import Stack
+from orchestrator.core.trial.measurement import enough
+from orchestrator.core.trial.protocol import Phase, RankResult
 from workloads import rank as ranks
 from workloads.options import parse_options
 from workloads.rank import ConfigRejected, Rank

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from orchestrator.core.protocol import Phase, result_file
-from orchestrator.core.synthetic import out_of_memory_text
-from orchestrator.core.workload_options import FaultKind, SyntheticFault
+from orchestrator.core.pretend.synthetic import out_of_memory_text
+from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault
+from orchestrator.core.trial.protocol import Phase, result_file
 from workloads.rank import ConfigRejected, NotFinite, Rank
 
 

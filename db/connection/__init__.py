@@ -1,0 +1,1 @@
+"""How a database is reached: its URL, its engine, its advice."""

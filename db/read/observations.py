@@ -1,0 +1,227 @@
+"""What was measured, over all sweeps of a store: every trial with a measurement that counts, and every one that ran out of device memory.
+
+It is what predictions are calibrated on. Invalidated attempts are not among it. The rows are read by one statement, however many trials there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import schema
+from db.read import records
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.lifecycle import TrialState
+
+sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
+measurement, fingerprint = schema.measurement, schema.fingerprint
+
+Number = TypeVar("Number", int, float)
+
+ROWS_PER_CELL = 200  # spread evenly over those of a cell: more of one cell hardly teach more
+MAX_ROWS = 4000  # the newest; as many are fitted in about a second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSweep:
+    """A sweep that has observations, and the conditions that they were made under."""
+
+    id: int
+    name: str
+    conditions: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservationRow:
+    """One trial that was measured, or that ran out of memory. Unknown is None."""
+
+    trial_id: int
+    sweep: MeasuredSweep
+    cell_id: int
+    cell: Cell
+    layout: Layout
+    out_of_memory: bool
+    step_seconds: float | None
+    peak_memory_bytes: int | None  # reserved by the allocator where that is known, else allocated
+    is_peak_reserved: bool | None
+    device_memory_bytes: int | None
+    thrashing: bool | None
+    device_name: str | None  # of an out-of-memory, which may leave no fingerprint: that of its cell's newest measurement
+    torch: str | None
+    cuda: str | None
+    driver: str | None
+    peak_flops: float | None
+    peak_flops_source: str | None
+    num_nodes: int | None
+    num_steps: int | None  # timed
+    held_seconds: float | None  # by the gang, from its placement to its end
+    steady_seconds: float | None  # of it, in the steps after the first
+
+
+def observations(
+    connection: Connection,
+    *,
+    workload: str | None = None,
+    is_relative: Callable[[Mapping[str, Any]], bool] | None = None,
+    is_device: Callable[[str, Sequence[str]], bool] | None = None,
+    sweep_name: str | None = None,
+    per_cell: int = ROWS_PER_CELL,
+    most: int = MAX_ROWS,
+) -> list[ObservationRow]:
+    """The newest `most` observations, oldest first; of a cell with more than `per_cell`, so many spread evenly over them.
+
+    `is_relative` chooses among sweeps by their conditions; `is_device` among devices by what drivers call them and the sources of their
+    peaks, and what is known of no device is kept. Both choose before rows are counted: others, however many and new, crowd nothing out.
+    """
+    chosen = sa.select(sweep.c.id, sweep.c.name, sweep.c.conditions)
+    if sweep_name is not None:
+        chosen = chosen.where(sweep.c.name == sweep_name)
+    sweeps = {row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions) for row in connection.execute(chosen)}
+    wanted = [
+        id
+        for id, found in sweeps.items()
+        if (workload is None or found.conditions.get("workload") == workload) and (is_relative is None or is_relative(found.conditions))
+    ]
+    if not wanted:
+        return []
+    names = None if is_device is None else [name for name, sources in _devices(connection).items() if is_device(name, sources)]
+    rows = connection.execute(_statement(wanted, names, per_cell, most)).mappings().all()
+    cells: dict[int, Cell] = {}
+    return [_row(row, sweeps, cells) for row in reversed(rows)]
+
+
+def _devices(connection: Connection) -> dict[str, list[str]]:
+    """Every device that something of the store ran on, as its driver calls it, and the sources of its peaks."""
+    of_attempts = (
+        sa.select(fingerprint.c.device_name, measurement.c.peak_flops_source)
+        .outerjoin(attempt, attempt.c.fingerprint_digest == fingerprint.c.digest)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(fingerprint.c.device_name.is_not(None))
+        .distinct()
+    )
+    found: dict[str, list[str]] = {}
+    for name, source in connection.execute(of_attempts):
+        found.setdefault(name, []).extend([source] if source is not None else [])
+    return found
+
+
+def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int) -> sa.Select[Any]:
+    counting, last = attempt.alias("counting"), attempt.alias("last")
+    out_of_memory = sa.and_(trial.c.state == TrialState.OUT_OF_MEMORY, last.c.failure_kind == FailureKind.OOM_GPU)
+    digest = sa.func.coalesce(counting.c.fingerprint_digest, last.c.fingerprint_digest, cell.c.fingerprint_digest)
+    place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=trial.c.id)
+    # The narrow columns first: of 100,000 trials only those that are kept are read whole.
+    numbered = (
+        sa.select(
+            trial.c.id,
+            counting.c.id.label("counting_id"),
+            last.c.id.label("last_id"),
+            digest.label("digest"),
+            place.label("place"),
+            sa.func.count().over(partition_by=trial.c.cell_id).label("size"),
+        )
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .outerjoin(
+            counting,
+            sa.and_(counting.c.trial_id == trial.c.id, counting.c.state == sa.literal_column("'measured'"), sa.not_(counting.c.superseded)),
+        )
+        .outerjoin(last, sa.and_(last.c.trial_id == trial.c.id, last.c.number == trial.c.num_attempts, sa.not_(last.c.superseded)))
+        .outerjoin(fingerprint, fingerprint.c.digest == digest)
+        .where(trial.c.sweep_id.in_(sweep_ids), sa.or_(counting.c.id.is_not(None), out_of_memory))
+    )
+    if names is not None:
+        numbered = numbered.where(sa.or_(fingerprint.c.device_name.in_(names), fingerprint.c.device_name.is_(None)))
+    kept = numbered.subquery("kept")
+    # The first row that reaches each of `per_cell` even marks: of ten rows and three marks the 4th, 7th and 10th.
+    even = kept.c.place * per_cell // kept.c.size != (kept.c.place - 1) * per_cell // kept.c.size
+    own, failed = attempt.alias("own"), attempt.alias("failed")
+    return (
+        sa.select(
+            trial.c.id.label("trial_id"),
+            trial.c.sweep_id,
+            trial.c.cell_id,
+            *(trial.c[name] for name in records.LAYOUT_COLUMNS),
+            cell.c.model_name,
+            cell.c.num_gpus,
+            cell.c.sequence_length,
+            cell.c.global_batch_size,
+            *(column for column in model.c if column.name not in ("digest", "name", "num_parameters")),
+            measurement.c.attempt_id,
+            measurement.c.step_seconds_median,
+            measurement.c.num_steps,
+            measurement.c.peak_memory_reserved_bytes,
+            measurement.c.peak_memory_allocated_bytes,
+            sa.func.coalesce(measurement.c.device_memory_bytes, failed.c.failure_device_memory_bytes).label("device_memory_bytes"),
+            measurement.c.thrashing,
+            measurement.c.peak_flops,
+            measurement.c.peak_flops_source,
+            fingerprint.c.device_name,
+            fingerprint.c.torch,
+            fingerprint.c.cuda,
+            fingerprint.c.driver,
+            sa.cast(sa.func.coalesce(own.c.nodes, failed.c.nodes), sa.Text).label("nodes"),
+            sa.func.coalesce(own.c.gpu_seconds, failed.c.gpu_seconds).label("gpu_seconds"),
+            own.c.steady_seconds,
+        )
+        .select_from(kept)
+        .join(trial, trial.c.id == kept.c.id)
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .join(model, model.c.digest == cell.c.model_digest)
+        .outerjoin(own, own.c.id == kept.c.counting_id)
+        .outerjoin(measurement, measurement.c.attempt_id == own.c.id)
+        .outerjoin(failed, failed.c.id == kept.c.last_id)
+        .outerjoin(fingerprint, fingerprint.c.digest == kept.c.digest)
+        .where(sa.or_(kept.c.size <= per_cell, even))
+        .order_by(trial.c.id.desc())
+        .limit(most)
+    )
+
+
+def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[int, Cell]) -> ObservationRow:
+    of_cell = cells.get(row["cell_id"])
+    if of_cell is None:
+        of_cell = cells[row["cell_id"]] = Cell(
+            model=records.model_of(row, name=row["model_name"]),
+            num_gpus=row["num_gpus"],
+            sequence_length=row["sequence_length"],
+            global_batch_size=row["global_batch_size"],
+        )
+    is_measured = row["attempt_id"] is not None
+    reserved, allocated = _read(row["peak_memory_reserved_bytes"]), _read(row["peak_memory_allocated_bytes"])
+    nodes = json.loads(row["nodes"]) if row["nodes"] else None
+    return ObservationRow(
+        trial_id=row["trial_id"],
+        sweep=sweeps[row["sweep_id"]],
+        cell_id=row["cell_id"],
+        cell=of_cell,
+        layout=records.layout_of(row),
+        out_of_memory=not is_measured,
+        step_seconds=_read(row["step_seconds_median"]),
+        peak_memory_bytes=reserved if reserved is not None else allocated,
+        is_peak_reserved=None if reserved is None and allocated is None else reserved is not None,
+        device_memory_bytes=_read(row["device_memory_bytes"]),
+        thrashing=row["thrashing"],
+        device_name=row["device_name"],
+        torch=row["torch"],
+        cuda=row["cuda"],
+        driver=row["driver"],
+        peak_flops=_read(row["peak_flops"]),
+        peak_flops_source=row["peak_flops_source"],
+        num_nodes=len(nodes) if nodes else None,
+        num_steps=row["num_steps"],
+        held_seconds=row["gpu_seconds"] / row["num_gpus"] if row["gpu_seconds"] is not None else None,
+        steady_seconds=row["steady_seconds"],
+    )
+
+
+def _read(value: Number | None) -> Number | None:
+    """What a trial said, where that can be: a counter that a device lacks reads 0, and a fit that takes its logarithm would lose all others."""
+    return value if value is not None and isfinite(value) and value > 0 else None

@@ -1,0 +1,176 @@
+"""Values of the core as columns, and back. Text that came from a program is made storable here: no NUL, no lone surrogate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.model_shape import ModelShape
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
+from orchestrator.core.trial.measurement import Measurement, StepTime
+from orchestrator.core.trial.protocol import GpuUsage, Phase
+
+Columns = dict[str, Any]
+Row = Mapping[str, Any] | RowMapping
+
+_SIZES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+    "zero_stage",
+)
+_SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "ffn_hidden_size",
+    "vocab_size",
+    "tied_embeddings",
+)
+_MEASURED = (
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "confident",
+    "mfu",
+    "hfu",
+    "mfu_formula",
+    "peak_flops",
+    "peak_flops_source",
+    "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes",
+    "device_memory_bytes",
+    "allocator_retries",
+    "thrashing",
+    "loss_first",
+    "loss_last",
+)
+LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
+_TELLING = ("cpu_cores", "foreign_gpu_processes", "gpu_clock_ratio", "gpu_throttled_fraction", "gpu_temperature_celsius")
+LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision", "options")
+
+
+def layout_columns(layout: Layout) -> Columns:
+    recompute = layout.recompute
+    return {
+        "layout_key": layout.key,
+        **{name: getattr(layout, name) for name in _SIZES},
+        "recompute": recompute.mode.value,
+        "recompute_policy": recompute.policy.value if recompute.policy else None,
+        "recompute_layers": recompute.num_layers,
+        "precision": layout.precision.value,
+        "options": dict(layout.options) or None,
+    }
+
+
+def layout_of(row: Row) -> Layout:
+    policy = row["recompute_policy"]
+    recompute = Recompute(
+        mode=RecomputeMode(row["recompute"]), policy=SelectivePolicy(policy) if policy else None, num_layers=row["recompute_layers"]
+    )
+    return Layout(
+        **{name: row[name] for name in _SIZES},
+        recompute=recompute,
+        precision=Precision(row["precision"]),
+        options=tuple(sorted((row["options"] or {}).items())),
+    )
+
+
+def model_columns(model: ModelShape) -> Columns:
+    sizes = {name: getattr(model, name) for name in _SHAPE}
+    return {"digest": model.digest, "name": model.name, **sizes, "num_parameters": model.num_parameters}
+
+
+def model_of(row: Row, *, name: str) -> ModelShape:
+    return ModelShape(name=name, **{column: row[column] for column in _SHAPE})
+
+
+def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
+    own = fingerprint.model_dump(exclude={"stack", "settings"})
+    return {"digest": fingerprint.digest, **own, "settings": dict(fingerprint.settings) or None, **fingerprint.stack.model_dump()}
+
+
+def fingerprint_of(row: Row) -> Fingerprint:
+    stack = Stack(**{name: row[name] for name in Stack.model_fields})
+    own = {name: row[name] for name in Fingerprint.model_fields if name not in ("stack", "settings")}
+    return Fingerprint(**own, stack=stack, settings=tuple(sorted((row["settings"] or {}).items())))
+
+
+def phase_columns(phases: Mapping[Phase, float]) -> Columns:
+    return {f"{phase.value}_seconds": phases.get(phase) for phase in Phase}
+
+
+def phases_of(row: Row) -> dict[Phase, float]:
+    return {phase: row[f"{phase.value}_seconds"] for phase in Phase if row[f"{phase.value}_seconds"] is not None}
+
+
+def load_columns(load: MachineLoad) -> Columns:
+    """None where nothing is known of it: such an attempt's columns stay NULL."""
+    if not load.is_known:
+        return {}
+    return {**asdict(load), "gpu_throttle_reasons": ", ".join(load.gpu_throttle_reasons) or None}
+
+
+def load_of(row: Row) -> MachineLoad:
+    if all(row[name] is None for name in _TELLING):
+        return NO_LOAD
+    reasons = row["gpu_throttle_reasons"]
+    values = {name: row[name] for name in LOAD_COLUMNS}
+    return MachineLoad(**{**values, "gpu_throttle_reasons": tuple(reasons.split(", ")) if reasons else ()})
+
+
+def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None) -> Columns:
+    step_time = measurement.step_time
+    return {
+        **{name: getattr(measurement, name) for name in _MEASURED},
+        "step_seconds_median": step_time.median,
+        "step_seconds_iqr": step_time.iqr,
+        "num_steps": step_time.num_steps,
+        "relative_confidence": step_time.relative_confidence,
+        "gpu_utilisation": gpu.utilisation,
+        "gpu_power_watts": gpu.power_watts,
+        "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()} if memory_by_part else None,
+        "step_seconds": list(measurement.step_seconds),
+    }
+
+
+def measurement_of(row: Row) -> Measurement:
+    step_time = StepTime(
+        median=row["step_seconds_median"],
+        iqr=row["step_seconds_iqr"],
+        num_steps=row["num_steps"],
+        relative_confidence=row["relative_confidence"],
+    )
+    return Measurement(**{name: row[name] for name in _MEASURED}, step_time=step_time, step_seconds=tuple(row["step_seconds"]))
+
+
+def failure_columns(failure: Failure) -> Columns:
+    return {f"failure_{name}": storable(value) if isinstance(value, str) else value for name, value in asdict(failure).items()}
+
+
+def failure_of(row: Row) -> Failure | None:
+    if row["failure_kind"] is None:
+        return None
+    texts: Columns = {name: row[f"failure_{name}"] or "" for name in ("message", "evidence", "log_tail", "log_path")}
+    others: Columns = {name: row[f"failure_{name}"] for name in ("rank", "node", "phase", "step", "signal", "exit_code")}
+    return Failure(kind=FailureKind(row["failure_kind"]), **texts, **others)
+
+
+def storable(text: str) -> str:
+    """The text as both databases take it: PostgreSQL refuses NUL, and neither driver encodes a lone surrogate."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def finite(value: float | None) -> float | None:
+    """A prediction as a column: infinite or NaN is unknown."""
+    return None if value is None or not math.isfinite(value) else float(value)

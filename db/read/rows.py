@@ -1,0 +1,260 @@
+"""What the store gives back: frozen values, one per row that a caller thinks of. They know no SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from db.schema import AttemptState, BenchReason, StopRequest, SweepState
+from orchestrator.core.machines.check import Check
+from orchestrator.core.physics.links import LinkSample
+from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout, Precision
+from orchestrator.core.trial.drift import Run
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.protocol import GpuUsage, Phase
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.reserved_time import HeldGpuSeconds, of_attempt, outcome_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """Who holds a sweep. `namespace` says in which set of processes the pid means anything (machine boot and pid namespace)."""
+
+    host: str
+    pid: int
+    namespace: str
+    since: dt.datetime
+    lease_until: dt.datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRow:
+    id: int
+    name: str
+    run_token: str  # tells this sweep's folders from those of a sweep of the same name in another store
+    spec_json: str
+    conditions: Mapping[str, Any]
+    state: SweepState
+    created_at: dt.datetime
+    holder: Holder | None  # None: nobody holds it, or the lease has ended
+    owner_epoch: int
+    stop_requested: StopRequest | None
+
+    @property
+    def run_folder(self) -> str:
+        """The name of its folder under SWEEP_HOME/runs."""
+        return run_folder(self.name, self.run_token)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether `sweep run --simulate` made it: nothing in it was measured."""
+        return self.name.endswith(SIMULATED_SUFFIX) and self.conditions.get("workload") == "synthetic"
+
+
+def run_folder(name: str, run_token: str) -> str:
+    return f"{name}-{run_token}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRow:
+    id: int
+    sweep_id: int
+    cell: Cell
+    fingerprint_digest: str | None  # of the newest measurement: the current one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRow:
+    """A trial with the numbers of the attempt that counts, and the failure of the last one."""
+
+    id: int
+    cell_id: int
+    layout: Layout
+    state: TrialState
+    num_attempts: int
+    num_measurements: int  # that count; its numbers are those of the median one
+    why: str | None
+    predicted_tokens_per_second_per_gpu: float | None
+    predicted_memory_bytes: int | None
+    condemned_by: int | None
+    tokens_per_second: float | None
+    tokens_per_second_per_gpu: float | None
+    step_seconds_median: float | None
+    step_seconds_iqr: float | None
+    num_steps: int | None  # timed, of the measurement
+    relative_confidence: float | None
+    confident: bool | None
+    mfu: float | None
+    hfu: float | None
+    peak_memory_allocated_bytes: int | None  # of the measurement; of the failed rank where the last attempt ran out of memory
+    peak_memory_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    thrashing: bool | None
+    fingerprint_digest: str | None  # of the attempt that counts
+    measured_at: dt.datetime | None  # likewise
+    nodes: tuple[str, ...]  # that it ran on
+    is_current_fingerprint: bool | None  # None: no measurement counts
+    failure_kind: FailureKind | None  # of the last attempt
+    failure_message: str | None
+    gpu_seconds: float | None  # of the last attempt
+    created_at: dt.datetime
+    updated_at: dt.datetime
+    load: MachineLoad = NO_LOAD  # of the attempt that counts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRow:
+    number: int
+    epoch: int
+    state: AttemptState
+    superseded: bool
+    pooled: bool
+    purpose: Purpose | None  # None: it was made before that was noted
+    started_at: dt.datetime
+    ended_at: dt.datetime | None
+    measured_at: dt.datetime | None  # by the clock that the sweep goes by; None: as ended_at
+    nodes: tuple[str, ...] | None
+    shared_nodes: bool | None
+    phase_seconds: Mapping[Phase, float]
+    gpu_seconds: float | None
+    timed_seconds: float | None
+    warmup_seconds: float | None
+    environment: Mapping[str, Any] | None  # by which ranks were told how to communicate; None: by nothing, or the attempt left no word
+    fingerprint: Fingerprint | None
+    processes_killed: int | None
+    failure: Failure | None
+    measurement: Measurement | None
+    gpu: GpuUsage | None
+    memory_by_part: Mapping[str, int] | None
+    load: MachineLoad = NO_LOAD
+
+    def held(self, num_gpus: int) -> HeldGpuSeconds | None:
+        """What its GPU-seconds went into; None: it has not ended, or nobody knows what it held."""
+        if self.gpu_seconds is None:
+            return None
+        counts = self.state is AttemptState.MEASURED and (self.pooled or not self.superseded)
+        outcome = outcome_of(self.failure.kind if self.failure is not None else None, counts=counts)
+        return of_attempt(
+            self.gpu_seconds, num_gpus=num_gpus, outcome=outcome, timed_seconds=self.timed_seconds, warmup_seconds=self.warmup_seconds
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeats:
+    """The repeats of a measured trial: its runs, failures, and runs with other software."""
+
+    runs: tuple[Run, ...]  # that count together, the first included
+    failures: Mapping[FailureKind, int]  # of repeats that failed
+    num_apart: int  # repeats measured with other software than the trial, kept apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakRow:
+    """What the MFU of an attempt, or of several alike, rests on."""
+
+    nodes: tuple[str, ...]
+    precision: Precision
+    device_name: str | None
+    flops: float  # per second, of one device
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCheckRow:
+    """What a node said of itself when it was last looked at."""
+
+    node: str
+    at: dt.datetime
+    is_fit: bool
+    failed: str | None
+    host: str | None
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchRow:
+    """A node on which nothing is placed, or was for a while."""
+
+    node: str
+    since: dt.datetime
+    until: dt.datetime | None  # None: it still is
+    reason: BenchReason
+    is_remeasured: bool
+    evidence: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkRow:
+    """One collective at one message size, as `sweep netbench` measured it."""
+
+    run_token: str
+    at: dt.datetime
+    device_name: str | None
+    backend: str
+    sample: LinkSample
+    num_calls: int
+    nodes: tuple[str, ...]
+    torch: str | None
+    nccl: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRow:
+    id: int
+    at: dt.datetime
+    trial_id: int | None
+    attempt: int | None
+    event: str
+    from_state: str | None
+    to_state: str | None
+    epoch: int
+    detail: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialDetail:
+    sweep_name: str
+    run_folder: str  # of the sweep, under SWEEP_HOME/runs
+    cell: CellRow
+    trial: TrialRow
+    attempts: tuple[AttemptRow, ...]
+    events: tuple[EventRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellStatus:
+    cell: CellRow
+    num_trials: Mapping[TrialState, int]  # every state, also those with none
+    best: TrialRow | None  # under the current fingerprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRow:
+    """One call of `run_sweep` that got its sweep."""
+
+    epoch: int
+    host: str
+    pid: int
+    started_at: dt.datetime
+    seen_at: dt.datetime
+    ended_at: dt.datetime | None
+    num_gpus: int  # slots of the cluster
+    price_per_gpu_hour: float | None
+    stop_reasons: tuple[str, ...]  # empty: it goes on, or died
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepHeld:
+    """The GPU-seconds of a sweep by what they went into, over all of its sessions."""
+
+    total: HeldGpuSeconds
+    by_cell: Mapping[int, HeldGpuSeconds]  # by its id; idle leases belong to none
+    capacity: float | None  # all slots as long as its orchestrators worked; None: not known of any of them

@@ -1,0 +1,1 @@
+"""A person's SQL: checked, and run where it cannot change anything."""

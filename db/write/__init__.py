@@ -1,0 +1,1 @@
+"""What the store is told, under the lease of its sweep."""

@@ -1,0 +1,364 @@
+"""The statements that add sweeps, cells and trials, and begin attempts, each within a transaction of the store's.
+
+Every function first proves its epoch on the sweep's locked row. How attempts end stands in endings.py.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+
+from db import schema
+from db.connection.engine import Change
+from db.connection.id_list import ByIds
+from db.connection.portions import portions
+from db.read import queries, records
+from db.schema import AttemptState, now
+from db.write import event_log, lease
+from db.write.batch import Batch
+from db.write.writes import NewAttempt, NewTrial, Pruned
+from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.trial.failures import Failure, FailureKind, may_retry
+from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.trial.purpose import Purpose
+
+sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
+
+# Of a row that may be there already, by dialect.
+INSERTS: Mapping[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+# Made once, values given when they run: to put a wide statement together costs more than to run it.
+_INSERT_TRIAL = {
+    name: insert(trial)
+    .values(created_at=now(), updated_at=now())
+    .on_conflict_do_nothing(index_elements=["cell_id", "layout_key"])
+    .returning(trial.c.id, trial.c.cell_id, trial.c.layout_key)
+    for name, insert in INSERTS.items()
+}
+_OWNERS_OF_CELLS = ByIds(
+    lambda ids: (
+        sa.select(cell.c.id, cell.c.sweep_id, sweep.c.owner_epoch, sweep.c.owner_token)
+        .join(sweep, sweep.c.id == cell.c.sweep_id)
+        .where(cell.c.id.in_(ids))
+        .with_for_update(read=True, of=sweep)
+    )
+)
+_TRIALS_OF_LAYOUTS = sa.select(trial.c.id, trial.c.layout_key).where(
+    trial.c.cell_id == sa.bindparam("cell"), trial.c.layout_key.in_(sa.bindparam("keys", expanding=True))
+)
+_UPDATE_TRIAL = sa.update(trial).where(trial.c.id == sa.bindparam("trial_id"))
+_INSERT_ATTEMPT = sa.insert(attempt).values(started_at=now())
+_UPDATE_LATEST = sa.update(attempt).where(
+    attempt.c.trial_id == sa.bindparam("of_trial"), attempt.c.number == sa.bindparam("of_number"), attempt.c.state == AttemptState.RUNNING
+)
+_END_LATEST = _UPDATE_LATEST.values(ended_at=now())
+_BEGINS = frozenset({TrialEvent.GANG_PLACED, TrialEvent.REPEATED})
+
+
+def new_token() -> str:
+    return uuid.uuid4().hex
+
+
+def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+    """Insert the rows whose keys are not there yet; the others are left as they are. How many were inserted."""
+    many = [rows] if isinstance(rows, Mapping) else list(rows)
+    if not many:
+        return 0
+    # SQL expressions (the database's clock) cannot be parameters: they are part of the statement.
+    fixed = {name: value for name, value in many[0].items() if isinstance(value, sa.ClauseElement)}
+    insert = INSERTS[connection.dialect.name](table)
+    values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
+    statement = insert.values(**fixed).on_conflict_do_nothing()
+    return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def differs_from(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
+    """Whether a sweep was begun under other conditions. Raises SweepChanged where it has trials of them, dropped ones included."""
+    found = connection.execute(sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)).one()
+    if found.conditions == wanted:
+        return False
+    of_sweep = sa.select(trial.c.id).join(cell, cell.c.id == trial.c.cell_id).where(cell.c.sweep_id == sweep_id)
+    if connection.execute(of_sweep.limit(1)).first() is not None:
+        raise SweepChanged(_difference(found.name, found.conditions, wanted))
+    return True
+
+
+def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The message of SweepChanged: each condition that differs, as it was and as it is."""
+    lines = [
+        f"  {key}: was {was.get(key, 'absent')!r}, is {wanted.get(key, 'absent')!r}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    ]
+    return "\n".join([f"sweep {name!r} was measured under other conditions:", *lines, "Rename the sweep, or restore the spec"])
+
+
+_ABSENT = object()
+
+
+def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -> int:
+    lease.fence(connection, sweep_id, epoch)
+    table, digest = schema.cell, cell.model.digest
+    insert_absent(connection, schema.model, records.model_columns(cell.model))
+    identity = {
+        "sweep_id": sweep_id,
+        "model_digest": digest,
+        "num_gpus": cell.num_gpus,
+        "sequence_length": cell.sequence_length,
+        "global_batch_size": cell.global_batch_size,
+    }
+    insert_absent(connection, table, {**identity, "key": cell.key, "model_name": cell.model.name})
+    return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
+
+
+def add_trials(connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int) -> list[int]:
+    """The ids of the layouts' trials, in their order; those that are there already are left as they stand."""
+    additions = [_Addition(new=one) for one in new]
+    added = _add(connection, change, additions, epoch)
+    ids = added | _trial_ids(connection, [one.key for one in additions if one.key not in added])
+    return [ids[one.key] for one in additions]
+
+
+def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int) -> list[tuple[int, int]]:
+    """The trial and the number of each new attempt. All of them, or IllegalTransition and none."""
+    additions = {place: _Addition(new=one, event=TrialEvent.GANG_PLACED) for place, one in enumerate(begun) if isinstance(one, NewTrial)}
+    added = _add(connection, change, list(additions.values()), epoch)
+    there = _trial_ids(connection, [one.key for one in additions.values() if one.key not in added])
+    first = {one.key: place for place, one in reversed(additions.items()) if one.key in added}  # a layout may be named twice
+    found: dict[int, tuple[int, int]] = {place: (added[key], 1) for key, place in first.items()}
+    attempts = {
+        place: NewAttempt(trial_id=(added | there)[additions[place].key], nodes=one.nodes) if isinstance(one, NewTrial) else one
+        for place, one in enumerate(begun)
+        if place not in found
+    }
+    values = [_attempt(trial_id, number, epoch, begun[place].nodes, purpose=Purpose.NEW) for place, (trial_id, number) in found.items()]
+    batch = Batch(connection, change, (one.trial_id for one in attempts.values()), epoch)
+    done = event_log.done_before(connection, change, [one.trial_id for one in attempts.values()], _BEGINS)
+    for place, one in attempts.items():
+        if one.trial_id not in done:
+            number = batch[one.trial_id].num_attempts + 1
+            event = TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED
+            batch.advance(one.trial_id, event, begins=number, detail=None if one.why is None else {"why": _storable(one.why)})
+            purpose = Purpose.NEW if number == 1 else one.purpose
+            values.append(_attempt(one.trial_id, number, epoch, one.nodes, purpose=purpose, shared_nodes=one.shared_nodes))
+        found[place] = one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts
+    batch.write()
+    if values:
+        connection.execute(_INSERT_ATTEMPT, values)
+    return [found[place] for place in range(len(begun))]
+
+
+def add_pruned(connection: Connection, change: Change, condemned: Sequence[Pruned], epoch: int) -> int:
+    additions = [
+        _Addition(
+            new=NewTrial(cell_id=one.cell_id, layout=one.layout, why=one.why),
+            event=TrialEvent.PRUNED,
+            detail={"condemned_by": one.condemned_by},
+            condemned_by=one.condemned_by,
+        )
+        for one in condemned
+    ]
+    added = _add(connection, change, additions, epoch)
+    there = _trial_ids(connection, [one.key for one in additions if one.key not in added])
+    batch, why = Batch(connection, change, there.values(), epoch), []
+    for one in additions:
+        trial_id = there.get(one.key)
+        if trial_id is not None and batch[trial_id].state is INITIAL:
+            batch.advance(trial_id, TrialEvent.PRUNED, detail=one.detail)
+            why.append({"trial_id": trial_id, "why": _storable(one.new.why), "condemned_by": one.condemned_by})
+    batch.write()
+    if why:
+        connection.execute(_UPDATE_TRIAL, why)
+    return len(added) + len(why)
+
+
+def transition(
+    connection: Connection,
+    change: Change,
+    moves: Sequence[tuple[int, int | None]],
+    event: TrialEvent,
+    epoch: int,
+    detail: Mapping[str, Any] | None,
+) -> list[TrialState]:
+    """The new state of each trial, given with the attempt that must be its latest, if any. All of them, or IllegalTransition and none."""
+    batch = Batch(connection, change, (trial_id for trial_id, _ in moves), epoch)
+    done = event_log.done_before(connection, change, [trial_id for trial_id, _ in moves], {event})
+    ended = []
+    for trial_id, number in moves:
+        if trial_id in done:
+            continue
+        was = batch[trial_id]
+        if number is not None and number != was.num_attempts:
+            raise IllegalTransition(f"trial {trial_id}: {event} of attempt {number}, but its latest is {was.num_attempts}")
+        state = batch.advance(trial_id, event, detail=detail).state
+        if was.state in IN_FLIGHT and state not in IN_FLIGHT:
+            ended.append({"of_trial": trial_id, "of_number": was.num_attempts, "state": AttemptState(event.value)})
+    batch.write()
+    if ended:
+        connection.execute(_END_LATEST, ended)
+    return [batch[trial_id].state for trial_id, _ in moves]
+
+
+def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> list[int]:
+    """The ids of the trials that wait again; one that was lost too often has failed. Their attempts are of earlier epochs: nobody can end them."""
+    lease.fence(connection, sweep_id, epoch)
+    left = (
+        sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
+        .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts))
+        .join(schema.cell, schema.cell.c.id == trial.c.cell_id)
+        .where(trial.c.sweep_id == sweep_id, attempt.c.state == AttemptState.RUNNING, attempt.c.epoch < epoch)
+        .order_by(trial.c.id)
+    )
+    rows = connection.execute(left).fetchall()
+    batch = Batch(connection, change, (row.id for row in rows), epoch)
+    failed_before = queries.failure_counts(connection, [row.id for row in rows])
+    waiting, lost = [], []
+    for row in rows:
+        standing = batch[row.id]
+        times = failed_before[row.id].get(_LOST, 0) + 1
+        is_repeat = standing.state not in IN_FLIGHT
+        message = "the orchestrator of this repeat died; found at the next start" if is_repeat else _lost_message(row.id, times)
+        failure, detail = Failure(kind=_LOST, message=message), {"kind": _LOST.value, "message": message}
+        if is_repeat:
+            batch.log(row.id, event_log.REPEAT_FAILED, standing.num_attempts, detail)
+        elif may_retry(_LOST, {_LOST: times}):
+            batch.advance(row.id, TrialEvent.REQUEUED, detail=detail)
+            waiting.append(int(row.id))
+        else:
+            batch.advance(row.id, TrialEvent.FAILED, detail=detail)
+        held_seconds = (row.ended_at - row.started_at).total_seconds()  # its end was noted when its owner was replaced
+        values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
+        lost.append({"of_trial": row.id, "of_number": standing.num_attempts, **values})
+    batch.write()
+    if lost:
+        connection.execute(_UPDATE_LATEST, lost)
+    return waiting
+
+
+def has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
+    """Whether the owner of an epoch has begun any attempt of a sweep."""
+    begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
+    return connection.execute(begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)).first() is not None
+
+
+def has_trials(connection: Connection, sweep_id: int) -> bool:
+    return connection.execute(sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)).first() is not None
+
+
+_LOST = FailureKind.ORCHESTRATOR_LOST
+
+
+def _lost_message(trial_id: int, times: int) -> str:
+    found = "the orchestrator of this attempt died; found at the next start"
+    if may_retry(_LOST, {_LOST: times}):
+        return found
+    cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}' --yes"
+    return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"
+
+
+def _fence_cells(connection: Connection, cell_ids: Set[int], epoch: int) -> dict[int, int]:
+    """The sweep of each cell, its row held. Raises LeaseLost for a stale epoch."""
+    rows = _OWNERS_OF_CELLS.rows(connection, sorted(cell_ids))
+    found = {int(row.id): int(row.sweep_id) for row in rows}
+    for cell_id in cell_ids:
+        if cell_id not in found:
+            raise UsageInvalid(f"there is no cell with id {cell_id}")
+    for row in rows:
+        if row.owner_epoch != epoch or row.owner_token is None:
+            raise LeaseLost(lease.lost(connection, row.sweep_id, epoch))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Addition:
+    """A layout that may have no trial yet, and what its trial goes through at once where it has none."""
+
+    new: NewTrial
+    event: TrialEvent | None = None  # None: it waits
+    detail: Mapping[str, Any] | None = None  # of the event
+    condemned_by: int | None = None
+
+    @cached_property
+    def key(self) -> tuple[int, str]:
+        return self.new.cell_id, self.new.layout.key
+
+    @property
+    def state(self) -> TrialState:
+        return INITIAL if self.event is None else advance(INITIAL, self.event)
+
+    @property
+    def num_attempts(self) -> int:
+        return int(self.state in IN_FLIGHT)
+
+    def columns(self, sweep_id: int) -> records.Columns:
+        one = self.new
+        return {
+            "sweep_id": sweep_id,
+            "cell_id": one.cell_id,
+            "state": self.state,
+            "num_attempts": self.num_attempts,
+            "why": _storable(one.why),
+            **records.layout_columns(one.layout),
+            "predicted_tokens_per_second_per_gpu": records.finite(one.predicted_tokens_per_second_per_gpu),
+            "predicted_memory_bytes": None if (memory := records.finite(one.predicted_memory_bytes)) is None else int(memory),
+            "condemned_by": self.condemned_by,
+        }
+
+    def entries(self, sweep_id: int, trial_id: int, epoch: int) -> list[records.Columns]:
+        found = [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)]
+        if self.event is not None:
+            number = self.num_attempts or None
+            found.append(event_log.entry(sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail))
+        return found
+
+
+def _add(connection: Connection, change: Change, additions: Sequence[_Addition], epoch: int) -> dict[tuple[int, str], int]:
+    """Trials for the layouts that have none: their ids, by cell and layout. Two statements beside the proof of the epoch, for any number."""
+    if not additions:
+        return {}
+    sweeps = _fence_cells(connection, {one.new.cell_id for one in additions}, epoch)
+    absent = {one.key: one for one in additions}
+    values = [one.columns(sweeps[cell_id]) for (cell_id, _), one in absent.items()]
+    # Told apart by what they are, not by the order in which the database returns them: it promises none.
+    rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
+    added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
+    entries = [entry for key, trial_id in added.items() for entry in absent[key].entries(sweeps[key[0]], trial_id, epoch)]
+    event_log.append(connection, change, entries)
+    return added
+
+
+def _trial_ids(connection: Connection, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
+    """The trials of these layouts, by cell and layout."""
+    found: dict[tuple[int, str], int] = {}
+    for cell_id in dict.fromkeys(cell_id for cell_id, _ in keys):
+        # Cell by cell: SQLite looks a list of pairs up in no index, but reads through all trials for it.
+        for some in portions([key for cell, key in keys if cell == cell_id]):
+            rows = connection.execute(_TRIALS_OF_LAYOUTS, {"cell": cell_id, "keys": some}).fetchall()
+            found |= {(cell_id, row.layout_key): int(row.id) for row in rows}
+    return found
+
+
+def _attempt(
+    trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None, *, purpose: Purpose, shared_nodes: bool | None = None
+) -> records.Columns:
+    return {
+        "trial_id": trial_id,
+        "number": number,
+        "epoch": epoch,
+        "state": AttemptState.RUNNING,
+        "purpose": purpose,
+        "nodes": None if nodes is None else list(nodes),
+        "shared_nodes": shared_nodes,
+    }
+
+
+def _storable(text: str | None) -> str | None:
+    return None if text is None else records.storable(text)

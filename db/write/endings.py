@@ -1,0 +1,216 @@
+"""How attempts end: what they measured, or how they failed, with their trials' new states.
+
+Any number of ends is a few statements: they are judged one after the other as they are told, and written together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import schema
+from db.connection.engine import Change
+from db.connection.id_list import ByIds
+from db.read import records
+from db.schema import AttemptState, now
+from db.write import event_log, pooling
+from db.write.batch import Batch
+from db.write.changes import INSERTS
+from db.write.pooling import Pooled
+from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd, Recorded
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialEvent, TrialState
+
+attempt, cell, measurement, trial = schema.attempt, schema.cell, schema.measurement, schema.trial
+
+# Made once, values given when they run: to put a wide statement together costs more than to run it.
+_ATTEMPTS = ByIds(
+    lambda ids: (
+        sa.select(
+            attempt.c.trial_id,
+            attempt.c.number,
+            attempt.c.id,
+            attempt.c.state,
+            attempt.c.pooled,
+            measurement.c.attempt_id.label("measured"),
+            cell.c.id.label("cell_id"),
+            cell.c.fingerprint_digest,
+        )
+        .join_from(attempt, trial, trial.c.id == attempt.c.trial_id)
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
+        .where(attempt.c.trial_id.in_(ids))
+    )
+)
+_UPDATE_LATE = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id"))
+_UPDATE_RUNNING = _UPDATE_LATE.values(ended_at=now())
+_INSERT_MEASUREMENT = sa.insert(measurement)
+_INSERT_FINGERPRINTS = {
+    name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing() for name, insert in INSERTS.items()
+}
+_UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Attempt:
+    id: int
+    state: AttemptState
+    pooled: bool
+    is_measured: bool
+
+
+def record(connection: Connection, change: Change, ends: Sequence[Ended], epoch: int) -> list[Recorded]:
+    """What each end came to, in their order. Nothing of it is in the database before all are judged."""
+    batch = Batch(connection, change, (end.trial_id for end in ends), epoch)
+    endings = _Endings(connection, batch, ends)
+    counts = [endings.take(end) for end in ends]
+    endings.write()
+    return [Recorded(state=batch[end.trial_id].state, counts=its) for end, its in zip(ends, counts, strict=True)]
+
+
+class _Endings:
+    """What the ends of a batch change, each judged as if those before it were written."""
+
+    def __init__(self, connection: Connection, batch: Batch, ends: Sequence[Ended]) -> None:
+        self._connection, self._batch = connection, batch
+        trial_ids = sorted({end.trial_id for end in ends})
+        rows = _ATTEMPTS.rows(connection, trial_ids)
+        self._attempts = {(row.trial_id, row.number): _attempt(row) for row in rows}
+        self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
+        self._digests = _ensure_fingerprints(connection, ends, known=set(self._current.values()))
+        self._was_current = dict(self._current)
+        repeated = [trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED]
+        self._pools = pooling.pools(connection, repeated) if repeated else {}
+        self._settled: dict[int, list[Pooled]] = {}
+        self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
+        self._measurements: list[records.Columns] = []
+
+    def take(self, end: Ended) -> bool:
+        """Judge one end: whether it is a measurement that counts. Raises UsageInvalid for an attempt that is not there."""
+        key = end.trial_id, end.attempt
+        if key not in self._attempts:
+            raise UsageInvalid(f"trial {end.trial_id} has no attempt {end.attempt}")
+        was = self._attempts[key]
+        is_running = was.state is AttemptState.RUNNING and end.attempt == self._batch[end.trial_id].num_attempts
+        match end.outcome:
+            case MeasuredEnd() as outcome:
+                self._attempts[key] = self._measured(end, outcome, was, is_running)
+                return self._attempts[key].pooled
+            case FailedEnd() as outcome:
+                self._attempts[key] = self._failed(end, outcome, was, is_running)
+                return False
+
+    def write(self) -> None:
+        self._batch.write()
+        for (is_running, _), values in self._updates.items():
+            self._connection.execute(_UPDATE_RUNNING if is_running else _UPDATE_LATE, values)
+        if self._measurements:
+            self._connection.execute(_INSERT_MEASUREMENT, self._measurements)
+        changed = [(cell_id, digest) for cell_id, digest in self._current.items() if digest != self._was_current[cell_id]]
+        if changed:
+            self._connection.execute(_UPDATE_CELL, [{"cell_id": cell_id, "fingerprint_digest": digest} for cell_id, digest in changed])
+        pooling.settle(self._connection, self._settled)
+
+    def _measured(self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool) -> _Attempt:
+        if was.is_measured:
+            return was  # told twice, or a commit whose answer was lost
+        standing, digest = self._batch[end.trial_id], self._digest(end)
+        is_repeat = standing.state is TrialState.MEASURED
+        counts = is_running and (self._agrees(standing.id, standing.cell_id, digest) if is_repeat else standing.state in IN_FLIGHT)
+        state = AttemptState.MEASURED if is_running else was.state
+        if counts:
+            pool = self._pools.get(standing.id, [])
+            step_seconds = outcome.measurement.step_time.median
+            self._pools[standing.id] = pool = [*pool, Pooled(attempt_id=was.id, step_seconds=step_seconds, fingerprint_digest=digest)]
+            self._batch.advance(
+                standing.id,
+                TrialEvent.MEASURED,
+                detail={"tokens_per_second_per_gpu": outcome.measurement.tokens_per_second_per_gpu},
+                # Where it was too short for its first step to have been reported by itself, that is noted now.
+                unreported=[TrialEvent.FIRST_STEP] if standing.state is TrialState.LAUNCHING else [],
+                num_measurements=len(pool),
+            )
+            if is_repeat:
+                self._settled[standing.id] = pool
+            else:
+                self._current[standing.cell_id] = digest
+        else:
+            self._batch.log(standing.id, event_log.SUPERSEDED, end.attempt)
+        # Of a repeat, the pool says at the end whether its numbers are the trial's: at most one attempt's are, at any time.
+        said: records.Columns = {"state": state, "pooled": counts, "superseded": is_repeat or not counts}
+        self._update(was, is_running, {**said, **_attempt_end(end.facts, digest)})
+        columns = records.measurement_columns(outcome.measurement, outcome.gpu, outcome.memory_by_part)
+        self._measurements.append({"attempt_id": was.id, **columns})
+        return replace(was, state=state, pooled=counts, is_measured=True)
+
+    def _failed(self, end: Ended, outcome: FailedEnd, was: _Attempt, is_running: bool) -> _Attempt:
+        standing = self._batch[end.trial_id]
+        is_repeat = standing.state is TrialState.MEASURED
+        if not is_running or (standing.state not in IN_FLIGHT and not is_repeat):
+            return was  # it has ended already: told twice, or too late
+        failure = outcome.failure
+        detail = {"kind": failure.kind.value, "message": records.storable(failure.message)}
+        if is_repeat:
+            self._batch.log(standing.id, event_log.REPEAT_FAILED, end.attempt, detail)
+        else:
+            unreported = [TrialEvent.FIRST_STEP] if end.stepped and standing.state is TrialState.LAUNCHING else []
+            self._batch.advance(standing.id, outcome.event, detail=detail, unreported=unreported)
+        state = AttemptState(outcome.event.value)
+        values = {
+            "state": state,
+            **_attempt_end(end.facts, self._digest(end)),
+            **records.failure_columns(failure),
+            "failure_peak_memory_bytes": outcome.peak_memory_bytes,
+            "failure_device_memory_bytes": outcome.device_memory_bytes,
+        }
+        self._update(was, is_running, values)
+        return replace(was, state=state)
+
+    def _agrees(self, trial_id: int, cell_id: int, digest: str | None) -> bool:
+        return pooling.agrees(self._pools[trial_id], self._current[cell_id], digest)
+
+    def _digest(self, end: Ended) -> str | None:
+        fingerprint = end.facts.get("fingerprint")
+        return None if fingerprint is None else self._digests[fingerprint]
+
+    def _update(self, was: _Attempt, is_running: bool, values: records.Columns) -> None:
+        # One statement takes rows of the same columns.
+        self._updates[is_running, frozenset(values)].append({"attempt_id": was.id, **values})
+
+
+def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
+    return _Attempt(id=row.id, state=AttemptState(row.state), pooled=row.pooled, is_measured=row.measured is not None)
+
+
+def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]) -> dict[Fingerprint, str]:
+    """The digests of what the ends were measured with, each in the database; the `known` ones are, since cells name them."""
+    told = {fingerprint: fingerprint.digest for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
+    new = [records.fingerprint_columns(fingerprint) for fingerprint, digest in told.items() if digest not in known]
+    if new:
+        connection.execute(_INSERT_FINGERPRINTS[connection.dialect.name], new)
+    return told
+
+
+def _attempt_end(facts: AttemptFacts, fingerprint_digest: str | None) -> records.Columns:
+    values: records.Columns = {
+        **{name: facts.get(name) for name in ("gpu_seconds", "timed_seconds", "warmup_seconds")},
+        "processes_killed": facts.get("processes_killed"),
+        "environment": facts.get("environment") or None,
+        "fingerprint_digest": fingerprint_digest,
+        **records.phase_columns(facts.get("phases") or {}),
+    }
+    if (load := facts.get("load")) is not None:
+        values |= records.load_columns(load)
+    if (nodes := facts.get("nodes")) is not None:
+        values["nodes"] = list(nodes)
+    if (shared := facts.get("shared_nodes")) is not None:
+        values["shared_nodes"] = shared
+    if (measured_at := facts.get("measured_at")) is not None:
+        values["measured_at"] = measured_at
+    return values

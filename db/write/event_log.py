@@ -1,0 +1,81 @@
+"""What happened to each trial, and when: entries are added in the transaction of what they tell, and never changed.
+
+It also remembers which write an entry is of, so that one whose commit went unanswered is not done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import schema
+from db.connection.engine import Change
+from db.connection.portions import portions
+from db.read import records
+from db.schema import now
+from orchestrator.core.trial.lifecycle import TrialState
+
+ADDED = "added"  # the word for a trial's first row
+SUPERSEDED = "superseded"  # and for a result that came too late to count
+REPEAT_FAILED = "repeat_failed"  # the trial keeps what it has
+BENCHED = "benched"  # a node: of no trial
+UNBENCHED = "unbenched"
+
+_table = schema.event
+_INSERT = sa.insert(_table).values(at=now())
+
+
+def entry(
+    sweep_id: int,
+    trial_id: int,
+    event: str,
+    from_state: TrialState | None,
+    to_state: TrialState,
+    epoch: int,
+    number: int | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> records.Columns:
+    return {
+        "sweep_id": sweep_id,
+        "trial_id": trial_id,
+        "attempt": number,
+        "event": event,
+        "from_state": from_state,
+        "to_state": to_state,
+        "epoch": epoch,
+        "detail": None if detail is None else dict(detail),
+    }
+
+
+def node_entry(sweep_id: int, event: str, epoch: int, detail: Mapping[str, Any]) -> records.Columns:
+    """What happened to a node, which `detail` names."""
+    place = {"trial_id": None, "attempt": None, "from_state": None, "to_state": None}
+    return {"sweep_id": sweep_id, "event": event, "epoch": epoch, "detail": dict(detail), **place}
+
+
+def append(connection: Connection, change: Change, entries: Sequence[records.Columns]) -> None:
+    if entries:
+        connection.execute(_INSERT, [{**entry, "change_id": change.id} for entry in entries])
+
+
+def is_done(connection: Connection, change: Change) -> bool:
+    """Whether this same change has logged something: an earlier try of it was committed after all."""
+    if not change.is_retry:
+        return False
+    return connection.execute(sa.select(_table.c.id).where(_table.c.change_id == change.id).limit(1)).first() is not None
+
+
+def done_before(connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]) -> dict[int, int]:
+    """The trials for which this same change has logged one of these events, when an earlier try of it was committed after all.
+
+    Each with the number of its attempt; 0: of none.
+    """
+    if not change.is_retry:
+        return {}
+    statement = sa.select(_table.c.trial_id, sa.func.coalesce(_table.c.attempt, 0).label("number"))
+    mine = statement.where(_table.c.change_id == change.id, _table.c.event.in_(sorted(events)))
+    rows = [row for some in portions(trial_ids) for row in connection.execute(mine.where(_table.c.trial_id.in_(some))).fetchall()]
+    return {row.trial_id: row.number for row in rows}

@@ -1,0 +1,153 @@
+"""Who may write to a sweep: one owner at a time, known by an epoch that grows with each, until the database's clock says that the lease has ended.
+
+Every write checks its epoch under a lock on the sweep's row, so an owner that slept past its lease cannot write after the next one came.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from db import schema
+from db.read.rows import Holder
+from db.schema import StopRequest, SweepState, now
+from db.write import sessions
+from orchestrator.core.errors import LeaseLost, SweepHeld, UsageInvalid
+
+sweep, attempt = schema.sweep, schema.attempt
+
+
+def acquire(
+    connection: Connection,
+    sweep_id: int,
+    *,
+    host: str,
+    pid: int,
+    token: str,
+    ttl_seconds: float,
+    spec_json: str | None = None,
+    takeover: bool = False,
+    holder_is_dead: Callable[[Holder], bool] | None = None,
+) -> int:
+    """Take the sweep and return the new epoch. Raises SweepHeld when another holds it, is not known to be dead, and `takeover` is not asked for."""
+    row = connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id).with_for_update()).one_or_none()
+    if row is None:
+        raise UsageInvalid(f"there is no sweep with id {sweep_id}")
+    holder = live_holder(row)
+    if holder is not None and row.owner_token != token and not takeover and not (holder_is_dead is not None and holder_is_dead(holder)):
+        raise SweepHeld(_held(row.name, holder, row.now))
+    taken = connection.execute(
+        sa.update(sweep)
+        .where(sweep.c.id == sweep_id, sweep.c.owner_epoch == row.owner_epoch)
+        .values(
+            state=SweepState.RUNNING,
+            spec_json=row.spec_json if spec_json is None else spec_json,
+            owner_host=host,
+            owner_pid=pid,
+            owner_namespace=process_namespace(),
+            owner_token=token,
+            owner_since=now(),
+            owner_epoch=row.owner_epoch + 1,
+            lease_until=now(ttl_seconds),
+            stop_requested=None,
+        )
+    )
+    assert taken.rowcount == 1, "the row was locked, yet it changed"
+    held_until = sessions.end_left(connection, sweep_id, row.owner_epoch, latest=min(row.now, row.lease_until))
+    _end_attempts(connection, sweep_id, held_until)
+    return int(row.owner_epoch) + 1
+
+
+def renew(connection: Connection, sweep_id: int, epoch: int, ttl_seconds: float) -> StopRequest | None:
+    """Extend the lease, also one that has ended while nobody came; return what a person asked of this orchestrator meanwhile."""
+    statement = sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(lease_until=now(ttl_seconds)).returning(sweep.c.stop_requested)
+    rows = connection.execute(statement).fetchall()  # all of them: SQLite keeps its write lock until the last row is fetched
+    if not rows:
+        raise LeaseLost(lost(connection, sweep_id, epoch))
+    return StopRequest(rows[0].stop_requested) if rows[0].stop_requested else None
+
+
+def release(connection: Connection, sweep_id: int, epoch: int, state: SweepState) -> None:
+    values = {"state": state, "owner_host": None, "owner_pid": None, "owner_token": None, "owner_namespace": None, "lease_until": now()}
+    if connection.execute(sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(**values)).rowcount != 1:
+        raise LeaseLost(lost(connection, sweep_id, epoch))
+
+
+def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
+    """The epoch in which the owner with this token holds the sweep; None: it does not."""
+    statement = sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id, sweep.c.owner_token == token).with_for_update(read=True)
+    found: int | None = connection.execute(statement).scalar_one_or_none()
+    return found
+
+
+def fence(connection: Connection, sweep_id: int, epoch: int) -> None:
+    """Hold the sweep's row until the transaction ends, or raise LeaseLost: nobody can take the sweep over in between."""
+    statement = sa.select(sweep.c.id).where(*_is_owner(sweep_id, epoch)).with_for_update(read=True)
+    if not connection.execute(statement).fetchall():
+        raise LeaseLost(lost(connection, sweep_id, epoch))
+
+
+def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
+    """The message of LeaseLost: who has the sweep now."""
+    row = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
+    if row is None:
+        return f"there is no sweep with id {sweep_id} any more"
+    owner = f"now held by host {row.owner_host}, pid {row.owner_pid}, epoch {row.owner_epoch}" if row.owner_token else "now held by nobody"
+    return f"sweep {row.name!r}: the lease of epoch {epoch} is lost; {owner}. Nothing was written"
+
+
+def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
+    """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
+    if row.owner_token is None or row.lease_until <= row.now:
+        return None
+    return Holder(host=row.owner_host, pid=row.owner_pid, namespace=row.owner_namespace, since=row.owner_since, lease_until=row.lease_until)
+
+
+def holder_is_gone(holder: Holder) -> bool:
+    """Say whether the holder was a process of this machine and namespace that no longer exists. False: nobody here can tell."""
+    if holder.namespace != process_namespace() or holder.host != socket.gethostname():
+        return False
+    try:
+        state = Path("/proc", str(holder.pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"  # dead, but not yet reaped by its parent
+
+
+def process_namespace() -> str:
+    """In which set of processes a pid of ours means anything: two containers may share a host name and even a pid."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # no /proc: then no pid is ever judged, because a fresh name equals no other
+        return f"unknown/{os.urandom(8).hex()}"
+
+
+def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:
+    """Note until when the earlier owner held GPUs for what it left in flight, as far as is known; who comes later must not move that.
+
+    What began after its owner's last sign of life ended as it began.
+    """
+    of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
+    left = (attempt.c.state == sa.literal_column("'running'"), attempt.c.ended_at.is_(None), attempt.c.trial_id.in_(of_sweep))
+    ended_at = sa.case((attempt.c.started_at > at, attempt.c.started_at), else_=sa.literal(at, attempt.c.ended_at.type))
+    connection.execute(sa.update(attempt).where(*left).values(ended_at=ended_at))
+
+
+def _is_owner(sweep_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return sweep.c.id == sweep_id, sweep.c.owner_epoch == epoch, sweep.c.owner_token.is_not(None)
+
+
+def _held(name: str, holder: Holder, now_at: dt.datetime) -> str:
+    left = (holder.lease_until - now_at).total_seconds()
+    return (
+        f"sweep {name!r} is held by host {holder.host}, pid {holder.pid}, since {holder.since:%Y-%m-%d %H:%M:%S} UTC;"
+        f" its lease ends in {left:.0f} s (at {holder.lease_until:%H:%M:%S} UTC) unless renewed. Wait for it, stop it, or take it over with --takeover"
+    )

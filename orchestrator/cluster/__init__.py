@@ -1,0 +1,1 @@
+"""Places: what a scheduler is, and the simulated and the replayed one."""

@@ -1,0 +1,1 @@
+"""Places on Ray: everything that imports ray."""

@@ -1,0 +1,178 @@
+"""Ends a local Ray with the orchestrator that started it, however that ends, and removes the folder that Ray kept on this machine.
+
+Ray's own agents notice such an end too, but while they report it to the head that is gone as well they live on for a minute. The
+guard is two processes, each in a session of its own, and each does the work where the other was killed. They are there before Ray
+is, and wait for the end of a pipe whose other end only the orchestrator holds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import inf
+from pathlib import Path
+
+from orchestrator.cluster.ray import session_folder as ray_folder
+from orchestrator.core.trial.rank_environment import ray_environment
+from orchestrator.node.cgroups import orphaned_cgroups
+from orchestrator.node.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
+
+# For the wardens of launchers: they end within 0.1 s, and also clear up processes without our mark. A warden that is killed cannot.
+GRACE_SECONDS = 3.0
+KILL_SECONDS = 30.0
+DISMISS_SECONDS = 10.0
+FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
+VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
+LOOK_SECONDS = 0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
+_EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
+_OWNER_FILE = "owner"  # in the folder: whose Ray this is
+
+
+class RayGuard:
+    """A guard over the local Ray that keeps its files in `folder`. Make it before Ray is started."""
+
+    def __init__(self) -> None:
+        self.folder = _new_folder()
+        self._vital: dict[int, int] = {}  # process id -> start time
+        self._is_gone, self._looked = False, -inf  # as of then, monotonic
+        self._life_lines: list[int] = []
+        self._begin()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around the start of Ray: its processes, and what they start, carry its folder in their environment."""
+        before = os.environ.get(FOLDER_VARIABLE)
+        os.environ[FOLDER_VARIABLE] = str(self.folder)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[FOLDER_VARIABLE]
+            else:
+                os.environ[FOLDER_VARIABLE] = before
+        below = {pid: start_time(pid) for pid in descendants(os.getpid()) if _name(pid) in VITAL}
+        self._vital = {pid: started for pid, started in below.items() if started is not None}
+
+    def ray_is_gone(self) -> bool:
+        """Whether Ray was ended from outside, as of the last tenth of a second. Starts a guard anew that was ended so, unless it was dismissed."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            if self._life_lines and self._process.poll() is not None:
+                self._begin()  # the other one still waits at the first pipe
+            self._is_gone = any(start_time(pid) != started for pid, started in self._vital.items())
+        return self._is_gone
+
+    def dismiss(self) -> None:
+        """End what is left of Ray, with its folder, and the guard."""
+        while self._life_lines:
+            os.close(self._life_lines.pop())
+        # Where processes hang in the kernel, the guard goes on waiting for them.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(DISMISS_SECONDS)
+
+    def remove_folder(self) -> None:
+        """Once more, after `ray.shutdown`: in this process Ray may have made it again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _begin(self) -> None:
+        reader, life_line = os.pipe2(os.O_CLOEXEC)
+        self._life_lines.append(life_line)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cluster.ray.guard", str(reader), str(os.getpid()), str(self.folder)],
+            pass_fds=(reader,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=ray_environment(os.environ),
+        )
+        os.close(reader)
+
+
+def _new_folder() -> Path:
+    """A name for the folder of one Ray, where Rays of ours may keep their files. Raises MachineUnready."""
+    return ray_folder.chosen(os.environ) / ray_folder.name(os.getpid())
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def belonging(folder: Path, *, but: Sequence[int]) -> list[int]:
+    """Living processes of the Ray that keeps its files there: they carry its folder in their environment, or write in it.
+
+    Ray's Python processes overwrite their environment with their name; but then they have their logs open.
+    """
+    entry = f"{FOLDER_VARIABLE}={folder}".encode()
+    return [pid for pid in _pids() if pid not in but and start_time(pid) is not None and (carries(pid, entry) or _writes_in(pid, folder))]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _writes_in(pid: int, folder: Path) -> bool:
+    """Whether a file there is open in the process for writing: who only reads logs there is somebody else."""
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if link.lstat().st_mode & 0o200 and link.readlink().is_relative_to(folder):
+                    return True
+    return False
+
+
+def end_ray(folder: Path, *, but: Sequence[int]) -> None:
+    """Kill all that belongs to it, until nothing does; what launchers have started is left to their wardens for a while."""
+    began = time.monotonic()
+    num_empty_looks = 0
+    while num_empty_looks < _EMPTY_LOOKS and time.monotonic() - began < KILL_SECONDS:
+        found = belonging(folder, but=but)
+        num_empty_looks = 0 if found else num_empty_looks + 1
+        is_over = time.monotonic() - began > GRACE_SECONDS
+        for pid in found:
+            if is_over or not launcher_tagged(pid):
+                kill(pid)
+        time.sleep(0.02)
+    for group in orphaned_cgroups():
+        group.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_orphaned(beside: Path) -> None:
+    """End the Rays that keep their files next to this folder, and whose orchestrator and guard were killed together."""
+    for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
+        with suppress(OSError, ValueError):
+            pid, start, namespace = file.read_text().split(":")
+            if file.parent != beside and file.stat().st_uid == os.getuid() and has_ended(pid, start, namespace):
+                end_ray(file.parent, but=(os.getpid(),))
+
+
+def main() -> int:
+    life_line, orchestrator, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    if os.fork() == 0:
+        os.setsid()
+        return _wait_and_end(life_line, orchestrator, folder)
+    with suppress(OSError):  # Ray says what is wrong with the folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / _OWNER_FILE).write_text(process_identity(orchestrator))
+        end_orphaned(folder)
+    return _wait_and_end(life_line, orchestrator, folder)
+
+
+def _wait_and_end(life_line: int, orchestrator: int, folder: Path) -> int:
+    while os.read(life_line, 1):
+        pass
+    end_ray(folder, but=(orchestrator, os.getpid()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,249 @@
+"""Schedulers of workload replay: a launch ends at once with what a table says was measured, or through a process that Ray places.
+
+GPU-seconds are those that the launch would have held, not those of this machine; time is virtual, so of several at once the shortest ends first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.cluster.contract import Finished, Scheduler, SchedulerEvent, Slots
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.machines.packing import Floor, Room, Shape, WaitingGang
+from orchestrator.core.pretend.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
+from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.workload_options import ReplayOptions
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
+from orchestrator.core.trial.reserved_time import Leased
+from orchestrator.node.text_file import TooLarge, read_text
+
+ONE_PROCESS = Shape(num_nodes=1, slots_per_node=1)  # stands for the whole gang
+
+
+def table_of(spec: SweepSpec) -> ReplayTable | None:
+    """The table that a sweep replays, read and held against it; None for any other workload. Raises UsageInvalid."""
+    options = spec.workload.options
+    if not isinstance(options, ReplayOptions):
+        return None
+    table = table_in(options.table, options.table_id)
+    table.check(spec)
+    return table
+
+
+def goes_through_ray(spec: SweepSpec) -> bool:
+    """Whether each launch is to be a process."""
+    options = spec.workload.options
+    return isinstance(options, ReplayOptions) and options.through_ray
+
+
+MAX_TABLE_BYTES = 64 << 20  # the largest published table that we know has 2 MB
+
+
+def table_in(path: str | Path, table_id: str) -> ReplayTable:
+    """One table of a file of measured runs. Raises UsageInvalid, which names the file."""
+    text = table_text(path)
+    try:
+        return read_table(text, table_id)
+    except UsageInvalid as exc:
+        raise UsageInvalid(f"{path}: {exc}") from None
+
+
+def table_text(path: str | Path) -> str:
+    """A file of measured runs. Raises UsageInvalid."""
+    try:
+        return read_text(Path(path), most_bytes=MAX_TABLE_BYTES)
+    except TooLarge:
+        raise UsageInvalid(
+            f"the table {path} is larger than {MAX_TABLE_BYTES >> 20} MiB; keep the rows of one table in a file of its own"
+        ) from None
+    except UnicodeDecodeError as exc:
+        raise UsageInvalid(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
+    except OSError as exc:
+        raise UsageInvalid(f"cannot read the table {path}: {exc.strerror}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    request: TrialRequest
+    nodes: Sequence[str]
+    run: MeasuredRun
+    began_at: float  # virtual seconds
+    ends_at: float
+
+
+class ReplayScheduler:
+    """See `orchestrator.cluster.contract.Scheduler`. As many gangs at once as the sweep file asks for by number, else one."""
+
+    def __init__(self, spec: SweepSpec, table: ReplayTable) -> None:
+        self._table = table
+        self._slots = _slots(spec, table)
+        self._flights: dict[int, _Flight] = {}
+        self._cancelled: set[int] = set()
+        self._now = 0.0
+        self._held_gpu_seconds = 0.0  # by what has ended
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def rooms(self) -> Mapping[str, Room]:
+        return {}
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        run = self._table.run(cell_of(request), request.layout)
+        seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
+        self._flights[request.trial_id] = _Flight(request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds)
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if not self._flights:
+            return []
+        trial_id, flight = min(self._flights.items(), key=lambda item: (item[1].ends_at, item[0]))
+        del self._flights[trial_id]
+        if trial_id in self._cancelled:
+            self._cancelled.discard(trial_id)
+            return [_cancelled(trial_id, flight.nodes)]
+        self._now = flight.ends_at
+        self._held_gpu_seconds += (flight.ends_at - flight.began_at) * flight.run.num_gpus
+        return [self._finished(trial_id, flight)]
+
+    def cancel(self, trial_id: int) -> None:
+        if trial_id in self._flights:
+            self._cancelled.add(trial_id)
+
+    def leased(self) -> Leased:
+        """Nothing stands idle in a replay, beyond what the table's runs held."""
+        under_way = sum((self._now - flight.began_at) * flight.run.num_gpus for flight in self._flights.values())
+        return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=self._now * self._slots.total)
+
+    def close(self) -> None:
+        self._flights.clear()
+
+    def _finished(self, trial_id: int, flight: _Flight) -> Finished:
+        nodes, run = flight.nodes, flight.run
+        held = held_gpu_seconds(run, flight.request.measurement)
+        if run.status is RunStatus.OK:
+            result, failure = replayed_result(run, self._table.device), None
+        else:
+            result, failure = None, replayed_failure(run, node=nodes[0])
+        # One rank speaks for all: a table has one row for them.
+        rank = RankOutcome(rank=0, exit_code=0 if failure is None else 1, result=result)
+        reports = [NodeReport(node=nodes[0], ranks=[rank], failure=failure), *(NodeReport(node=node, ranks=[]) for node in nodes[1:])]
+        return Finished(trial_id=trial_id, reports=reports, failure=failure, gpu_seconds=held, shared_nodes=False)
+
+
+class RayReplayScheduler:
+    """The same through another scheduler, Ray's: each launch is a process that reads the table; one stands for the whole gang.
+
+    Such processes take the slots of the real cluster; those that find none free wait here.
+    """
+
+    def __init__(self, spec: SweepSpec, table: ReplayTable, inner: Scheduler) -> None:
+        self._table, self._inner = table, inner
+        self._slots = _slots(spec, table)
+        self._floor = Floor(inner.slots.nodes)
+        self._waiting: deque[TrialRequest] = deque()
+        self._flights: dict[int, TrialRequest] = {}
+        self._ended: list[SchedulerEvent] = []
+        self._held_gpu_seconds = 0.0
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def rooms(self) -> Mapping[str, Room]:
+        return {}
+
+    def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
+        self._waiting.append(request)
+        self._start_what_fits()
+
+    def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
+        if not self._ended:
+            self._ended = [self._told(event) for event in self._inner.poll(timeout_seconds)]
+        self._floor.resize(self._inner.slots.nodes)
+        self._start_what_fits()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, trial_id: int) -> None:
+        waiting = next((request for request in self._waiting if request.trial_id == trial_id), None)
+        if waiting is None:
+            self._inner.cancel(trial_id)
+        else:
+            self._waiting.remove(waiting)
+            self._ended.append(_cancelled(trial_id, ["nowhere yet"]))
+
+    def leased(self) -> Leased:
+        """As in the other: what its processes hold of this machine is not what the runs of the table held of their cluster."""
+        return Leased(held=self._held_gpu_seconds, idle=0.0, capacity=None)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _start_what_fits(self) -> None:
+        gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
+        while self._waiting and (found := self._floor.next_start([gang], now=0.0, rooms=self._inner.rooms())) is not None:
+            request = self._waiting.popleft()
+            self._floor.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
+            self._flights[request.trial_id] = request
+            self._inner.start(for_one_process(request), ONE_PROCESS, found.nodes)
+
+    def _told(self, event: SchedulerEvent) -> SchedulerEvent:
+        if not isinstance(event, Finished):
+            return event
+        request = self._flights.pop(event.trial_id)
+        self._floor.give_back(event.trial_id)
+        if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
+            return replace(event, gpu_seconds=0.0)
+        held = held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement)
+        self._held_gpu_seconds += held
+        return replace(event, gpu_seconds=held)
+
+
+def for_one_process(request: TrialRequest) -> TrialRequest:
+    """What one process is asked that stands for a gang: the layout by its key, and the file by a path that holds in its run folder."""
+    options: Mapping[str, object] = {
+        **request.options,
+        "table": str(Path(str(request.options["table"])).resolve()),
+        LAYOUT_OPTION: request.layout.key,
+    }
+    return request.model_copy(update={"options": options, "layout": Layout(precision=request.layout.precision), "device": Device.CPU})
+
+
+def cell_of(request: TrialRequest) -> Cell:
+    """The cell whose layout is asked for."""
+    return Cell(
+        model=request.model,
+        num_gpus=request.layout.world_size,
+        sequence_length=request.sequence_length,
+        global_batch_size=request.layout.global_batch_size,
+    )
+
+
+def _parallel(spec: SweepSpec) -> int:
+    asked = spec.search.max_parallel_trials
+    return asked if isinstance(asked, int) else 1
+
+
+def _slots(spec: SweepSpec, table: ReplayTable) -> Slots:
+    """As large a cluster as the trials at once need: the table's nodes."""
+    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else table.gpus_per_node
+    nodes = _parallel(spec) * -(-max(spec.gpus) // per_node)
+    return Slots(
+        device=Device.CUDA,
+        device_name=table.hardware,
+        nodes={f"replay-{number}": per_node for number in range(nodes)},
+        usual_at_once=1,
+    )
+
+
+def _cancelled(trial_id: int, nodes: Sequence[str]) -> Finished:
+    failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
+    return Finished(trial_id=trial_id, reports=[NodeReport(node=nodes[0], ranks=[], failure=failure)], failure=failure, gpu_seconds=0.0)

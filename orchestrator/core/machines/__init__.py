@@ -1,0 +1,1 @@
+"""What nodes are fit for, and which gang goes where."""

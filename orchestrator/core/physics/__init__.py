@@ -1,0 +1,1 @@
+"""What a layout should need: memory, time, and how both are calibrated."""

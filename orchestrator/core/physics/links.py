@@ -1,0 +1,183 @@
+"""How fast collectives are over the links of a machine or cluster: bandwidths, the line that fits them, and what they say of step times.
+
+Bandwidths are those of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the algorithm's is bytes over seconds; the bus's
+is that times a factor that makes numbers of ranks comparable, and shows what the links do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.physics.robust_fit import fit, robust_sd
+from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
+from orchestrator.core.problem.hardware import Hardware
+
+Floats = NDArray[np.float64]
+
+LINE_SD = 0.1  # of log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size
+NETWORK_SD = 0.15  # of log seconds: what the formulas of step times miss of a collective
+FIRST_SD = 1.0  # of the logarithm of a constant that the measurements show, before they are fitted
+LIMITED_SD = 0.1  # by so much, at least, collectives of training differ from those of a benchmark: buckets, overlap, neighbours
+
+
+class Collective(StrEnum):
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    SEND_RECV = "send_recv"
+
+
+# Ring passes over the message: (n - 1) / n of its bytes through each link. All-reduce scatters, then gathers.
+PASSES: Mapping[Collective, float] = MappingProxyType(
+    {Collective.ALL_REDUCE: 2.0, Collective.ALL_GATHER: 1.0, Collective.REDUCE_SCATTER: 1.0}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Who takes part: so many ranks, evenly on so many nodes."""
+
+    num_ranks: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSample:
+    """One collective at one message size: of an all-gather all that is gathered, of a reduce-scatter all that is reduced."""
+
+    collective: Collective
+    span: Span
+    message_bytes: int
+    seconds: float  # of one call: the median
+
+    @property
+    def algorithm_bytes_per_second(self) -> float:
+        return self.message_bytes / self.seconds
+
+    @property
+    def bus_bytes_per_second(self) -> float:
+        return self.algorithm_bytes_per_second * bus_factor(self.collective, self.span.num_ranks)
+
+
+def bus_factor(collective: Collective, num_ranks: int) -> float:
+    """Bytes through each link of a ring, per byte of the message."""
+    if collective is Collective.SEND_RECV:
+        return 1.0
+    return PASSES[collective] * (num_ranks - 1) / num_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkFit:
+    """A collective over a span as a line: a latency, and a bandwidth beyond it."""
+
+    collective: Collective
+    span: Span
+    latency_seconds: float
+    bus_bytes_per_second: float
+    residual_sd: float  # of log seconds
+    num_sizes: int
+
+
+FEWEST_SIZES = 3  # of messages, that a line is told from: two fit any
+
+
+def fit_links(samples: Iterable[LinkSample]) -> list[LinkFit]:
+    """The line of every collective and span of which several sizes were measured; robust to sizes at which calls were disturbed."""
+    groups: dict[tuple[Collective, Span], list[LinkSample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.collective, sample.span), []).append(sample)
+    return [_fit_line(some) for some in groups.values() if len({sample.message_bytes for sample in some}) >= FEWEST_SIZES]
+
+
+def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
+    first = samples[0]
+    through = np.array([sample.message_bytes * bus_factor(sample.collective, sample.span.num_ranks) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+
+    def residuals(x: Floats) -> Floats:
+        found: Floats = (np.log(np.exp(x[0]) + through * np.exp(x[1])) - np.log(seconds)) / LINE_SD
+        return found
+
+    largest = int(np.argmax(through))
+    start = np.log([seconds.min(), seconds[largest] / through[largest]])
+    found = fit(residuals, mean=start, covariance=np.eye(2) * 3.0**2, weights=np.ones(len(samples)))
+    return LinkFit(
+        collective=first.collective,
+        span=first.span,
+        latency_seconds=float(np.exp(found.parameters[0])),
+        bus_bytes_per_second=float(np.exp(-found.parameters[1])),
+        residual_sd=robust_sd(found.residuals * LINE_SD, expected=LINE_SD, worth=1.0, count=float(len(samples))),
+        num_sizes=len(samples),
+    )
+
+
+# The constants of step times that collectives show: inside a node, and between nodes.
+INSIDE, ACROSS = ("intra_node_share", "collective_seconds"), ("inter_node_share", "inter_node_collective_seconds", "node_congestion")
+LINK_CONSTANTS = INSIDE + ACROSS
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Network:
+    """What measured collectives say of the constants of step times; only of those that they show."""
+
+    names: tuple[str, ...]
+    log_means: Floats
+    log_covariance: Floats
+    num_samples: int
+    residual_sd: float  # of log seconds
+
+    def value(self, name: str) -> float:
+        return float(np.exp(self.log_means[self.names.index(name)]))
+
+
+def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | None:
+    """Fit the constants of a device's links to collectives that were measured over them; None: none was."""
+    rings = [sample for sample in samples if sample.collective in PASSES and sample.span.num_ranks > 1]
+    if not rings:
+        return None
+    crossing = [sample.span.num_nodes > 1 for sample in rings]
+    several = len({sample.span.num_nodes for sample in rings if sample.span.num_nodes > 1}) > 1
+    names = (INSIDE if not all(crossing) else ()) + (ACROSS if several else ACROSS[:2] if any(crossing) else ())
+    passes = np.array([PASSES[sample.collective] for sample in rings])
+    ranks = np.array([float(sample.span.num_ranks) for sample in rings])
+    nodes = np.array([float(sample.span.num_nodes) for sample in rings])
+    num_bytes = np.array([float(sample.message_bytes) for sample in rings])
+    measured = np.log([sample.seconds for sample in rings])
+
+    def residuals(x: Floats) -> Floats:
+        constants = StepTimeConstants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
+        one = ring_seconds(num_ranks=ranks, num_nodes=nodes, num_bytes=num_bytes, hardware=hardware, constants=constants)
+        found: Floats = (np.log(passes * one) - measured) / NETWORK_SD
+        return found
+
+    start = _first_guess(names, rings, hardware)
+    found = fit(residuals, mean=start, covariance=np.eye(len(names)) * FIRST_SD**2, weights=np.ones(len(rings)))
+    return Network(
+        names=names,
+        log_means=found.parameters,
+        log_covariance=found.covariance + np.eye(len(names)) * LIMITED_SD**2,
+        num_samples=len(rings),
+        residual_sd=robust_sd(found.residuals * NETWORK_SD, expected=NETWORK_SD, worth=1.0, count=float(len(rings))),
+    )
+
+
+def _first_guess(names: Sequence[str], rings: Sequence[LinkSample], hardware: Hardware) -> Floats:
+    """Guess bandwidths and latencies by the lines of the smallest spans, and congestion by what is believed of all machines."""
+    guesses = {name: PRIORS[name].median for name in names}
+    for crosses, share, latency, data_sheet in (
+        (False, *INSIDE, hardware.intra_node_bandwidth),
+        (True, *ACROSS[:2], hardware.inter_node_bandwidth),
+    ):
+        lines = [line for line in fit_links(rings) if (line.span.num_nodes > 1) is crosses]
+        if lines:
+            least = min(lines, key=lambda line: (line.span.num_ranks, -line.num_sizes))
+            cards = least.span.num_ranks / least.span.num_nodes if crosses else 1.0
+            guesses[share] = least.bus_bytes_per_second / cards / data_sheet
+            guesses[latency] = 3.0 * least.latency_seconds / PASSES[least.collective] / np.log2(least.span.num_ranks)
+    return np.log([guesses[name] for name in names])

@@ -1,0 +1,1 @@
+"""What is to be trained, in which layout, on which hardware."""

@@ -1,0 +1,73 @@
+"""NVIDIA's error numbers ("Xid"): what each means, whether it ends programs, and whose fault that is. They stand in the kernel's log and in NVML's events.
+
+Meanings and causes as in NVIDIA's catalogue, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from orchestrator.core.machines.check import Status
+
+
+class XidCause(StrEnum):
+    DEVICE = "device"  # the hardware, its links or its firmware; programs on the device end
+    NOTICE = "notice"  # the device has mended or noted something; no program ends of it
+    PROGRAM = "program"  # what a program did: the device is well
+    AFTERMATH = "aftermath"  # cleaning up after another error: tells nothing by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    meaning: str
+    cause: XidCause
+    status: Status = Status.OK  # of a node in whose log of the last day it stands
+
+
+_C = XidCause
+XIDS: Mapping[int, Xid] = MappingProxyType(
+    {
+        13: Xid("graphics engine exception", _C.PROGRAM),
+        31: Xid("GPU memory page fault", _C.PROGRAM),
+        32: Xid("corrupted push buffer stream", _C.PROGRAM),
+        43: Xid("GPU stopped processing", _C.PROGRAM),
+        45: Xid("preemptive clean-up after an earlier error", _C.AFTERMATH),
+        48: Xid("double-bit ECC error", _C.DEVICE, Status.FAIL),
+        61: Xid("internal microcontroller breakpoint", _C.NOTICE, Status.WARN),
+        62: Xid("internal microcontroller halt", _C.DEVICE, Status.FAIL),
+        63: Xid("memory row remapped", _C.NOTICE, Status.WARN),
+        64: Xid("memory row could not be remapped", _C.DEVICE, Status.FAIL),
+        69: Xid("graphics engine class error", _C.PROGRAM),
+        74: Xid("NVLink error", _C.DEVICE, Status.FAIL),
+        79: Xid("GPU has fallen off the bus", _C.DEVICE, Status.FAIL),
+        92: Xid("high rate of corrected ECC errors", _C.NOTICE, Status.WARN),
+        94: Xid("contained ECC error", _C.DEVICE, Status.WARN),
+        95: Xid("uncontained ECC error", _C.DEVICE, Status.FAIL),
+        119: Xid("GSP firmware does not answer", _C.DEVICE, Status.FAIL),
+        120: Xid("GSP firmware error", _C.DEVICE, Status.FAIL),
+        137: Xid("NVLink access without permission", _C.PROGRAM),
+        140: Xid("unrecovered ECC error", _C.DEVICE, Status.FAIL),
+    }
+)
+
+_LINE = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+
+
+def named(number: int) -> str:
+    """`Xid 79 (GPU has fallen off the bus)`."""
+    known = XIDS.get(number)
+    return f"Xid {number} ({known.meaning})" if known is not None else f"Xid {number}"
+
+
+def xids_in(text: str) -> tuple[int, ...]:
+    """The numbers in lines of the kernel's log, in their order."""
+    return tuple(int(number) for number in _LINE.findall(text))
+
+
+def first_of(numbers: Iterable[int], cause: XidCause) -> int | None:
+    """The first of these errors with such a cause."""
+    return next((number for number in numbers if number in XIDS and XIDS[number].cause is cause), None)

@@ -1,0 +1,1 @@
+"""How layouts are enumerated, ranked and proposed."""

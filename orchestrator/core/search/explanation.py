@@ -1,0 +1,189 @@
+"""Why a layout is not legal, does or does not fit, and takes the time that it takes; and which small change would help.
+
+What counts as one change is a choice that a person makes: `data_parallel_size` and `grad_accum_steps` follow from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.memory import MemoryPrediction, predict_memory
+from orchestrator.core.physics.step_time import StepTimePrediction, predict_step_time
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, Mask
+from orchestrator.core.search.planner import CellPlan, Floats
+from orchestrator.core.search.proposer import USABLE_SHARE
+
+FOLLOWING = ("data_parallel_size", "grad_accum_steps")  # from the other choices, the GPUs and the batch
+CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
+MEMORY_PARTS = tuple(f.name for f in fields(MemoryPrediction))
+STEP_PARTS = tuple(f.name for f in fields(StepTimePrediction))
+WORTH_SAYING = 0.005  # of the step's time: a smaller gain is not told
+MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Another layout, what is different in it, and what it is predicted to come to. Unknown is None."""
+
+    layout: Layout
+    differs: Mapping[str, tuple[object, object]]  # name -> (here, there)
+    step_seconds: float | None
+    memory_bytes: float
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """What is predicted of one layout of a cell, by part."""
+
+    cell: Cell
+    layout: Layout
+    illegal: str | None  # the rule that it breaks
+    nearest: tuple[Change, ...]  # legal layouts that differ least, where it is illegal
+    memory_by_part: Mapping[str, float]
+    memory_limit_bytes: float | None
+    memory_relative_sd: float | None
+    probability_of_fitting: float | None
+    to_fit: Change | None  # the smallest change that makes it fit, where it does not
+    seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
+    # Factors on the seconds, between which four of five measurements should lie.
+    step_band: tuple[float, float] | None
+    faster: tuple[Change, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory_by_part.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_limit_bytes is None or self.memory_bytes <= self.memory_limit_bytes
+
+    @property
+    def step_seconds(self) -> float | None:
+        return sum(self.seconds_by_part.values()) if self.seconds_by_part is not None else None
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        seconds = self.step_seconds
+        return None if seconds is None else self.cell.tokens_per_step / seconds / self.cell.num_gpus
+
+
+def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hardware: Hardware | None, gpus_per_node: int) -> Explanation:
+    """Explain a layout among the candidates of its cell. `calibration` is the one of its options."""
+    candidates, cell = planned.candidates, planned.space.cell
+    table = LayoutTable.of([layout])
+    memory = predict_memory(table, cell, calibration.trainer)
+    by_part = {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS}
+    limit = candidates.memory_limit_bytes
+    seconds = sure = None
+    if hardware is not None:
+        steps = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants)
+        correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
+        seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}
+        sure = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
+    illegal = planned.space.reason(layout)
+    found = Explanation(
+        cell=cell,
+        layout=layout,
+        illegal=illegal,
+        nearest=_nearest(planned, layout) if illegal is not None else (),
+        memory_by_part=by_part,
+        memory_limit_bytes=limit,
+        memory_relative_sd=float(sure.memory_relative_sd[0]) if sure is not None else None,
+        probability_of_fitting=(
+            float(sure.probability_of_fitting(limit * USABLE_SHARE)[0]) if sure is not None and limit is not None else None
+        ),
+        to_fit=_to_fit(planned, layout) if limit is not None and sum(by_part.values()) > limit else None,
+        seconds_by_part=seconds,
+        step_band=None if sure is None else _first(sure.step_band()),
+        faster=_faster(planned, layout, sum(seconds.values())) if illegal is None and seconds is not None else (),
+    )
+    return found
+
+
+def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
+    low, high = band
+    return float(low[0]), float(high[0])
+
+
+def _nearest(planned: CellPlan, layout: Layout) -> tuple[Change, ...]:
+    """Legal layouts with the fewest fields different, and those by the fewest doublings; of equals the better predicted."""
+    table = planned.candidates.table
+    differs = np.stack([_differs(table, layout, name) for name in COLUMNS])
+    rows = np.lexsort((_rank(planned), _doublings(table, layout), differs.sum(axis=0)))[:MAX_SHOWN]
+    return tuple(_change(planned, layout, int(row)) for row in rows)
+
+
+def _to_fit(planned: CellPlan, layout: Layout) -> Change | None:
+    """The fewest choices changed; of as many, what is predicted fastest."""
+    candidates = planned.candidates
+    rows = np.flatnonzero(candidates.fits)
+    if not len(rows):
+        return None
+    best = rows[np.lexsort((_rank(planned)[rows], _num_changes(candidates.table, layout)[rows]))[0]]
+    return _change(planned, layout, int(best))
+
+
+def _faster(planned: CellPlan, layout: Layout, seconds: float) -> tuple[Change, ...]:
+    candidates = planned.candidates
+    better = candidates.step_seconds < seconds * (1 - WORTH_SAYING)
+    rows = np.flatnonzero(candidates.fits & better & (_num_changes(candidates.table, layout) == 1))
+    rows = rows[np.argsort(candidates.step_seconds[rows], kind="stable")][:MAX_SHOWN]
+    return tuple(_change(planned, layout, int(row)) for row in rows)
+
+
+def _rank(planned: CellPlan) -> Ints:
+    order = planned.candidates.order
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
+def _num_changes(table: LayoutTable, layout: Layout) -> Ints:
+    """Count the choices in which each row differs; one, where only what follows from choices does."""
+    choices: Ints = np.stack([_differs(table, layout, name) for name in CHOICES]).sum(axis=0)
+    following = np.stack([_differs(table, layout, name) for name in FOLLOWING]).any(axis=0)
+    found: Ints = np.where((choices == 0) & following, 1, choices)
+    return found
+
+
+def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
+    column: Ints = getattr(table, name)
+    value = getattr(layout, name)
+    match name:
+        case "recompute":
+            values: tuple[object, ...] = table.recomputes
+        case "precision":
+            values = table.precisions
+        case "options":
+            values = table.option_sets
+        case _:
+            return np.asarray(column != value)
+    return np.array([other != value for other in values], dtype=np.bool_)[column]
+
+
+def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
+    sizes = [name for name in COLUMNS if name.endswith(("_size", "_steps"))]
+    found: NDArray[np.float64] = np.sum([np.abs(np.log2(getattr(table, name) / getattr(layout, name))) for name in sizes], axis=0)
+    return found
+
+
+def _change(planned: CellPlan, layout: Layout, row: int) -> Change:
+    candidates = planned.candidates
+    other = candidates.table.layout(row)
+    seconds = float(candidates.step_seconds[row])
+    return Change(
+        layout=other,
+        differs={name: (getattr(layout, name), getattr(other, name)) for name in COLUMNS if getattr(layout, name) != getattr(other, name)},
+        step_seconds=None if np.isnan(seconds) else seconds,
+        memory_bytes=float(candidates.memory_bytes[row]),
+        fits=bool(candidates.fits[row]),
+    )

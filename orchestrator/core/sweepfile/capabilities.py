@@ -1,0 +1,57 @@
+"""What each workload can run, so that layouts it would refuse are never launched.
+
+A constant table: the orchestrator never imports a workload to ask it. A workload refuses the same layouts by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from orchestrator.core.problem.layout import Layout, Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """The layouts of a workload. A size of None has no bound."""
+
+    zero_stages: frozenset[int]
+    precisions: frozenset[Precision]
+    max_tensor_parallel_size: int | None = None
+    max_pipeline_parallel_size: int | None = None
+    max_context_parallel_size: int | None = None
+
+    def refusal(self, layout: Layout) -> str | None:
+        """Say in one line why the workload cannot run a layout; None when it can."""
+        sizes = (
+            ("tensor_parallel_size", layout.tensor_parallel_size, self.max_tensor_parallel_size),
+            ("pipeline_parallel_size", layout.pipeline_parallel_size, self.max_pipeline_parallel_size),
+            ("context_parallel_size", layout.context_parallel_size, self.max_context_parallel_size),
+        )
+        for name, size, most in sizes:
+            if most is not None and size > most:
+                return f"{name} {size} is more than {most}, the most that this workload can do"
+        if layout.zero_stage not in self.zero_stages:
+            return f"zero_stage {layout.zero_stage} is not one of {', '.join(map(str, sorted(self.zero_stages)))}"
+        if layout.precision not in self.precisions:
+            return f"precision {layout.precision} is not one of {', '.join(sorted(self.precisions))}"
+        return None
+
+
+_EVERYTHING = Capabilities(zero_stages=frozenset({0, 1, 2, 3}), precisions=frozenset(Precision))
+
+CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
+    {
+        "llama": Capabilities(
+            zero_stages=frozenset({0, 1}),
+            precisions=frozenset({Precision.FP32, Precision.BF16}),
+            max_tensor_parallel_size=1,
+            max_pipeline_parallel_size=1,
+            max_context_parallel_size=1,
+        ),
+        "synthetic": _EVERYTHING,
+        "command": _EVERYTHING,  # the program decides
+        "replay": _EVERYTHING,  # the table decides
+    }
+)

@@ -1,0 +1,1 @@
+"""What one attempt is asked, what it reports, and what its failure means."""

@@ -1,0 +1,190 @@
+"""Numbers out of step samples: when enough are taken, their median, spread and confidence, and what follows from them.
+
+The confidence interval of the median comes from order statistics (the sign test's inverse), so it assumes nothing about how step
+times are distributed. With fewer than six samples no 95 % interval exists, and none is given.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
+from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
+
+CONFIDENCE = 0.95
+# Stopping as soon as the 95 % interval is narrow would choose the samples for which it is too narrow (docs/decisions, by simulation).
+STOPPING_CONFIDENCE = 0.99
+_LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
+
+# A 95 % interval takes so many: of fewer steps even the one from the least to the largest holds the median less often.
+FEWEST_STEPS = 6
+
+LAUNCH_SECONDS = 60.0  # of a trial on GPUs beside its steps, where nobody measured it: start, rendezvous, first step, clean-up
+
+
+class ImplausibleMeasurement(ValueError):
+    """The numbers break physics: a bug in a formula, a peak or a clock, never a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step: the slowest rank's, over the timed steps."""
+
+    median: float
+    iqr: float
+    num_steps: int
+    relative_confidence: float | None  # half-width of the median's 95 % interval over the median; None below 6 samples
+
+
+class Unsure(StrEnum):
+    """Why a measurement is less sure than was asked for, in words."""
+
+    ONE_NUMBER = "the run reported one number, so the spread of its steps is unknown"
+    FEW_STEPS = (
+        f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
+    )
+    VARIED = "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The headline numbers of an attempt. Unknown is None."""
+
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    step_time: StepTime
+    step_seconds: tuple[float, ...]  # every sample, slowest rank: the evidence
+    confident: bool  # False: max_steps came before the precision asked for
+    mfu: float | None
+    hfu: float | None
+    mfu_formula: str
+    peak_flops: float | None
+    peak_flops_source: str | None
+    peak_memory_allocated_bytes: int | None  # worst rank
+    peak_memory_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    allocator_retries: int | None
+    thrashing: bool
+    loss_first: float | None
+    loss_last: float | None
+
+
+def why_unsure(*, confident: bool | None, num_steps: int | None, relative_confidence: float | None) -> Unsure | None:
+    """Say why a measurement is less sure than was asked for; None: it is not, or there is none."""
+    if confident is not False:
+        return None
+    if num_steps == 1:
+        return Unsure.ONE_NUMBER
+    return Unsure.FEW_STEPS if relative_confidence is None else Unsure.VARIED
+
+
+def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:
+    """Say whether timing may stop: the precision asked for is reached, or the maximum.
+
+    Looks at few counts only, and asks more than is reported: whoever looks after every step stops by luck.
+    """
+    if len(samples) >= plan.max_steps:
+        return True
+    if len(samples) < plan.min_steps or len(samples) not in _LOOKS:
+        return False
+    confidence = relative_confidence(samples, level=STOPPING_CONFIDENCE)
+    return confidence is not None and confidence <= plan.relative_confidence
+
+
+def relative_confidence(samples: Sequence[float], *, level: float = CONFIDENCE) -> float | None:
+    """Half-width of the interval of the median (95 %), relative to the median; None when the samples are too few for one."""
+    rank = _median_interval_rank(len(samples), level)
+    if rank is None:
+        return None
+    ordered = sorted(samples)
+    return (ordered[len(ordered) - 1 - rank] - ordered[rank]) / 2 / statistics.median(ordered)
+
+
+@lru_cache(maxsize=1024)
+def _median_interval_rank(n: int, level: float = CONFIDENCE) -> int | None:
+    """The largest k with P(k+1-th smallest < median < k+1-th largest) >= level, from Binomial(n, 1/2)."""
+    tail, best = 0.0, None
+    for k in range(n // 2):
+        tail += math.comb(n, k) / 2**n
+        if 1 - 2 * tail < level:
+            break
+        best = k
+    return best
+
+
+def summarise_steps(samples: Sequence[float]) -> StepTime:
+    """Median, interquartile range and confidence of step samples (at least one)."""
+    if len(samples) > 1:
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    else:
+        low = high = samples[0]
+    return StepTime(
+        median=statistics.median(samples), iqr=high - low, num_steps=len(samples), relative_confidence=relative_confidence(samples)
+    )
+
+
+def measure(
+    results: Sequence[RankResult], *, model: ModelShape, sequence_length: int, layout: Layout, plan: MeasurementPlan
+) -> Measurement:
+    """Turn the results of all ranks into one measurement: the slowest rank's time of each step, the worst rank's memory.
+
+    Raises ImplausibleMeasurement when ranks disagree about the number of steps, or when MFU or HFU exceed 1.
+    """
+    counts = {len(r.step_seconds) for r in results}
+    if len(counts) != 1:
+        raise ImplausibleMeasurement(f"ranks timed different numbers of steps: {sorted(counts)}")
+    slowest = tuple(max(step) for step in zip(*(r.step_seconds for r in results), strict=True))
+    step_time = summarise_steps(slowest)
+    tokens = results[0].tokens_per_step or layout.global_batch_size * sequence_length
+    per_gpu = tokens / step_time.median / layout.world_size
+    peak, source = min(((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None), key=_flops, default=(None, None))
+    mfu = hfu = None
+    if peak is not None:
+        model_flops = model.flops_per_token(sequence_length)
+        mfu = per_gpu * model_flops / peak
+        hfu = per_gpu * hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout) / peak
+        if hfu > 1:
+            raise ImplausibleMeasurement(
+                f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
+                f" peak {peak:.3g} FLOP/s ({source}). A formula, the peak or a clock is wrong"
+            )
+    retries = _worst(r.allocator_retries for r in results)
+    return Measurement(
+        tokens_per_second=tokens / step_time.median,
+        tokens_per_second_per_gpu=per_gpu,
+        step_time=step_time,
+        step_seconds=slowest,
+        confident=step_time.relative_confidence is not None and step_time.relative_confidence <= plan.relative_confidence,
+        mfu=mfu,
+        hfu=hfu,
+        mfu_formula=MFU_FORMULA,
+        peak_flops=peak,
+        peak_flops_source=source,
+        peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
+        peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
+        device_memory_bytes=min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None),
+        allocator_retries=retries,
+        # It retries only when the device refused it memory, so it is full, however much of that context and NCCL hold beside the allocator.
+        thrashing=bool(retries),
+        loss_first=results[0].loss_first,
+        loss_last=results[0].loss_last,
+    )
+
+
+def hardware_flops_per_token(model: ModelShape, *, sequence_length: int, layout: Layout) -> float:
+    """FLOPs that a device does for a token, recomputed ones included: what HFU counts."""
+    return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(sequence_length, layout.recompute)
+
+
+def _flops(peak: tuple[float, str | None]) -> float:
+    return peak[0]
+
+
+def _worst(values: Iterable[int | None]) -> int | None:
+    return max((v for v in values if v is not None), default=None)

@@ -1,0 +1,1 @@
+"""Supervises: launchers, ranks, processes and GPUs of one machine."""

@@ -1,0 +1,207 @@
+"""Whose processes used a node's cores while an attempt ran: its own, those of other attempts of its sweep, or somebody else's.
+
+Reads Linux' counters of CPU time two to four times in an attempt, and not in its first 0.2 s: a short attempt costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
+from orchestrator.node.processes import LAUNCHER_VARIABLE, cgroup_files, is_process
+
+SOON_SECONDS = 0.2  # an attempt that is over by then is not looked at
+# Counters move in hundredths of a second: where steps were timed for less, the whole attempt is looked at.
+LONG_ENOUGH_SECONDS = 0.5
+FEWEST_SECONDS = 0.2
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RAYLET = "raylet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuTimes:
+    """Counters at one moment, in seconds of CPU time."""
+
+    at: float  # monotonic seconds
+    busy: float  # of the cores that the attempt may use, by everybody
+    own: float  # by the attempt's processes
+    sweep: float  # by its sweep's other processes
+
+
+class CpuWatch:
+    """Watches the CPU time of one attempt. Call `tick` with every look at its ranks, and `load` when they are gone.
+
+    `root` is the folder of its launcher, which launchers of the same sweep share; `orchestrator` names the process that asked for the attempt.
+    """
+
+    def __init__(self, *, root: Path, warden: Callable[[], int | None], orchestrator: str, cpus: Collection[int] = ()) -> None:
+        self._root, self._warden, self._orchestrator = root, warden, orchestrator
+        self._pinned_to = frozenset(cpus)
+        self._began: float | None = None
+        self._first: CpuTimes | None = None
+        self._timed_first: CpuTimes | None = None
+        self._timed_last: CpuTimes | None = None
+        self.pids: set[int] = set()  # of the attempt's own processes, as seen
+
+    def tick(self, timed_steps_run: bool) -> None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        if now - self._began < SOON_SECONDS:
+            return
+        if self._first is None:
+            self._first = self._read()
+        if timed_steps_run and self._timed_first is None:
+            self._timed_first = self._read()
+        if not timed_steps_run and self._timed_first is not None and self._timed_last is None:
+            self._timed_last = self._read()
+
+    def load(self) -> MachineLoad:
+        """What the cores did while steps were timed; where that was too short to tell, while the attempt ran."""
+        if self._first is None:
+            return NO_LOAD
+        end = self._read()
+        timed = self._timed_first, self._timed_last or end
+        if timed[0] is not None and timed[1] is not None and timed[1].at - timed[0].at >= LONG_ENOUGH_SECONDS:
+            return load_between(timed[0], timed[1], cores=self._cores)
+        return load_between(self._first, end, cores=self._cores)
+
+    @cached_property
+    def _cpus(self) -> frozenset[int]:
+        return self._pinned_to or frozenset(os.sched_getaffinity(0))
+
+    @cached_property
+    def _quota(self) -> float | None:
+        return None if self._pinned_to else _cgroup_quota()
+
+    @property
+    def _cores(self) -> float:
+        return min(float(len(self._cpus)), self._quota or float("inf"))
+
+    def _read(self) -> CpuTimes | None:
+        try:
+            processes = _processes()
+            own, sweep = self._ours(processes)
+            self.pids |= own
+            return CpuTimes(
+                at=time.monotonic(),
+                busy=_busy_seconds(self._cpus) if self._quota is None else _cgroup_seconds(),
+                own=sum(processes[pid].seconds for pid in own) / _TICKS,
+                sweep=0.0 if self._pinned_to else sum(processes[pid].seconds for pid in sweep) / _TICKS,
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _ours(self, processes: Mapping[int, _Process]) -> tuple[set[int], set[int]]:
+        """The attempt's processes, and the other processes of its sweep."""
+        children: dict[int, list[int]] = {}
+        for pid, process in processes.items():
+            children.setdefault(process.parent, []).append(pid)
+        launcher, warden = os.getpid(), self._warden()
+        own = {launcher, *_below(warden, children)} & processes.keys() if warden is not None else {launcher}
+        roots = [pid for pid in children.get(launcher, ()) if pid != warden and self._is_of_this_root(pid)]
+        raylet = processes[launcher].parent if launcher in processes else 0
+        if raylet in processes and processes[raylet].name == _RAYLET:
+            # Ray's other workers on this node that have launchers of the same sweep.
+            roots += [pid for pid in children.get(raylet, ()) if any(map(self._is_of_this_root, children.get(pid, ())))]
+        if (orchestrator := is_process(self._orchestrator)) is not None:
+            roots.append(orchestrator)  # with Ray, where it started that itself
+        sweep = {pid for root in roots for pid in _below(root, children)} & processes.keys()
+        return own, sweep - own
+
+    def _is_of_this_root(self, pid: int) -> bool:
+        """Whether a launcher of this sweep started it."""
+        try:
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) and entry.endswith(f":{self._root}".encode()) for entry in entries)
+
+
+def load_between(before: CpuTimes, after: CpuTimes | None, *, cores: float) -> MachineLoad:
+    """What was used between two readings; unknown where they are too close."""
+    if after is None or after.at - before.at < FEWEST_SECONDS:
+        return NO_LOAD
+    seconds = after.at - before.at
+    own, sweep = max(0.0, after.own - before.own), max(0.0, after.sweep - before.sweep)
+    others = after.busy - before.busy - own - sweep
+    return MachineLoad(
+        cpu_cores=cores,
+        own_cpu_cores=own / seconds,
+        sweep_cpu_cores=sweep / seconds,
+        others_cpu_cores=min(max(0.0, others / seconds), cores),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    parent: int
+    name: str
+    seconds: int  # in ticks: its own, and of its children that have ended
+
+
+def _processes() -> dict[int, _Process]:
+    """Every process, by one read each: who started it, and the CPU time of it and of its ended children."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a Path for each of thousands of processes costs more than reading it
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
+                head, _, rest = file.read().rpartition(b")")
+                fields = rest.split()
+                # From the third field of proc(5) on: state, parent, ...; utime, stime, cutime, cstime are its 14th to 17th.
+                found[int(name)] = _Process(int(fields[1]), head.partition(b"(")[2].decode(errors="replace"), sum(map(int, fields[11:15])))
+    return found
+
+
+def _below(root: int | None, children: Mapping[int, list[int]]) -> Iterator[int]:
+    pending = [root] if root is not None else []
+    while pending:
+        pid = pending.pop()
+        yield pid
+        pending += children.get(pid, ())
+
+
+def _busy_seconds(cpus: Collection[int]) -> float:
+    """CPU time of these cores so far, whoever used it: a hypervisor that took it is somebody else."""
+    ticks = 0
+    with Path("/proc/stat").open("rb") as file:
+        for line in file:
+            name, *fields = line.split()
+            if not name.startswith(b"cpu"):
+                break
+            if name[3:].isdigit() and int(name[3:]) in cpus:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+                ticks += user + nice + system + irq + softirq + steal
+    return ticks / _TICKS
+
+
+def _cgroup_quota() -> float | None:
+    """Cores that this process's container may use in the mean; None: as many as there are, or its use is not told."""
+    for path in cgroup_files("cpu.max", "cpu", "cpu.cfs_quota_us"):
+        with contextlib.suppress(OSError, ValueError):
+            words = path.read_text().split()
+            period = float(words[1]) if len(words) > 1 else float((path.parent / "cpu.cfs_period_us").read_text())
+            quota = float(words[0])
+            if 0 < quota / period < len(os.sched_getaffinity(0)):
+                with contextlib.suppress(OSError, ValueError):
+                    _cgroup_seconds()
+                    return quota / period
+            return None
+    return None
+
+
+def _cgroup_seconds() -> float:
+    """CPU time of this process's container so far. Raises OSError where it is not told."""
+    for path in cgroup_files("cpu.stat", "cpuacct", "cpuacct.usage"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = path.read_text()
+            if path.name == "cpuacct.usage":
+                return int(text) / 1e9
+            return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
+    raise FileNotFoundError("no cgroup tells its CPU time")

@@ -1,0 +1,22 @@
+"""Runs a module as a process that dies with the one that started it: `python -m orchestrator.node.die_with_parent PARENT MODULE [ARGUMENTS]`.
+
+What it runs knows nothing of that, and need not even import.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from orchestrator.node.processes import die_with
+
+
+def main() -> None:
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    die_with(parent)
+    del sys.argv[1:3]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

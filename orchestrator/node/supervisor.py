@@ -1,0 +1,274 @@
+"""One node's share of one gang: its ranks from the fork to the last process gone, watched, and ended when one goes bad.
+
+Reads what ranks write (heartbeats, results, failure notes, output) and what the rank server says; keeps nothing between attempts.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.trial.failures import classify, is_aftermath
+from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
+from orchestrator.core.trial.protocol import LaunchOrder, LimitName, Phase, log_file
+from orchestrator.core.trial.redaction import Secrets
+from orchestrator.node.processes import kill
+from orchestrator.node.rank_log import RankLog
+from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS
+from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, ServerLost
+from orchestrator.node.rank_watch import RankWatch
+
+SERVER_START_SECONDS = 300.0  # importing torch from a cold network file system takes minutes
+AFTERMATH_SECONDS = 0.1  # how long a rank that lost communication may wait for the one that caused it to show
+FIRST_GLANCE_BYTES = 8192  # of its output, to tell the one from the other before the gang is killed
+STACKS_SECONDS = 5.0  # for all ranks' stacks together
+TICK_SECONDS = 0.1  # how often heartbeats are read and limits checked
+
+
+class Cancelled(Exception):
+    """The attempt was cancelled."""
+
+
+class Gang:
+    """The ranks of one attempt on this node."""
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        *,
+        node: str,
+        run_dir: Path,
+        wake: int,
+        is_cancelled: Callable[[], bool],
+        on_timed: Callable[[bool], None],
+    ) -> None:
+        self._order = order
+        self._secrets = Secrets(order.secrets)
+        self._node = node
+        self._run_dir = run_dir
+        self._wake = wake
+        self._is_cancelled = is_cancelled
+        self._on_timed = on_timed
+        self._selector = selectors.DefaultSelector()
+        self._forked_at = 0.0  # monotonic
+        self._next_tick = 0.0
+        self._stop_at: float | None = None  # monotonic
+        self.tag = order.request.tag
+        self.processes_killed = 0
+        self.teardown_seconds: float | None = None
+        self.cancelled = False
+        self.watches: list[RankWatch] = []
+
+    def run(self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]) -> None:
+        """Run the ranks to the end of the last process. Call `finish` afterwards, whatever happened.
+
+        Raises ServerLost when the server ends or does not answer: then it has to be stopped, to be sure that nothing is left; and
+        ProcessesStuck when something does not die.
+        """
+        self._selector.register(server, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        try:
+            self._await(server, "ready", SERVER_START_SECONDS)
+            self._fork(server, environment, ranks)
+            self._supervise(server)
+        except Cancelled:
+            self.cancelled = True
+        self._clear(server)
+
+    def finish(self) -> None:
+        """Take the last output and the last words of ranks that are all gone, and how long that took since the last result."""
+        now = time.monotonic()
+        for watch in self.watches:
+            if watch.pipe is not None:
+                watch.log.copy(watch.pipe)
+                self._close_pipe(watch)
+            watch.log.close()
+            watch.read_last_words(now)
+        since = [watch.teardown_since for watch in self.watches if watch.measured]
+        if since and len(since) == len(self.watches) and None not in since:
+            self.teardown_seconds = now - max(at for at in since if at is not None)
+        self._selector.close()
+
+    @property
+    def total_limit_seconds(self) -> float:
+        """The limit of the whole attempt, by the steps that were seen here."""
+        return limit_seconds(self._order.request, LimitName.TOTAL, self._seen)
+
+    @property
+    def _seen(self) -> SeenSteps:
+        """The slowest rank's steps."""
+        seen = [watch.seen for watch in self.watches if watch.seen is not NOTHING_SEEN]
+        return max(seen, key=lambda each: each.step_seconds or 0.0, default=NOTHING_SEEN)
+
+    @property
+    def _holds_the_total(self) -> bool:
+        """Whether this launcher watches the total limit. Where that follows the steps, rank 0's does: no other sees steps of a foreign program."""
+        return self._order.node_rank == 0 or LimitName.TOTAL not in self._order.request.limits.auto
+
+    def least_advanced(self) -> RankWatch | None:
+        """The rank that all others wait for: the first suspect in a hang."""
+        alive = [watch for watch in self.watches if not watch.ended]
+        return min(alive, key=RankWatch.advance, default=None)
+
+    def _await(self, server: RankServer, event: str, patience_seconds: float) -> dict[str, Any]:
+        """Take part in the loop until the server has answered so."""
+        deadline = time.monotonic() + patience_seconds
+        if event == "ready" and server.pid is not None:
+            return {}
+        while time.monotonic() < deadline:
+            for message in self._turn(server, min(1.0, deadline - time.monotonic())):
+                if message["event"] == event:
+                    return message
+                if message["event"] == "fork_failed":
+                    raise ServerLost(f"the rank server cannot fork: {message['reason']}")
+            if self._is_cancelled() and event != "clear":
+                raise Cancelled
+        raise ServerLost(f"the rank server was not {event} after {patience_seconds:g} s")
+
+    def _turn(self, server: RankServer, timeout_seconds: float) -> list[dict[str, Any]]:
+        """One round of the loop: output into logs, ends noted; returns what the server said."""
+        messages = []
+        for key, _ in self._selector.select(max(0.0, timeout_seconds)):
+            if key.fileobj is server:
+                message = server.receive()
+                messages.append(message)
+                if message["event"] == "ended":
+                    self._note_end(message)
+            elif key.fileobj == self._wake:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            else:
+                watch: RankWatch = key.data
+                # The rank's end, in this same batch, may have closed its pipe already.
+                if watch.pipe is not None and not watch.log.copy(watch.pipe):
+                    self._close_pipe(watch)
+        return messages
+
+    def _fork(self, server: RankServer, environment: dict[str, str], ranks: Sequence[dict[str, Any]]) -> None:
+        writers = []
+        try:
+            for place in ranks:
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(reader, False)
+                writers.append(writer)
+                watch = RankWatch(
+                    rank=place["rank"],
+                    log=RankLog(self._run_dir / log_file(place["rank"]), secrets=self._secrets),
+                    pipe=reader,
+                    run_dir=self._run_dir,
+                )
+                self._selector.register(reader, selectors.EVENT_READ, watch)
+                self.watches.append(watch)
+            server.fork(run_dir=self._run_dir, environment=environment, ranks=ranks, logs=writers)
+        finally:
+            for writer in writers:
+                os.close(writer)
+        self._forked_at = time.monotonic()
+        for watch in self.watches:
+            watch.phase_since = watch.progress_at = self._forked_at
+        pids = self._await(server, "forked", self._order.request.limits.start)["pids"]
+        for watch, pid in zip(self.watches, pids, strict=True):
+            watch.pid = pid
+
+    def _supervise(self, server: RankServer) -> None:
+        """Watch until every rank has ended, or one has gone bad."""
+        while not all(watch.ended for watch in self.watches):
+            now = time.monotonic()
+            if self._is_cancelled():
+                raise Cancelled
+            if self._stop_at is not None and now >= self._stop_at:
+                return
+            if now >= self._next_tick:
+                self._next_tick = now + TICK_SECONDS
+                if self._stop_at is None and self._check_progress(now):
+                    return
+            wait = self._next_tick if self._stop_at is None else min(self._stop_at, self._next_tick)
+            self._turn(server, wait - now)
+
+    def _note_end(self, message: dict[str, Any]) -> None:
+        now = time.monotonic()
+        watch = next(watch for watch in self.watches if watch.rank == message["rank"])
+        watch.code, watch.ended_at_unix_seconds = message["code"], message["at"]
+        if watch.pipe is not None and not watch.log.copy(watch.pipe):
+            self._close_pipe(watch)
+        watch.read_last_words(now)
+        if not watch.measured:
+            aftermath = is_aftermath(classify(watch.evidence(self._node, tail_bytes=FIRST_GLANCE_BYTES)))
+            stop_at = now + (AFTERMATH_SECONDS if aftermath else 0.0)
+            self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
+
+    def _check_progress(self, now: float) -> bool:
+        """Read heartbeats, check limits. True: the gang has to end."""
+        alive = [watch for watch in self.watches if not watch.ended]
+        for watch in alive:
+            watch.read_heartbeat(now)
+        self._on_timed(all(watch.timed for watch in alive))
+        overdue = {watch.rank: text for watch in alive if (text := watch.overdue(self._order, now))}
+        if self._holds_the_total and now - self._forked_at > self.total_limit_seconds:
+            told = told_passed(self._order.request, LimitName.TOTAL, self._seen)
+            overdue = {watch.rank: told for watch in alive}
+        if not overdue:
+            return False
+        for watch in alive:
+            watch.read_last_words(now)
+        if all(watch.measured for watch in alive):
+            return True  # they hang in their teardown, with everything measured
+        if all(watch.measured for watch in alive if watch.rank in overdue):
+            return False  # their teardown waits for the others, whose own limits will tell
+        suspect = self.least_advanced() or alive[0]
+        suspect.limit_passed = overdue.get(suspect.rank) or next(iter(overdue.values()))
+        suspect.ended_at_unix_seconds = time.time()
+        self._collect_stacks(alive)
+        return True
+
+    def _collect_stacks(self, watches: Sequence[RankWatch]) -> None:
+        """Write into each living rank's log where it hangs."""
+        search = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+        py_spy = shutil.which("py-spy", path=search)
+        deadline = time.monotonic() + STACKS_SECONDS
+        dumps = []
+        for watch in watches:
+            if watch.pid is not None and py_spy is not None:
+                # Not blocking: a process that was stopped, or hangs in the kernel, would never answer a debugger.
+                command = [py_spy, "dump", "--nonblocking", "--pid", str(watch.pid)]
+                dumps.append((watch, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)))
+        unanswered = {watch.rank for watch in watches}
+        for watch, dump in dumps:
+            try:
+                text, _ = dump.communicate(timeout=max(0.1, deadline - time.monotonic()))
+                if dump.returncode == 0:
+                    watch.log.write(b"\n--- stacks of this rank when its time was up ---\n" + text)
+                    unanswered.discard(watch.rank)
+            except subprocess.TimeoutExpired:
+                dump.kill()
+                dump.communicate()
+        if unanswered:
+            for watch in watches:
+                if watch.pid is not None and watch.rank in unanswered and watch.phase is not Phase.START:
+                    kill(watch.pid, signal.SIGUSR1)  # faulthandler, which workloads.rank installs, writes stacks to the log
+            time.sleep(0.3)
+
+    def _clear(self, server: RankServer) -> None:
+        """Kill what is left, ranks included. When this returns it is gone: the server has no child, and adopts all orphans."""
+        if server.pid is None:
+            raise ServerLost("the rank server was still importing")  # it would answer only when that is done
+        server.clear()
+        message = self._await(server, "clear", KILL_PATIENCE_SECONDS + 5)
+        self.processes_killed += message["killed"]
+        if message["stuck"]:
+            raise ProcessesStuck(message["stuck"])
+
+    def _close_pipe(self, watch: RankWatch) -> None:
+        if watch.pipe is not None:
+            self._selector.unregister(watch.pipe)
+            os.close(watch.pipe)
+            watch.pipe = None

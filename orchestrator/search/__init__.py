@@ -1,0 +1,1 @@
+"""Proposes: which layout to measure next."""

@@ -1,0 +1,435 @@
+"""The measured layouts of one cell and all their runs: which is the best so far, and which to measure once more, and why.
+
+Under one fingerprint: runs of another are of another contest. The machine's drift is taken out where repeats show it (core/trial/drift.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import exp, inf, log, sqrt
+
+from db.read.rows import Repeats, TrialRow
+from db.store import Store
+from orchestrator.core.problem.contradiction import Contradiction, Taken, contradictions, shapes
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.spec import Confirm
+from orchestrator.core.trial.drift import USUAL_SD, Change, Drift, Run, fit
+from orchestrator.core.trial.failures import FailureKind, may_retry
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.machine_load import relative_sd
+from orchestrator.core.trial.purpose import Purpose
+from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run, most_repeats_with_drift
+from orchestrator.search.blas_threads import one_blas_thread
+
+# The number of a cell's fastest that are read from the store once its machine was seen to change.
+LEADING_WITH_DRIFT = 4 * CONSIDERED_WITH_DRIFT
+MOST_QUIET = 3  # doublings of the distance between anchors, as long as the machine stays as it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A measured trial to measure once more."""
+
+    trial_id: int
+    layout: Layout
+    purpose: Purpose
+    why: str
+
+
+@dataclass(eq=False)
+class Contest:
+    """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
+
+    _layouts: dict[int, Layout] = field(default_factory=dict)
+    _runs: dict[int, list[Run]] = field(default_factory=dict)
+    _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
+    _repeating: dict[int, Purpose] = field(default_factory=dict)  # trials with a repeat in flight
+    _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
+    _leader: int | None = None  # the trial of the fastest layout, where that is known
+    _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
+    _fitted: Drift | None = None  # since the last repeat; None: not worked out
+    _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
+    _was_paused: bool = False  # the machine may be another since the last run
+    _since_anchor: int = 0  # trials measured since the anchor was
+    _num_anchored: int = 0
+    _num_repeated: int = 0
+    # Trials that were not compared with physics yet.
+    _unchecked: set[int] = field(default_factory=set)
+    _is_compared: bool = False  # all trials with each other, as the machine is now
+    _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
+    # Trials of contradictions, in the order in which they are repeated, and why.
+    _wrong: list[tuple[int, str]] = field(default_factory=list)
+
+    def note(self, trial_id: int, layout: Layout, run: Run) -> None:
+        """A run was measured."""
+        self._repeating.pop(trial_id, None)
+        self._layouts[trial_id] = layout
+        self._judged, self._is_compared = None, False
+        some = self._runs.setdefault(trial_id, [])
+        some.append(run)
+        if len(some) > 1:
+            self._note_repeat(trial_id)
+        else:
+            self._since_anchor += 1
+            self._unchecked.add(trial_id)
+            for shape in shapes(layout):
+                self._alike.setdefault(shape, []).append(trial_id)
+        if trial_id == self._leader or len(some) > 1:
+            self._leader = None  # it may have fallen behind
+        elif self._leader is not None:
+            self._leader = min(self._leader, trial_id, key=self._place)
+
+    def _note_repeat(self, trial_id: int) -> None:
+        self._fitted = None
+        self._num_repeated += 1
+        self._unchecked.add(trial_id)
+        if trial_id == self._anchor():
+            self._since_anchor, self._was_paused = 0, False
+            self._num_anchored += 1
+
+    def begin(self, trial_id: int, purpose: Purpose) -> None:
+        """A repeat was started."""
+        self._judged = None
+        self._repeating[trial_id] = purpose
+        self._wrong = [one for one in self._wrong if one[0] != trial_id]
+
+    def pause(self) -> None:
+        """Nothing ran for so long that the machine may be another."""
+        self._was_paused = True
+
+    def fail(self, trial_id: int, kind: FailureKind) -> bool:
+        """A repeat came to nothing. Says whether it may be tried again: the machine's fault may, as often as a first attempt."""
+        self._judged = None
+        self._repeating.pop(trial_id, None)
+        if kind is FailureKind.CANCELLED:
+            return True
+        failures = self._failures.setdefault(trial_id, Counter())
+        failures[kind] += 1
+        if may_retry(kind, failures):
+            return True
+        self._given_up.add(trial_id)
+        return False
+
+    def end(self, trial_id: int) -> None:
+        """A repeat was measured with other software than its trial: no repeat of this contest can count any more."""
+        self._repeating.pop(trial_id, None)
+        self._is_over = True
+
+    def was_repeated(self, trial_id: int) -> bool:
+        """Whether a repeat of the trial was begun, however it ended."""
+        return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
+
+    def is_repeated_now(self, trial_id: int) -> bool:
+        """Whether a repeat of the trial is under way."""
+        return trial_id in self._repeating
+
+    @property
+    def num_repeats(self) -> int:
+        """Runs beyond the first of each layout."""
+        return self._num_repeated
+
+    def was_doubted(self, trial_id: int) -> bool:
+        """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
+        others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
+        is_doubted_now = self._repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
+        return others or is_doubted_now or trial_id in self._failures
+
+    def best(self) -> tuple[Layout, float] | None:
+        """The fastest layout, and the seconds of a step that stand for it."""
+        if not self._runs:
+            return None
+        if self._leader is None:
+            seconds = self.seconds
+            self._leader = min(seconds, key=lambda trial_id: (seconds[trial_id], trial_id))
+        return self._layouts[self._leader], self.seconds_of(self._leader)
+
+    @property
+    def num_measured(self) -> int:
+        """Layouts that were measured."""
+        return len(self._runs)
+
+    @property
+    def is_best_repeated(self) -> bool:
+        """True where a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
+        if not self._runs or self._is_over:
+            return bool(self._runs)
+        if self._leader is None:
+            self.best()
+        return self._leader is not None and self.was_repeated(self._leader)
+
+    def _place(self, trial_id: int) -> tuple[float, int]:
+        return self.seconds_of(trial_id), trial_id
+
+    def seconds_of(self, trial_id: int) -> float:
+        """The seconds of a step that stand for a trial's runs; as the machine is now, where it was seen to change."""
+        if self.change is None:
+            return median_run(self._runs[trial_id]).step_seconds
+        return self._corrected([trial_id])[trial_id]
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """The seconds of a step of every trial, as `seconds_of` gives them."""
+        return self._seconds(list(self._runs))
+
+    def _seconds(self, trial_ids: Sequence[int]) -> dict[int, float]:
+        if self.change is None:
+            return {trial_id: median_run(self._runs[trial_id]).step_seconds for trial_id in trial_ids}
+        return self._corrected(trial_ids)
+
+    def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
+        """The mean of each trial's runs, each as it would be now."""
+        found = self._drift()
+        assert found is not None, "a change is told by repeats"
+        runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
+        corrections = iter(found.corrections(runs).tolist())
+        logs = {trial_id: [log(run.step_seconds) + next(corrections) for run in self._runs[trial_id]] for trial_id in trial_ids}
+        return {trial_id: exp(sum(some) / len(some)) for trial_id, some in logs.items()}
+
+    @property
+    def change(self) -> Change | None:
+        """How the machine has changed meanwhile. None: by no more than noise, or no repeat tells."""
+        found = self._drift()
+        return None if found is None else found.change
+
+    def _drift(self) -> Drift | None:
+        """The drift that the repeats tell. None: there are no repeats."""
+        if self._fitted is None and self._num_repeated:
+            with one_blas_thread():
+                self._fitted = fit(self._runs)
+        return self._fitted
+
+    def layout_of(self, trial_id: int) -> Layout:
+        """The layout of a measured trial."""
+        return self._layouts[trial_id]
+
+    def trial_of(self, layout: Layout) -> int | None:
+        """The measured trial of a layout."""
+        return next((trial_id for trial_id, mine in self._layouts.items() if mine == layout), None)
+
+    # -- what to measure once more -----------------------------------------------------------------------------------------------
+
+    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
+        if self._is_over or not confirm.repeats or not self._runs:
+            return None
+        gap = anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET)) if anchor_every else 0
+        if gap and (self._since_anchor >= gap or self._was_paused) and (anchor := self._next_anchor()) is not None:
+            return anchor
+        return self._next_wrong()
+
+    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+        """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
+        if self._is_over or not confirm.repeats or not self._runs:
+            return None
+        if not self._is_compared:  # all of them, as the next call would, which reads them from the store
+            self._unchecked, self._is_compared = set(self._runs), True
+        wanted = self._next_wrong() or self._next_to_confirm(confirm)
+        is_due = anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None))
+        if is_due and self._anchor() is not None:
+            # It runs alone, and its result decides who contends.
+            return None if self._repeating else self._next_anchor()
+        return wanted
+
+    def repeat_of_best(self, confirm: Confirm) -> Again | None:
+        """The first repeat of the fastest layout, where a budget leaves no more than that; None: it was begun, or cannot count."""
+        if not confirm.repeats or not self._runs or self.is_best_repeated:
+            return None
+        assert self._leader is not None, "something was measured"
+        return self._again(self._leader, Purpose.CONFIRMATION, "run 2 to confirm it, the best when the budget ended the search")
+
+    def most_to_confirm(self, confirm: Confirm) -> int:
+        """The most repeats that it may still take to confirm the winner, as far as is known."""
+        verdict = self._judge(confirm) if self._runs and confirm.repeats else None
+        if verdict is None:
+            return 0
+        most = confirm.contenders * confirm.repeats
+        if verdict.change is not None:
+            most = most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats)
+        done = sum(run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some)
+        return max(most - done, 0)
+
+    def _next_to_confirm(self, confirm: Confirm) -> Again | None:
+        verdict = self._judge(confirm)
+        if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
+            return None
+        others = len(verdict.tied) - 1
+        why = f"run {len(self._runs[verdict.repeat]) + 1} to confirm it, " + (
+            f"tied with {others} {'other' if others == 1 else 'others'} so far" if others else "the best so far"
+        )
+        return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
+
+    def _judge(self, confirm: Confirm) -> Verdict | None:
+        """The verdict since the last run ended; worked out once, asked for often."""
+        if self._judged is None or self._judged[0] != confirm:
+            # A repeat under way counts as one that confirms: what else is asked for should not depend on its result.
+            with one_blas_thread():
+                verdict = judge(
+                    self._runs,
+                    contenders=confirm.contenders,
+                    repeats=confirm.repeats,
+                    under_way=self._repeating,
+                    given_up=self._given_up,
+                    drift=self._drift(),
+                )
+            self._judged = None if verdict is None else (confirm, verdict)
+        return None if self._judged is None else self._judged[1]
+
+    def _next_anchor(self) -> Again | None:
+        anchor = self._anchor()
+        if anchor is None or self._repeating:
+            return None  # one at a time, and of its own
+        measured = f"after {self._since_anchor} measured {'trial' if self._since_anchor == 1 else 'trials'}"
+        why = "after a pause" if self._was_paused else measured
+        return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
+
+    def _anchor(self) -> int | None:
+        """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
+        if len(self._given_up) > 1:
+            return None
+        able = (trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing)
+        first = next(able, None)
+        if first is None:
+            return None
+        # Of trials that ended together the one with the smallest id: a later call reads them from the store in that order.
+        at = self._runs[first][0].at
+        return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
+
+    def _next_wrong(self) -> Again | None:
+        """A trial of a pair that contradicts physics, each once."""
+        if self._unchecked:
+            self._check()
+        for trial_id, why in self._wrong:
+            if trial_id not in self._repeating and not self._is_spent(trial_id):
+                return self._again(trial_id, Purpose.PHYSICS, why)
+        return None
+
+    def _is_spent(self, trial_id: int) -> bool:
+        return any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id]) or trial_id in self._failures
+
+    def _check(self) -> None:
+        """Hold what is new against physics."""
+        unchecked, self._unchecked = self._unchecked, set()
+        near = {other for trial_id in unchecked for shape in shapes(self._layouts[trial_id]) for other in self._alike[shape]}
+        seconds = self._seconds(list(near))
+        measured = {
+            trial_id: Taken(
+                layout=self._layouts[trial_id],
+                seconds=seconds[trial_id],
+                sd=sqrt(max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])),
+                thrashing=any(run.thrashing for run in self._runs[trial_id]),
+            )
+            for trial_id in near
+        }
+        best = self.best()
+        assert best is not None, "something was measured"
+        waiting = {trial_id for trial_id, _ in self._wrong}
+        for one in contradictions(measured, unchecked, best_seconds=best[1]):
+            for trial_id in (one.less, one.more):
+                if trial_id not in waiting and not self._is_spent(trial_id) and trial_id not in self._repeating:
+                    waiting.add(trial_id)
+                    self._wrong.append((trial_id, self._why_wrong(one)))
+
+    def _why_wrong(self, one: Contradiction) -> str:
+        less, more = self._layouts[one.less].short, self._layouts[one.more].short
+        return f"trial {one.less} ({less}) does less work than trial {one.more} ({more}), and was {one.slower:.0%} slower: both once more"
+
+    def _again(self, trial_id: int, purpose: Purpose, why: str) -> Again:
+        return Again(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
+
+    # -- the order so far -----------------------------------------------------------------------------------------------------------
+
+    def verdict(self) -> Verdict | None:
+        """The order at the top so far. None: nothing was measured."""
+        with one_blas_thread():
+            return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
+
+    def tied(self) -> Sequence[Layout]:
+        """The layouts that share the first place, fastest first: one alone is the winner."""
+        verdict = self.verdict()
+        return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
+
+    def num_runs(self, trial_id: int) -> int:
+        return len(self._runs.get(trial_id, ()))
+
+    @property
+    def newest(self) -> float | None:
+        """The time of the newest run. None: it is not known."""
+        return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
+
+
+def contest_of(
+    trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None, was_paused: bool = False
+) -> Contest:
+    """The contest of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
+
+    `under_way` is the contest that this one replaces: its repeats under way are kept.
+    """
+    contest = Contest()
+    measured = {
+        trial.id: trial
+        for trial in trials
+        if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None
+    }
+    runs = [
+        (run, trial_id, number)
+        for trial_id, trial in measured.items()
+        for number, run in enumerate(repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),))
+    ]
+    # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
+    for trial_id in repeats.keys() & measured.keys():
+        for kind, times in repeats[trial_id].failures.items():
+            for _ in range(times):
+                contest.fail(trial_id, kind)
+        if repeats[trial_id].num_apart:
+            contest.end(trial_id)
+    # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
+    for run, trial_id, _ in sorted(runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])):
+        contest.note(trial_id, measured[trial_id].layout, run)
+    for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
+        contest.begin(trial_id, purpose)
+    if runs and (was_paused or (under_way is not None and under_way._was_paused)):
+        contest.pause()
+    return contest
+
+
+def _only_run(trial: TrialRow) -> Run:
+    assert trial.step_seconds_median is not None
+    return Run(
+        step_seconds=trial.step_seconds_median,
+        relative_confidence=trial.relative_confidence,
+        load_sd=relative_sd(trial.load),
+        at=trial.measured_at.timestamp() if trial.measured_at is not None else None,
+        nodes=trial.nodes,
+        purpose=Purpose.NEW,
+        thrashing=bool(trial.thrashing),
+    )
+
+
+def repeated_contest(store: Store, cell_id: int) -> Contest:
+    """The contest of all that was repeated in a cell: it tells how the machine has changed."""
+    repeats = store.repeats(cell_id)
+    return contest_of(store.trials_by_id(list(repeats)), repeats)
+
+
+def leading_contest(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Contest, list[TrialRow]]:
+    """The contest of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
+
+    `leading` are the fastest by their stored numbers. Where the machine was seen to change, more of them are read: order tells less then.
+    """
+    repeats = store.repeats(cell_id)
+    found = {trial.id: trial for trial in leading[:CONSIDERED]}
+    absent = [trial_id for trial_id in repeats if trial_id not in found]
+    found |= {trial.id: trial for trial in (store.trials_by_id(absent) if absent else ())}
+    contest = contest_of(found.values(), repeats)
+    if contest.change is not None and len(leading) >= CONSIDERED:
+        more = store.best(sweep_id, LEADING_WITH_DRIFT)[cell_id]
+        found |= {trial.id: trial for trial in more}
+        contest = contest_of(found.values(), repeats)
+    verdict = contest.verdict()
+    first = list(verdict.order) if verdict is not None else []
+    order = {trial_id: place for place, trial_id in enumerate(first)}
+    rows = sorted((found[i] for i in found if i in order), key=lambda trial: order[trial.id])
+    return contest, rows

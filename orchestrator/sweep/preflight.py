@@ -1,0 +1,113 @@
+"""Which nodes are fit, as they say when they are looked at: newcomers while trials run elsewhere, and the unfit again after a while.
+
+It waits for no node, and knows of none how trials fare on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
+
+from db.store import Store
+from orchestrator.cluster.contract import Prober
+from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
+from orchestrator.node.probe import versions_here
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 600.0  # after which an unfit node is looked at again: another job may have had its GPUs, or somebody has mended it
+TOGETHER_SECONDS = 5.0  # that an answer waits at most for others: to judge a thousand nodes takes most of a second
+
+
+class Preflight:
+    """Looks at the nodes of one call of `run_sweep`. Without a prober nodes are taken as fit."""
+
+    def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
+        self._sweep_id, self._epoch, self._store, self._prober, self._clock = sweep_id, epoch, store, prober, clock
+        self._facts: dict[str, NodeFacts] = {}
+        self._silent: dict[str, str] = {}  # nodes that did not answer, and how
+        self._lives: dict[str, str] = {}  # node -> which life of it was looked at last
+        self._began: dict[str, float] = {}  # and when that began
+        self._awaited: set[str] = set()
+        self._unheard: dict[str, NodeFacts | str] = {}  # answers that are not judged yet
+        self._judged_at = clock()
+        self._unfit: dict[str, str] = {}
+
+    @property
+    def looks(self) -> bool:
+        """Whether nodes are looked at at all."""
+        return self._prober is not None
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """Nodes that are not to be used, and why."""
+        return self._unfit
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether any node has still to answer."""
+        return bool(self._awaited)
+
+    def fit(self, nodes: Collection[str]) -> Collection[str]:
+        """Those of these nodes that have said that they are well. Looks begin at those that are new or back again, and unfit for long."""
+        if self._prober is None:
+            return nodes
+        now = self._clock()
+        self._hear(now)
+        lives = {node: self._prober.life_of(node) for node in nodes}
+        if due := [node for node, life in lives.items() if self._lives.get(node) != life or self._is_to_be_asked_again(node, now)]:
+            self._forget(due)
+            self._lives |= {node: lives[node] for node in due}
+            self._began |= dict.fromkeys(due, now)
+            self._awaited.update(due)
+            self._prober.begin_looks(due)
+        return {node for node in nodes if node in self._facts and node not in self._unfit}
+
+    def _is_to_be_asked_again(self, node: str, now: float) -> bool:
+        return node in self._unfit and node not in self._awaited and now - self._began[node] >= AGAIN_SECONDS
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._facts.pop(node, None)
+            self._silent.pop(node, None)
+            self._unheard.pop(node, None)
+
+    def _hear(self, now: float) -> None:
+        """Take in what nodes have answered. Whoever has to wait for the others is not kept waiting for long."""
+        assert self._prober is not None
+        said = self._prober.looks()
+        self._awaited -= said.keys()
+        self._unheard |= said
+        if self._unheard and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):
+            said, self._unheard, self._judged_at = self._unheard, {}, now
+            self._facts |= {node: answer for node, answer in said.items() if isinstance(answer, NodeFacts)}
+            self._silent |= {node: answer for node, answer in said.items() if isinstance(answer, str)}
+            self._judge(said)
+
+    def _judge(self, asked: Collection[str]) -> None:
+        """Judge all nodes anew, since each is held against the others, and write down of whom something is new."""
+        checks = judge_nodes(list(self._facts.values()), own=self._own_versions)
+        checks |= {node: (Check(name="answers", status=Status.FAIL, found=text),) for node, text in self._silent.items()}
+        found = {node: why for node, some in checks.items() if (why := unfit(some)) is not None}
+        new = {node: some for node, some in checks.items() if node in asked or (node in found) != (node in self._unfit)}
+        self._store.record_node_checks(self._sweep_id, self._epoch, self._facts, new)
+        for node, some in new.items():
+            self._tell(node, some, found.get(node))
+        self._unfit = found
+
+    @cached_property
+    def _own_versions(self) -> Mapping[str, str | None]:
+        return versions_here()
+
+    def _tell(self, node: str, checks: Collection[Check], why: str | None) -> None:
+        if why is not None:
+            logger.warning("Node %s is not used: %s", node, why, extra={"action": "unfit", "node": node})
+        elif node in self._unfit:
+            logger.info("Node %s is fit now, and used", node, extra={"action": "fit", "node": node})
+        for check in checks:
+            if check.status is Status.WARN:
+                logger.warning(
+                    "Node %s, %s: %s. %s", node, check.name, check.found, check.advice, extra={"action": "doubtful", "node": node}
+                )

@@ -1,0 +1,157 @@
+"""How far a sweep is and how it ended, as values: what the loop says to whoever watches it, and what they ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import Phase
+
+
+class Stop(IntEnum):
+    """What somebody outside asks of the loop."""
+
+    GO_ON = 0
+    DRAIN = 1  # start nothing new, let what runs finish
+    CANCEL = 2  # end what runs, now
+
+
+class StopReason(StrEnum):
+    EXHAUSTED = "every layout is known"
+    TRIALS = "max_trials reached"
+    GPU_HOURS = "max_gpu_hours reached"
+    COST = "max_cost reached"
+    WALL_TIME = "max_wall_time reached"
+    PLATEAU = "plateau: no more gain"
+    NODES = "the nodes that are left cannot hold its gangs"
+    FAULTS = "its attempts failed again and again"
+    BOUND = "bound reached: no layout is expected to gain that much"
+    NOTHING_FITS = "nothing fits"
+    INTERRUPTED = "interrupted"
+    BEFORE = "nothing was left to do"  # an earlier call had finished it
+
+
+BUDGETS = frozenset({StopReason.GPU_HOURS, StopReason.COST, StopReason.WALL_TIME})
+# Searches that ended by themselves: their best is confirmed.
+DECIDED = frozenset({StopReason.EXHAUSTED, StopReason.TRIALS, StopReason.PLATEAU, StopReason.BOUND})
+# Searches whose best is confirmed: where a budget ended one, within what was kept of the budget.
+CONFIRMED = DECIDED | BUDGETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """One attempt under way, for whoever watches."""
+
+    trial_id: int
+    cell: Cell
+    layout: Layout
+    phase: Phase | None
+    step: int
+    since: float  # by the loop's clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
+
+    text: str  # the trial and its outcome
+    seconds: float  # since this call began
+    counts: Mapping[TrialState, int]
+    num_launched: int
+    num_running: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchEnded:
+    """A cell whose search has ended. Its best may still be confirmed."""
+
+    cell: Cell
+    reason: StopReason
+    untried: int  # of its layouts
+    seconds: float  # since this call began
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeLeft:
+    """The seconds that a call may go on, at the pace so far and within its budgets."""
+
+    least: float
+    most: float
+
+
+def time_left(
+    *,
+    seconds: float,
+    num_ended: int,
+    num_running: int,
+    most_to_come: int,
+    may_end_early: bool,
+    wall_seconds_left: float | None = None,
+    gpu_seconds_left: float | None = None,
+    gpu_seconds: float = 0.0,
+) -> TimeLeft | None:
+    """Estimate it from the attempts of this call; None where nothing tells.
+
+    `most_to_come`: attempts that may still be started, repeats included. `may_end_early`: a search may find that it needs fewer.
+    """
+    bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
+    if num_ended < FEWEST_TO_TELL or seconds <= 0:
+        return TimeLeft(least=0.0, most=bounds[0]) if bounds else None
+    pace = seconds / num_ended
+    if gpu_seconds_left is not None and gpu_seconds > 0:
+        bounds.append(max(gpu_seconds_left, 0.0) / gpu_seconds * seconds)
+    most = min([pace * (num_running + most_to_come), *bounds])
+    least = pace * num_running if may_end_early else most
+    return TimeLeft(least=min(least, most), most=most)
+
+
+FEWEST_TO_TELL = 2  # ended attempts: the first bears what starts once, imports and connections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """How far a sweep is: what a progress display needs, and nothing else."""
+
+    sweep: str
+    counts: Mapping[TrialState, int]  # of this sweep in the store, all orchestrators
+    untried: int  # layouts of all cells, also of those whose search has ended
+    num_launched: int  # trials launched at least once, by all calls
+    at_most: int  # of which there will be no more
+    launched_now: int  # trials finished by this call
+    running: Sequence[Running]
+    best: Mapping[Cell, tuple[Layout, float]]  # objective value
+    gpu_seconds: float  # held by all calls, idle leases included
+    seconds: float  # since this call began
+    left: TimeLeft | None  # None: nothing tells yet
+    ended: Sequence[Ended]  # since the last snapshot, in order
+    searched: Sequence[SearchEnded]  # as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """How a call of `run_sweep` ended."""
+
+    sweep_id: int
+    counts: Mapping[TrialState, int]
+    stopped: Mapping[Cell, StopReason]
+    interrupted: bool
+    # Cells without a measurement: their trials failed, or a budget was spent before.
+    nothing_feasible: Sequence[Cell]
+    nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
+    tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
+    # Layouts that were neither launched nor condemned. None: they were not counted.
+    untried: int | None
+    num_fingerprints: int  # distinct ones among what was measured
+    launched: Mapping[Cell, int] = field(default_factory=dict)  # trials of each cell, by all calls
+    # Cells whose best was measured once, since a budget left no room for a repeat.
+    unconfirmed: Sequence[Cell] = ()
+    code_has_changed: bool = False  # since what was measured, and nothing was measured again
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do without a wider axis or budget."""
+        return not self.interrupted and not {StopReason.WALL_TIME, StopReason.NODES, StopReason.FAULTS} & set(self.stopped.values())

@@ -1,0 +1,248 @@
+"""Which code is measured: the git state of the project that holds the workload, and of somebody's program the files that git does not know."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from orchestrator import __version__
+from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+
+logger = logging.getLogger(__name__)
+
+GIT_SECONDS = 20.0
+UNKNOWN = "unknown"  # in place of a digest where git does not tell: it is not None, which says clean
+PACKAGE = Path(__file__).resolve().parent.parent
+# New files that may be part of a program. Data, logs and sweep files come and go while a sweep is measured, and are none.
+SOURCE_SUFFIXES = frozenset({".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"})
+MAX_UNTRACKED_FILES = 1_000  # beyond them only the number counts: nobody writes so many sources, a forgotten environment holds them
+MAX_UNTRACKED_BYTES = 1 << 20  # of a file; of a larger one only the size counts
+# Of a program without git. Beyond them names, sizes and times count, not contents: the sweep is to start within a second.
+MAX_PROGRAM_FILES = 2_000
+MAX_PROGRAM_BYTES = 64 << 20  # of all files
+MAX_PROGRAM_ENTRIES = 50_000  # looked at; a home folder as `cwd` has more
+
+
+def code_fingerprint(project: Path) -> Fingerprint:
+    """The code's part of a fingerprint; the stack is added by what the ranks saw. Outside a checkout the git fields are None.
+
+    A repository around this package counts only where it tracks the package: installed in an environment inside somebody's project,
+    the package is not that project's code, and the project's commits change nothing that is measured.
+    """
+    checkout = _checkout(project)
+    if checkout is None:
+        return Fingerprint(orchestrator_version=__version__)
+    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=checkout.dirty_digest)
+
+
+def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()) -> Fingerprint:
+    """The code of somebody's program, by its arguments and the folder that it runs in; None is a new folder for each run.
+
+    Its project is `cwd`, or the folder of a script that `argv` names elsewhere. In a checkout its git state counts, and the files that
+    `argv` names and git does not know. Outside of one, `dirty_diff_digest` is that of the files that `argv` names, and of the project's
+    sources, without what lies under `skip`. Where nothing of it can be found, it is taken for this package's own.
+    """
+    named = list(_named_files(argv, cwd))
+    script = next((path for _, path in named if path.suffix in SOURCE_SUFFIXES), None)
+    project = cwd
+    if script is not None and (cwd is None or not script.is_relative_to(cwd)):
+        project = script.parent
+    if project is None and not named:
+        return code_fingerprint(PACKAGE)
+    checkout = _checkout(project) if project is not None else None
+    if checkout is None:
+        return Fingerprint(orchestrator_version=__version__, dirty_diff_digest=_program_digest(named, project, skip))
+    dirty = checkout.dirty_digest
+    if (beside := _program_digest(_unknown_to_git(named, checkout), None, ())) is not None:
+        both = _digest_of_lines([dirty or "", beside])
+        dirty = both if dirty != UNKNOWN else f"{UNKNOWN} {both}"
+    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty)
+
+
+def measured_with(code: Fingerprint, stack: Stack, settings: Mapping[str, str]) -> Fingerprint:
+    return code.model_copy(update={"stack": stack, "settings": tuple(sorted(settings.items()))})
+
+
+def _owns(project: Path) -> bool:
+    """Whether the repository around a folder is the code's own. A folder that somebody names as his project is taken at his word."""
+    if not project.resolve().is_relative_to(PACKAGE):
+        return True
+    return _git(PACKAGE, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checkout:
+    top: Path
+    sha: str
+    dirty_digest: str | None  # None: nothing uncommitted. UNKNOWN: git did not tell
+    new_sources: frozenset[str] = frozenset()  # of which the contents are in that digest
+
+
+def _checkout(project: Path) -> _Checkout | None:
+    """The repository that a folder's code is of, with what is not committed."""
+    top = _git(project, "rev-parse", "--show-toplevel")
+    sha = _git(project, "rev-parse", "HEAD") if top is not None and _owns(project) else None
+    if top is None or sha is None:
+        return None
+    diff = _git(project, "diff", "HEAD", "--no-ext-diff", "--no-color")
+    listed = _git(Path(top), "ls-files", "--others", "--exclude-standard", "-z")
+    if diff is None or listed is None:
+        logger.warning(
+            "Git does not tell what is uncommitted in %s, so numbers are kept apart from those of a clean checkout. `git status` there says why",
+            top,
+        )
+        return _Checkout(top=Path(top), sha=sha, dirty_digest=UNKNOWN)
+    names = sorted(name for name in listed.split("\0") if Path(name).suffix in SOURCE_SUFFIXES)
+    uncommitted = "".join((diff, *_untracked_sources(Path(top), names)))
+    return _Checkout(
+        top=Path(top),
+        sha=sha,
+        dirty_digest=hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16] if uncommitted else None,
+        new_sources=frozenset(name for name in names[:MAX_UNTRACKED_FILES] if _is_small(Path(top) / name)),
+    )
+
+
+def _untracked_sources(top: Path, names: Sequence[str]) -> list[str]:
+    """A line per new source file that git does not ignore: its name and its content's digest."""
+    lines = [f"\n? {name} {_content_digest(top / name)}" for name in names[:MAX_UNTRACKED_FILES]]
+    return lines if len(names) <= MAX_UNTRACKED_FILES else [*lines, f"\n? {len(names)} files"]
+
+
+def _is_small(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= MAX_UNTRACKED_BYTES
+    except OSError:
+        return False
+
+
+def _unknown_to_git(named: Sequence[tuple[str, Path]], checkout: _Checkout) -> list[tuple[str, Path]]:
+    """Those of the named files that a checkout's state says nothing of: ignored, new but no source, or elsewhere."""
+    top = checkout.top.resolve()
+    # Of a link both ends: git knows where a link leads, not what is there.
+    places = {path: {path.parent.resolve() / path.name, path.resolve()} for _, path in named}
+    inside = sorted({place.relative_to(top).as_posix() for ends in places.values() for place in ends if place.is_relative_to(top)})
+    listed = _git(top, "--literal-pathspecs", "ls-files", "-z", "--", *inside) if inside else None
+    known = {top / name for name in (*(listed or "").split("\0"), *checkout.new_sources) if name}
+    return [(name, path) for name, path in named if not places[path] <= known]
+
+
+def _content_digest(file: Path) -> str:
+    try:
+        size = file.stat().st_size
+        return hashlib.sha256(file.read_bytes()).hexdigest() if size <= MAX_UNTRACKED_BYTES else f"{size} bytes"
+    except OSError as exc:  # a link to nowhere, or no permission to read
+        return type(exc).__name__
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    name: str
+    path: Path
+    size: int
+    changed_at: int  # nanoseconds
+    link: str | None = None  # where it leads; it is not followed
+
+
+def _program_digest(named: Sequence[tuple[str, Path]], project: Path | None, skip: Sequence[Path]) -> str | None:
+    """`files:` and a digest of names and contents; where they are too many for that, `stat:` and one of names, sizes and times."""
+    files = [file for name, path in named if (file := _file(name, path, follow=True)) is not None]
+    complete = True
+    if project is not None:
+        project = project.resolve()
+        entries = list(islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES + 1))
+        complete = len(entries) <= MAX_PROGRAM_ENTRIES
+        found = (_file(path.relative_to(project).as_posix(), path, follow=False) for path in entries if _is_source(path))
+        files += sorted((file for file in found if file is not None), key=lambda file: file.name)
+    if not files:
+        return None
+    num_bytes = sum(file.size for file in files)
+    if complete and len(files) <= MAX_PROGRAM_FILES and num_bytes <= MAX_PROGRAM_BYTES:
+        return "files:" + _digest_of_lines(f"{f.name}\0{f.link or _sha256(f.path)}" for f in files)
+    seen = f"{len(files)} files, {num_bytes / 2**20:.0f} MiB" if complete else f"more than {MAX_PROGRAM_ENTRIES} entries"
+    logger.warning(
+        "Which code is measured is told by names, sizes and times of files, not by what they hold: %s %s. A git repository tells better",
+        seen,
+        f"in {project}" if project is not None else "that argv and env name",
+    )
+    return "stat:" + _digest_of_lines(f"{f.name}\0{f.size}\0{f.changed_at}\0{f.link}" for f in files)
+
+
+def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, Path]]:
+    """The arguments, also as `--name=value`, that name existing files."""
+    for argument in argv:
+        for text in dict.fromkeys((argument, argument.partition("=")[2])):
+            path = (cwd or Path()) / text
+            if text and (cwd is not None or path.is_absolute()) and _is_file(path):
+                yield text, path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text that is no name of a file: too long, or with a NUL
+        return False
+
+
+def _entries(folder: Path, skip: Sequence[Path]) -> Iterator[Path]:
+    """What is in a folder and those below it, in a fixed order; not in hidden ones, caches, environments, links and what is to be skipped."""
+    for current, folders, names in os.walk(folder):
+        here = Path(current)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in ("__pycache__", "node_modules")
+            and not (here / name / "pyvenv.cfg").exists()
+            and here / name not in skip
+        )
+        yield from (here / name for name in folders)
+        yield from (here / name for name in sorted(names))
+
+
+def _is_source(path: Path) -> bool:
+    """Whether a file that nobody names is part of a program: a source by its suffix, or something without one that can be run."""
+    return path.suffix in SOURCE_SUFFIXES or (not path.suffix and os.access(path, os.X_OK))
+
+
+def _file(name: str, path: Path, *, follow: bool) -> _File | None:
+    try:
+        facts = path.stat() if follow else path.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            return _File(name=name, path=path, size=0, changed_at=0, link=f"-> {path.readlink()}")
+    except OSError:  # gone since it was listed
+        return None
+    return _File(name=name, path=path, size=facts.st_size, changed_at=facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as exc:
+        return type(exc).__name__
+
+
+def _digest_of_lines(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _git(project: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(project), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        logger.debug("No git state of %s: %s", project, exc)
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

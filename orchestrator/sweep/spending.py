@@ -1,0 +1,90 @@
+"""What a sweep has spent of its budgets, and whether another attempt should stay within them.
+
+It starts and stops nothing: it says which budget stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.core.sweepfile.budget import Budget, Limit
+from orchestrator.core.trial.reserved_time import Leased
+from orchestrator.sweep.progress import StopReason
+
+REASONS = {Limit.GPU_HOURS: StopReason.GPU_HOURS, Limit.COST: StopReason.COST}
+SPENT = frozenset(REASONS.values())  # of what is held: a cell may still stay within it when what runs has held less than it should
+
+
+class Spending:
+    """Counts what one call of `run_sweep` spends. `leased` tells what its gangs have held so far; budgets count that, idle or not, and not what succeeded."""
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        *,
+        max_wall_seconds: float | None,
+        earlier_gpu_seconds: float,
+        leased: Callable[[], Leased],
+        clock: Callable[[], float],
+    ) -> None:
+        self._budget, self._max_wall_seconds, self.earlier_gpu_seconds = budget, max_wall_seconds, earlier_gpu_seconds
+        self._leased, self._clock = leased, clock
+        self._began = clock()
+
+    @property
+    def held_gpu_seconds(self) -> float:
+        """By all calls."""
+        return self.earlier_gpu_seconds + self._leased().held
+
+    @property
+    def gpu_seconds_left(self) -> float | None:
+        """GPU-seconds left of the budget of what is held. None: there is no such budget."""
+        return None if self._budget is None else max(self._left(self._budget), 0.0)
+
+    @property
+    def wall_seconds_left(self) -> float | None:
+        """Seconds left of this call. None: it has no limit."""
+        return None if self._max_wall_seconds is None else max(self._max_wall_seconds - (self._clock() - self._began), 0.0)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any budget of what is held."""
+        return self._budget is not None
+
+    @property
+    def is_shared(self) -> bool:
+        """True where the cells share a budget of any kind."""
+        return self._budget is not None or self._max_wall_seconds is not None
+
+    def out_of_time(self, seconds: float) -> StopReason | None:
+        """The budget of time, where what takes so long would not end within it."""
+        if self._max_wall_seconds is None:
+            return None
+        return StopReason.WALL_TIME if self._clock() - self._began + seconds > self._max_wall_seconds else None
+
+    def spent(self) -> StopReason | None:
+        """The budget of which nothing is left."""
+        if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
+            return REASONS[self._budget.limit]
+        if self._max_wall_seconds is not None and self._clock() - self._began >= self._max_wall_seconds:
+            return StopReason.WALL_TIME
+        return None
+
+    def passed_by(self, expected_gpu_seconds: float, *, to_come: float) -> StopReason | None:
+        """The budget that an attempt should pass, beside what is under way."""
+        if self._budget is None:
+            return None
+        return REASONS[self._budget.limit] if expected_gpu_seconds > self._left(self._budget) - to_come else None
+
+    def why(self, expected_gpu_seconds: float, *, kept: float = 0.0) -> str:
+        """What `passed_by` goes by, for people, when nothing is under way any more."""
+        assert self._budget is not None
+        left = max(self._left(self._budget), 0.0) / 3600
+        for_others = f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
+        return (
+            f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
+            + for_others
+        )
+
+    def _left(self, budget: Budget) -> float:
+        return budget.gpu_seconds - self.held_gpu_seconds

@@ -1,0 +1,102 @@
+"""Ended attempts that the database has not heard of: one file each, flushed to disk before anything else is done, until it has.
+
+It knows neither the store nor who waits: loop.py keeps and drops, recovery.py takes up what an earlier orchestrator left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.cluster.contract import Finished
+from orchestrator.core.errors import UsageInvalid
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "spool"  # beside the run folders of its sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spooled:
+    """How an attempt ended, as the scheduler said it."""
+
+    attempt: int
+    end: Finished
+
+    @property
+    def name(self) -> str:
+        """What is kept twice is the same file."""
+        return f"trial-{self.end.trial_id}-attempt-{self.attempt}.json"
+
+
+_SPOOLED = TypeAdapter(Spooled)
+
+
+class Spool:
+    """Keeps the files of one sweep on one machine. The folder is made with the first file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept: set[str] = set()
+
+    def keep(self, spooled: Spooled) -> None:
+        """Write it down, once; when this returns it survives a kill and a power cut. Raises OSError."""
+        if spooled.name in self._kept:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self._folder / f"{spooled.name}.{os.getpid()}.tmp"
+        with unfinished.open("wb") as file:
+            file.write(_SPOOLED.dump_json(spooled))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self._folder / spooled.name)
+        self._flush_folder()
+        self._kept.add(spooled.name)
+
+    def drop(self, spooled: Spooled) -> None:
+        """The database has it. To be told so of what was never kept costs nothing."""
+        if spooled.name in self._kept:
+            (self._folder / spooled.name).unlink(missing_ok=True)
+            self._kept.discard(spooled.name)
+
+    def set_aside(self, spooled: Spooled) -> Path:
+        """The database will never have it: a person may want to look at it. Returns where it lies from now on."""
+        kept = self._folder / spooled.name
+        self._kept.discard(spooled.name)
+        return kept.rename(kept.with_suffix(".refused"))
+
+    def left(self) -> Iterator[Spooled]:
+        """What lies here, oldest first. A file that cannot be read is set aside, and said. Raises UsageInvalid where the folder cannot be."""
+        try:
+            kept = [file for file in self._folder.iterdir() if file.suffix == ".json"]
+            files = sorted(kept, key=lambda file: (file.stat().st_mtime_ns, file.name))
+        except FileNotFoundError:  # made with the first file: nothing was ever kept
+            return
+        except OSError as exc:
+            raise UsageInvalid(
+                f"the spool cannot be read: {exc.strerror}: {self._folder}. Results that the database has not heard of may lie there, and"
+                " would be measured again: make it readable, or move it away where they do not matter"
+            ) from exc
+        for file in files:
+            try:
+                spooled = _SPOOLED.validate_json(file.read_bytes())
+            except (OSError, ValidationError) as exc:
+                aside = file.with_suffix(".unreadable")
+                file.rename(aside)
+                logger.warning("A spooled result cannot be read and is set aside as %s: %s", aside, str(exc).splitlines()[0])
+                continue
+            self._kept.add(file.name)
+            yield spooled
+
+    def _flush_folder(self) -> None:
+        """A name is on disk when its folder is."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

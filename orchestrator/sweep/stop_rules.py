@@ -1,0 +1,147 @@
+"""Judges failures by what they have in common: one cell, or everything that is tried.
+
+A layout's own failures are the search's. A cell that fails again and again is stopped by itself while others run. Only where nothing works
+anywhere is it the machine's fault, or the program's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from math import inf
+
+from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
+from orchestrator.core.trial.failures import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
+
+# Then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries.
+MACHINE_FAULTS_IN_A_ROW = 5
+# Word for word, before anything was measured: a wrong option or path, told once instead of once per layout.
+SAME_FAILURES = 5
+
+
+@dataclass(eq=False, kw_only=True)
+class _Streak:
+    """Faults in a row that the machine may be to blame for. What began before the last one was known is the same event."""
+
+    num: int = 0
+    cells: set[int] = field(default_factory=set)
+    kinds: set[FailureKind] = field(default_factory=set)
+    nodes: set[str | None] = field(default_factory=set)
+    last: str = ""
+    began_at: float = inf  # when the first of them was known
+    known_at: float = -inf  # and the last
+
+    def add(self, cell_id: int, failure: Failure, *, began: float, now: float) -> None:
+        self.cells.add(cell_id)
+        self.kinds.add(failure.kind)
+        self.nodes.add(failure.node)
+        self.began_at = min(self.began_at, now)
+        if began >= self.known_at:
+            self.num += 1
+            self.last, self.known_at = failure.message, now
+
+
+class Blame:
+    """Counts over one call of `run_sweep`. `cell_id` is the cell of the attempt that is told."""
+
+    def __init__(self, sweep: str) -> None:
+        self._sweep = sweep
+        self._streak = _Streak()  # since something worked anywhere
+        self._streak_of: dict[int, _Streak] = {}  # of each cell, since something of it worked
+        self._worked_at: dict[int, float] = {}  # by cell: when an attempt last ended by itself
+        self._nothing_measured = True
+        self._same_failures, self._first_failure, self._same_cells = 0, "", set[int]()
+
+    @property
+    def suspects_the_machine(self) -> bool:
+        """True where the last attempt failed in a way that the machine may be to blame for."""
+        return bool(self._streak.cells)
+
+    @property
+    def suspected_cells(self) -> Collection[int]:
+        """Cells that let others go first: it is these that show whether anything works."""
+        return self._streak.cells | self._same_cells
+
+    def note_measured(self, cell_id: int, *, now: float) -> None:
+        self._note_worked(cell_id, now)
+        self._nothing_measured, self._same_failures, self._same_cells = False, 0, set()
+
+    def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
+        """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
+        # We ended it: several at once say the same words.
+        if POLICIES[failure.kind].fault is Fault.NOBODY:
+            return
+        if failure.kind in SUSPECT_KINDS:
+            for streak in (self._streak, self._streak_of.setdefault(cell_id, _Streak())):
+                streak.add(cell_id, failure, began=began, now=now)
+            return
+        if self._nothing_measured and failure.kind not in OUT_OF_MEMORY_KINDS:
+            said = re.sub(r"^rank \d+ ", "", failure.message)
+            if said != self._first_failure:
+                self._same_failures, self._same_cells, self._first_failure = 0, set(), said
+            self._same_failures += 1
+            self._same_cells.add(cell_id)
+        self._note_worked(cell_id, now)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether so many failures are alike that `stuck_cells` may have something to say."""
+        faults = [self._streak, *self._streak_of.values()]
+        return self._same_failures >= SAME_FAILURES or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
+
+    def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
+        """The cells to stop: of the open ones, those that may go on, the ones that fail again and again while others work or may work.
+
+        Raises UsageInvalid for the program's mistake, ClusterUnavailable for the machine's.
+        """
+        if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
+            raise UsageInvalid(
+                f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
+                f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
+                " where the file itself changes, give the sweep a new name"
+            )
+        if not open_cells:
+            return set()
+        stuck = {cell_id for cell_id in open_cells if self._is_stuck(cell_id, open_cells)}
+        is_everywhere = self._streak.num >= MACHINE_FAULTS_IN_A_ROW and self._streak.cells.issuperset(open_cells)
+        if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
+            raise ClusterUnavailable(
+                f"{self._streak.num} attempts one after the other failed by the machine's fault{self._on_one_node()}, the last one:"
+                f" {self._streak.last}. Mend it (`sweep doctor` helps to find it); the same command goes on"
+            )
+        return stuck
+
+    def told_stuck(self, cell_id: int) -> str:
+        """Why a cell is stopped."""
+        streak = self._streak_of[cell_id]
+        return f"{streak.num} attempts in a row failed{self._on_one_node(streak)}, the last one: {streak.last}"
+
+    def forget(self, cell_id: int) -> None:
+        """A cell was stopped: the others are judged without it."""
+        self._streak_of.pop(cell_id, None)
+        self._streak.cells.discard(cell_id)
+        if not self._streak.cells:
+            self._streak = _Streak()
+
+    def _is_stuck(self, cell_id: int, open_cells: Collection[int]) -> bool:
+        own = self._streak_of.get(cell_id)
+        if own is None or own.num < MACHINE_FAULTS_IN_A_ROW:
+            return False
+        others_may_work = bool(set(open_cells) - self._streak.cells - {cell_id})
+        others_worked = any(at >= own.began_at for other, at in self._worked_at.items() if other != cell_id)
+        return others_may_work or others_worked or self._is_a_hang_of_some(own)
+
+    def _is_a_hang_of_some(self, streak: _Streak) -> bool:
+        """Say whether all of these hung in a call in which something worked: then their layouts hang, and the machine is not at fault."""
+        return streak.kinds <= HANG_KINDS and bool(self._worked_at)
+
+    def _on_one_node(self, streak: _Streak | None = None) -> str:
+        nodes = (streak or self._streak).nodes
+        return f", all on node {next(iter(nodes))}" if len(nodes) == 1 and None not in nodes else ""
+
+    def _note_worked(self, cell_id: int, now: float) -> None:
+        """An attempt ended by itself: its machine is well, and so is its cell."""
+        self._worked_at[cell_id] = now
+        self._streak = _Streak()
+        self._streak_of.pop(cell_id, None)

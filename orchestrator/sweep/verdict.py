@@ -1,0 +1,94 @@
+"""What the reports of an attempt's nodes say together: its cost, its GPUs' use, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from db.write.writes import AttemptFacts
+from orchestrator.cluster.contract import Finished
+from orchestrator.core.trial.communication import counted, over_nodes
+from orchestrator.core.trial.failures import refused_allocation
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.machine_load import of_gang
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.protocol import GpuUsage, NodeReport, Phase, RankResult
+from orchestrator.core.trial.reserved_time import step_seconds_within
+from orchestrator.sweep.provenance import measured_with
+
+
+def attempt_facts(
+    event: Finished,
+    results: Sequence[RankResult],
+    fingerprint: Fingerprint | None,
+    *,
+    num_gpus: int,
+    measurement: Measurement | None = None,
+) -> AttemptFacts:
+    """What an attempt cost, however it ended. A phase took as long as the slowest rank's."""
+    notes = [outcome.failure for report in event.reports for outcome in report.ranks if outcome.failure is not None]
+    told = [said.phase_seconds for said in results or notes]  # of a failed attempt: until it failed
+    phases = {phase: max(each.get(phase, 0.0) for each in told) for phase in Phase if any(phase in each for each in told)}
+    teardowns = [report.teardown_seconds for report in event.reports if report.teardown_seconds is not None]
+    if results and teardowns:  # a rank tells of its own until it has handed its result over
+        phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)
+    facts = AttemptFacts(
+        phases=phases,
+        fingerprint=fingerprint,
+        shared_nodes=event.shared_nodes,
+        gpu_seconds=event.gpu_seconds,
+        environment=over_nodes({report.node: report.environment for report in event.reports}),
+        processes_killed=sum(report.processes_killed for report in event.reports),
+        load=of_gang(report.load for report in event.reports),
+    )
+    if measurement is not None:
+        timed, warmup = step_seconds_within(event.gpu_seconds / num_gpus, timed=measurement.step_seconds, results=results, phases=phases)
+        facts |= {"timed_seconds": timed, "warmup_seconds": warmup}
+    return facts
+
+
+def fingerprint_of(event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None) -> Fingerprint:
+    """What an attempt was measured with, as its ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
+    stack = results[0].stack
+    stack = stack if stack.device_name is not None else stack.model_copy(update={"device_name": device_name})
+    first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
+    return measured_with(code, stack, counted(first.environment, chosen=first.chosen))
+
+
+def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
+    """The mean over nodes that could tell."""
+    told = [report.gpu for report in reports if report.gpu.num_samples]
+    return GpuUsage(
+        utilisation=_mean([g.utilisation for g in told]),
+        power_watts=_mean([g.power_watts for g in told]),
+        num_samples=sum(g.num_samples for g in told),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
+    """The parts of the rank that held most, so that they add up."""
+    return max((r.memory_bytes_by_part for r in results), key=lambda parts: sum(parts.values()), default=None) or None
+
+
+def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None]:
+    """Bytes that the rank which ran out of memory had allocated, and its device's."""
+    notes = [o.failure for r in reports for o in r.ranks if o.failure is not None and o.failure.out_of_memory]
+    return (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes) if notes else (None, None)
+
+
+def relative_excess(peak_bytes: int | None, device_bytes: int | None, said: str | None) -> float | None:
+    """How far over its device a failed run is known to have been: with the allocation that failed, on top of what it then held.
+
+    None where that does not come to more than the device: of what an allocator held beside, nothing is known.
+    """
+    refused = refused_allocation(said or "")
+    needed = peak_bytes or 0
+    if refused is not None:
+        held = peak_bytes if refused.held_bytes is None else refused.held_bytes
+        needed = max(needed, held + refused.tried_bytes if held is not None else 0)
+        device_bytes = device_bytes or refused.device_bytes
+    return needed / device_bytes - 1 if device_bytes and needed > device_bytes else None

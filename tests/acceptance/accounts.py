@@ -1,0 +1,55 @@
+"""What a sweep's store says that it held, and when: for tests that hold it against the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.core.trial.reserved_time import HeldGpuSeconds
+from tests.acceptance.command import Command
+
+GANG = 2  # slots of every gang of the sweep: one lease from the first trial to the end
+RESERVE_SECONDS = 2.0  # from the row of the first attempt to Ray's reservation: its back-off is a second, and this machine may be busy
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call, by the database's clock."""
+
+    started_at: datetime
+    first_attempt_at: datetime
+    last_attempt_ended_at: datetime
+    ended_at: datetime
+    num_gpus: int
+    capacity: float
+    held: float  # GPU-seconds of its attempts
+
+    def most_held(self, until: datetime) -> float:
+        """GPU-seconds, had it held its gang from the row of the first attempt on."""
+        return GANG * (until - self.first_attempt_at).total_seconds()
+
+    def least_held(self, until: datetime, *, apart: float = 0.0) -> float:
+        """GPU-seconds, where the gang was leased from soon after the row of the first attempt; `apart`: seconds that need not be counted."""
+        return GANG * max((until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart, 0.0)
+
+
+def sessions(command: Command) -> list[Session]:
+    rows = command.sql(
+        "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at), session.ended_at, session.num_gpus, session.capacity_gpu_seconds, sum(attempt.gpu_seconds)"
+        " FROM session JOIN attempt ON attempt.epoch = session.epoch GROUP BY session.id ORDER BY session.id",
+    )
+    return [Session(*(_utc(moment) for moment in row[:4]), num_gpus=row[4], capacity=row[5], held=row[6] or 0.0) for row in rows]
+
+
+def status(command: Command) -> Any:
+    return command.json("status", "t")["sweeps"][0]
+
+
+def held(command: Command) -> HeldGpuSeconds:
+    return HeldGpuSeconds(**status(command)["gpu_seconds_by_part"])
+
+
+def _utc(moment: str | datetime) -> datetime:
+    found = datetime.fromisoformat(str(moment))
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

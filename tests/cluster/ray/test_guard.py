@@ -1,0 +1,133 @@
+"""The guard of a local Ray, with processes in place of Ray's: it ends whatever belongs to that Ray, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster.ray.guard import FOLDER_VARIABLE, RayGuard, _new_folder, belonging
+from orchestrator.node.processes import start_time
+
+ENOUGH_SECONDS = 5.0
+
+# An orchestrator that begins a guard, says its folder, starts what the arguments say in Ray's name, and is then killed by its test.
+_ORCHESTRATOR = """
+import subprocess, sys, time
+from orchestrator.cluster.ray.guard import RayGuard
+guard = RayGuard()
+def start():
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+with guard.starting():
+    marked = start()
+free = start()
+print(guard.folder, marked, free, guard._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _within(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + ENOUGH_SECONDS
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _is_gone(pid: int) -> bool:
+    return start_time(pid) is None
+
+
+@pytest.mark.parametrize("guard_is_killed_too", [False, True])
+def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(tmp_path: Path, guard_is_killed_too: bool) -> None:
+    orchestrator = subprocess.Popen([sys.executable, "-c", _ORCHESTRATOR], stdout=subprocess.PIPE, text=True)
+    assert orchestrator.stdout is not None
+    said = orchestrator.stdout.readline().split()
+    orchestrator.stdout.close()
+    folder, (marked, free, guard) = Path(said[0]), map(int, said[1:])
+    try:
+        assert _within(folder.is_dir)
+        (folder / "logs").mkdir()
+        time.sleep(0.2)  # a second process of the guard is there by now
+        # As Ray's agents: nothing of them tells whose they are but the log that they write, and they begin long after the guard.
+        with (folder / "logs" / "agent.log").open("w") as log:
+            agent = subprocess.Popen(["sleep", "600"], stdout=log, env={}, start_new_session=True)
+        with (folder / "logs" / "agent.log").open() as log:
+            reader = subprocess.Popen(["sleep", "600"], stdin=log)
+        if guard_is_killed_too:
+            os.kill(guard, signal.SIGKILL)
+        orchestrator.kill()
+        orchestrator.wait()
+        assert _within(lambda: _is_gone(marked) and agent.poll() is not None and not folder.exists())
+        assert not _is_gone(free)
+        assert reader.poll() is None, "who only reads a log of Ray's is somebody else"
+        reader.kill()
+        reader.wait()
+    finally:
+        orchestrator.kill()
+        for pid in (marked, free):
+            os.kill(pid, signal.SIGKILL) if not _is_gone(pid) else None
+
+
+def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = RayGuard()
+    first = guard._process
+    assert _within(guard.folder.is_dir)
+    monkeypatch.setenv(FOLDER_VARIABLE, "of another Ray")
+    with guard.starting():
+        ray = subprocess.Popen(["sleep", "600"])
+    assert os.environ[FOLDER_VARIABLE] == "of another Ray"
+    time.sleep(0.2)
+    first.kill()
+    first.wait()
+    assert not guard.ray_is_gone()
+    assert guard._process is not first and ray.poll() is None
+    guard.dismiss()
+    assert ray.wait(ENOUGH_SECONDS) == -signal.SIGKILL
+    assert _within(lambda: not guard.folder.exists())
+    dismissed = guard._process
+    assert guard.ray_is_gone() is False and guard._process is dismissed, "no guard comes back after it was dismissed"
+
+
+def test_the_next_guard_ends_a_ray_whose_orchestrator_and_guards_were_killed_together() -> None:
+    orchestrator = subprocess.Popen([sys.executable, "-c", _ORCHESTRATOR], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert orchestrator.stdout is not None
+    said = orchestrator.stdout.readline().split()
+    orchestrator.stdout.close()
+    folder, (marked, free, guard) = Path(said[0]), map(int, said[1:])
+    assert _within(lambda: (folder / "owner").exists())
+    time.sleep(0.2)
+    orchestrator.send_signal(signal.SIGSTOP)
+    below = [int(pid) for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()]
+    for pid in (*below, guard, orchestrator.pid):
+        os.kill(pid, signal.SIGKILL)
+    orchestrator.wait()
+    assert folder.is_dir() and not _is_gone(marked)
+    successor = RayGuard()
+    assert _within(lambda: _is_gone(marked) and not folder.exists())
+    successor.dismiss()
+    os.kill(free, signal.SIGKILL)
+
+
+def test_what_is_started_after_ray_carries_no_mark_of_it() -> None:
+    guard = RayGuard()
+    with guard.starting():
+        assert os.environ[FOLDER_VARIABLE] == str(guard.folder)
+    assert FOLDER_VARIABLE not in os.environ
+    assert os.getpid() not in belonging(guard.folder, but=())
+    guard.dismiss()
+
+
+def test_ray_s_files_lie_where_it_would_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path has 107 characters at most: session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store has 64 of them."""
+    monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
+    assert _new_folder().parent == Path("/var/tmp")
+    for _ in range(3):
+        assert len(f"{_new_folder()}/session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store") <= 107

@@ -1,0 +1,63 @@
+"""A node that looks at its cluster's head, here a real socket: what happens when nobody answers there any more."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from orchestrator.cluster.ray import head_watch
+from orchestrator.cluster.ray.head_watch import HeadWatch, why_unreachable
+
+PATIENCE_SECONDS = 20.0
+
+
+def listening() -> tuple[socket.socket, str]:
+    server = socket.create_server(("127.0.0.1", 0))
+    return server, f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_head_that_answers_no_more_ends_what_runs_here_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, address = listening()
+    calls: list[float] = []
+    cut = threading.Event()
+    answered: list[float] = []
+
+    def look(address: str, *, patience_seconds: float) -> str | None:
+        found = why_unreachable(address, patience_seconds=patience_seconds)
+        if found is None:
+            answered.append(time.monotonic())
+        return found
+
+    monkeypatch.setattr(head_watch, "why_unreachable", look)
+
+    def on_cut() -> None:
+        calls.append(time.monotonic())
+        cut.set()
+
+    HeadWatch(address, on_cut, cut_seconds=0.3, knock_seconds=0.05)
+    assert not cut.wait(1.0)  # it answers
+    server.close()
+    assert cut.wait(PATIENCE_SECONDS)
+    assert calls[0] - answered[-1] > 0.29, "one look that fails is not enough"
+    time.sleep(0.5)
+    assert len(calls) == 1
+
+
+def test_nothing_is_ended_by_a_watch_that_was_let_go() -> None:
+    server, address = listening()
+    cut = threading.Event()
+    watch = HeadWatch(address, cut.set, cut_seconds=0.1, knock_seconds=0.05)
+    watch.let_go()
+    server.close()
+    assert not cut.wait(1.0)
+
+
+def test_an_address_where_nobody_answers_is_told_with_the_reason() -> None:
+    server, address = listening()
+    assert why_unreachable(address, patience_seconds=5.0) is None
+    server.close()
+    assert why_unreachable(address, patience_seconds=5.0) == "Connection refused"
+    assert why_unreachable("[::1]:1", patience_seconds=5.0) is not None

@@ -1,0 +1,42 @@
+"""What follows from the values of gangs alone: whether they fit beside each other, how far one is, and what it died of."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cluster.contract import first_failure, least_advanced
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.protocol import Heartbeat, NodeReport, Phase
+
+K = FailureKind
+
+
+def test_a_gang_is_as_far_as_its_least_advanced_node() -> None:
+    ahead, behind = Heartbeat(phase=Phase.STEADY, step=9), Heartbeat(phase=Phase.STEADY, step=7)
+    building = Heartbeat(phase=Phase.RENDEZVOUS, step=0)
+    assert least_advanced([ahead, behind, ahead]) == behind
+    assert least_advanced([ahead, building]) == building  # phases come before steps
+    assert least_advanced([ahead, None]) is None  # a node that has not answered yet may be anywhere
+    assert least_advanced([]) is None
+
+
+def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
+    failure = Failure(kind=kind, message="") if kind is not None else None
+    return NodeReport(node=node, ranks=[], failure=failure, failed_at_unix_seconds=at if kind is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("reports", "blamed"),
+    [
+        ([report("a", None, 0), report("b", None, 0)], None),
+        ([report("a", K.USER_ERROR, 2.0), report("b", K.SEGFAULT, 1.0)], K.SEGFAULT),  # the earlier
+        ([report("a", K.NCCL, 1.0), report("b", K.USER_ERROR, 2.0)], K.USER_ERROR),  # whoever lost its peer noticed first
+        ([report("a", K.USER_ERROR, 1.0), report("b", K.OOM_GPU, 2.0)], K.OOM_GPU),  # explains the rest
+        ([report("a", K.CANCELLED, 1.0), report("b", K.USER_ERROR, 2.0)], K.USER_ERROR),  # killed by us, because of b
+    ],
+)
+def test_a_gang_died_of_what_one_node_did_and_not_of_what_others_then_suffered(
+    reports: list[NodeReport], blamed: FailureKind | None
+) -> None:
+    failure = first_failure(reports)
+    assert (failure.kind if failure is not None else None) is blamed

@@ -1,0 +1,83 @@
+"""Memory that a trace has told: arithmetic that can be checked by hand, within the same parts as a Llama's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.physics.memory import MemoryPrediction, Stage, predict_memory
+from orchestrator.core.physics.traced_memory import TracedBytes, TracedMemory, TracedMode
+from orchestrator.core.physics.trainer import Trainer
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.model_shape import PRESETS
+
+LENGTH, LAYERS = 4096, 32
+PLAIN = TracedMode(
+    kept=TracedBytes(per_token=100_000.0, per_token_and_position=2.0, fixed=5e6),
+    backward=TracedBytes(per_token=70_000.0),
+    head=TracedBytes(per_token=1_500_000.0, fixed=3e6),
+)
+FULL = TracedMode(kept=TracedBytes(per_token=8_000.0), backward=TracedBytes(per_token=200_000.0), head=TracedBytes(per_token=1_000_000.0))
+TRACED = Trainer(traced=TracedMemory(modes=(("none", PLAIN), ("full", FULL))))
+
+
+def predict(layout: Layout, *, trainer: Trainer = TRACED, stage: Stage = Stage.FULLEST) -> MemoryPrediction:
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=layout.world_size, sequence_length=LENGTH, global_batch_size=layout.global_batch_size
+    )
+    return predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage)
+
+
+def test_bytes_are_a_line_in_tokens_whose_slope_grows_with_the_sequence() -> None:
+    assert PLAIN.kept.of(tokens=10, sequence_length=100) == 10 * (100_000 + 2 * 100) + 5e6
+    assert list(PLAIN.kept.at(np.array([10, 20]), 100)) == [10 * 100_200 + 5e6, 20 * 100_200 + 5e6]
+
+
+def test_every_layer_keeps_what_was_traced_and_the_head_comes_on_top() -> None:
+    found = predict(Layout(micro_batch_size=2))
+    assert found.activations[0] == LAYERS * (2 * LENGTH * (100_000 + 2 * LENGTH) + 5e6)
+    assert found.temporaries[0] == 2 * LENGTH * 1_500_000 + 3e6
+    assert found.total[0] - found.activations[0] - found.temporaries[0] == 16 * PRESETS["llama-3.1-8b"].num_parameters
+
+
+def test_of_layers_that_are_partly_recomputed_each_keeps_its_own() -> None:
+    found = predict(Layout(recompute=Recompute.parse("full:8")))
+    assert found.activations[0] == 8 * LENGTH * 8_000 + 24 * (LENGTH * (100_000 + 2 * LENGTH) + 5e6)
+    assert found.temporaries[0] == LENGTH * 1_500_000 + 3e6  # the last layer is not recomputed
+
+
+def test_a_mode_that_was_not_traced_counts_as_not_recomputed() -> None:
+    for size in (1, 8):
+        for mode in ("selective_attention", "selective_ops", "selective_ops:16"):
+            layout = Layout(tensor_parallel_size=size, recompute=Recompute.parse(mode))
+            assert predict(layout).total == predict(Layout(tensor_parallel_size=size)).total
+    with pytest.raises(ValueError, match="none is missing"):
+        TracedMemory(modes=(("full", FULL),))
+
+
+def test_tensor_parallelism_divides_what_was_traced_as_it_does_a_llama_s() -> None:
+    for size in (2, 8):
+        split = Layout(tensor_parallel_size=size)
+        expected = predict(split, trainer=Trainer()).activations / predict(Layout(), trainer=Trainer()).activations
+        assert predict(split).activations / predict(Layout()).activations == pytest.approx(expected)
+        assert predict(split).temporaries[0] == pytest.approx(predict(Layout()).temporaries[0] / size)
+
+
+def test_only_the_last_stage_of_a_pipeline_holds_the_head() -> None:
+    layout = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
+    first, last = (predict(layout, stage=stage) for stage in (Stage.FIRST, Stage.LAST))
+    of_stage = 8 * (LENGTH * (100_000 + 2 * LENGTH) + 5e6)
+    assert (first.activations[0], last.activations[0]) == (4 * of_stage, of_stage)  # 1F1B: four micro-batches wait at the first
+    assert first.temporaries[0] == LENGTH * 70_000
+    assert last.temporaries[0] == LENGTH * 1_500_000 + 3e6
+
+
+def test_weights_in_fp32_that_are_rounded_at_each_use_take_sixteen_bytes_too() -> None:
+    autocast = replace(TRACED, parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    assert predict(Layout(), trainer=autocast).total == predict(Layout()).total
+    sharded = Layout(data_parallel_size=8, zero_stage=1)  # but there is less to shard
+    assert predict(sharded, trainer=autocast).total > predict(sharded).total

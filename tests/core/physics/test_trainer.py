@@ -1,0 +1,46 @@
+"""Named trainers, and the words of tables that stand for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_words
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_weight"),  # FIELD: 16, and 20 with an fp32 copy of the gradients; Megatron's theoretical_memory_usage: 18
+    [("llama", 16), ("nanotron", 20), ("nanotron-early", 20), ("megatron", 18), ("fsdp", 16), ("bf16-states", 8)],
+)
+def test_named_trainers_take_the_bytes_per_weight_of_the_literature(name: str, bytes_per_weight: int) -> None:
+    trainer = TRAINERS[name]
+    assert 2 + trainer.gradient_bytes + trainer.optimizer_bytes == bytes_per_weight
+
+
+def test_nothing_said_is_our_own_trainer() -> None:
+    assert trainer_of_words({}) == Trainer()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"precision": "bf16(fp32 grad accum)", "code_version": "post_pp_fix"}, "nanotron"),
+        ({"precision": "bf16(fp32 grad accum)", "code_version": "pre_pp_fix"}, "nanotron-early"),
+        ({"sharding": "FULL_SHARD"}, "fsdp"),
+        ({"sharding": "megatron-lm"}, "megatron"),
+        ({"sharding": "fsdp_full_shard", "peft": "full-ft"}, "bf16-states"),
+        ({"sharding": "zero1", "attention_kernel": "flash_attn_2"}, "llama"),
+    ],
+)
+def test_a_table_s_own_words_name_its_trainer(words: dict[str, str], name: str) -> None:
+    assert trainer_of_words(words) == TRAINERS[name]
+
+
+def test_kernels_that_keep_the_scores_are_eager() -> None:
+    assert trainer_of_words({"attention_kernel": "megatron_fused_softmax"}).eager_attention
+    assert trainer_of_words({"attention_kernel": "naive"}).eager_attention
+    assert not trainer_of_words({"attention_kernel": "flash_attn_2"}).eager_attention
+
+
+def test_a_fused_loss_keeps_no_logits() -> None:
+    words = {"peft": "full-ft", "framework_config": "foak-fast-kernels-liger"}
+    assert trainer_of_words(words).logit_bytes < 2 < TRAINERS["bf16-states"].logit_bytes

@@ -1,0 +1,162 @@
+"""Measured runs as text: what is said is read, what is unknown stays unknown, and a mistake is told with its place."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from orchestrator.core.pretend.run_table import (
+    REQUIRED,
+    MeasuredRun,
+    RunStatus,
+    TableInvalid,
+    parse_runs,
+    read_precision,
+    read_recompute,
+    tables,
+)
+from orchestrator.core.problem.layout import Precision, Recompute
+
+ROW = {
+    "table_id": "t", "hardware": "H100-80GB", "gpu_mem_gb": "80", "n_gpus": "8", "gpus_per_node": "8", "model": "small", "n_params": "",
+    "layers": "16", "hidden": "2048", "heads": "32", "kv_heads": "8", "ffn": "8192", "vocab": "128256", "tied_embeddings": "True",
+    "seq_len": "4096", "gbs": "64.0", "dp": "4", "tp": "2", "pp": "1", "cp": "1", "mbs": "2", "grad_acc": "8", "recompute": "none",
+    "zero_stage": "1.0", "sharding": "zero1", "precision": "bf16", "attention_kernel": "flash", "sequence_parallel": "True",
+    "status": "ok", "step_time_s": "2.0", "tokens_per_s_per_gpu": "", "peak_mem_gb": "10", "peak_mem_kind": "max_memory_reserved GiB",
+    "replay": "True",
+}  # fmt: skip
+
+
+def table(*changes: dict[str, str]) -> str:
+    rows = [ROW | change for change in changes]
+    return "\n".join([",".join(ROW), *(",".join(row.values()) for row in rows)])
+
+
+def read(*changes: dict[str, str]) -> tuple[MeasuredRun, ...]:
+    return parse_runs(table(*changes))
+
+
+def test_a_row_is_a_run_of_one_layout_of_one_cell() -> None:
+    (run,) = read({})
+    assert run.layout is not None
+    assert run.layout.key == "dp4_tp2_pp1_cp1_mbs2_ga8_none_z1_bf16"
+    assert run.cell is not None
+    assert run.cell.tokens_per_step == 64 * 4096
+    assert run.tokens_per_second_per_gpu == 64 * 4096 / 2.0 / 8
+    assert run.peak_memory_bytes == 10 * 2**30
+    assert run.status is RunStatus.OK
+
+
+def test_what_the_source_does_not_say_is_none() -> None:
+    (run,) = read({"vocab": "", "step_time_s": "", "peak_mem_gb": "", "gpu_mem_gb": "", "status": "oom"})
+    assert run.model is None and run.cell is None
+    assert run.step_seconds is None and run.tokens_per_second_per_gpu is None
+    assert run.peak_memory_bytes is None and run.memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"n_gpus": "eight"}, "line 3, column n_gpus: 'eight'"),
+        ({"mbs": "1.5"}, "line 3, column mbs: '1.5'"),
+        ({"status": "fine"}, "line 3, column status: 'fine': expected one of ok, oom, error, pruned"),
+        ({"grad_acc": ""}, "line 3, column grad_acc: '': a row with replay = True"),
+        ({"grad_acc": "7"}, "line 3, column gbs: '64.0': dp x mbs x grad_acc is 56"),
+        ({"tp": "4"}, "line 3, column n_gpus: '8': dp x tp x pp x cp is 16"),
+        ({"zero_stage": "4"}, "line 3, column zero_stage"),
+        ({"table_id": ""}, "line 3, column table_id"),
+        ({"step_time_s": "-3"}, "line 3, column step_time_s: '-3': expected a number that is not negative"),
+        ({"step_time_s": "inf"}, "line 3, column step_time_s"),
+    ],
+)
+def test_a_mistake_is_told_with_line_column_and_rule(change: dict[str, str], told: str) -> None:
+    with pytest.raises(TableInvalid, match=told.replace("(", r"\(")):
+        read({}, change)
+
+
+def test_a_row_that_is_not_replayed_may_leave_its_layout_open() -> None:
+    (run,) = read({"grad_acc": "", "replay": "False"})
+    assert run.layout is None
+
+
+def test_a_field_without_end_is_told_with_its_line() -> None:
+    for field in ("x" * 200_000, '"' + "x\n" * 100_000):
+        text = f"{','.join(REQUIRED)},note\na,H100,8,ok,{field}"
+        with pytest.raises(TableInvalid, match=r"line \d+: field larger than field limit \(131072\): is a quote left open"):
+            parse_runs(text)
+
+
+def test_a_table_without_the_columns_is_refused() -> None:
+    with pytest.raises(TableInvalid, match="no column hardware, n_gpus, status"):
+        parse_runs("table_id,model\nt,m\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("none", "none"), ("", "none"), ("full", "full"), ("every_layer", "full"), ("full:4", "full:4"), ("selective", "selective_ops"),
+        ("selective_attention", "selective_attention"), ("selective-core-attn", "selective_attention"), ("selective_op", "selective_ops"),
+    ],
+)  # fmt: skip
+def test_words_for_recomputation_are_mapped_to_the_nearest(word: str, meant: str) -> None:
+    assert read_recompute(word) == Recompute.parse(meant)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("bf16(fp32 grad accum)", Precision.BF16), ("bfloat16", Precision.BF16), ("fp16", Precision.FP16), ("FP8-CS", Precision.FP8), ("", Precision.BF16)],
+)  # fmt: skip
+def test_words_for_precision_are_mapped_to_the_nearest(word: str, meant: Precision) -> None:
+    assert read_precision(word) is meant
+
+
+def test_a_word_that_is_mapped_stays_an_axis_where_it_varies() -> None:
+    runs = read({"recompute": "full"}, {"recompute": "every_layer"}, {"recompute": "none"})
+    assert [run.extra for run in runs] == [(("recompute", ""),), (("recompute", "every_layer"),), (("recompute", ""),)]
+
+
+def test_only_what_varies_beyond_the_layout_is_an_axis() -> None:
+    runs = read(
+        {"attention_kernel": "flash"},
+        {"attention_kernel": "naive"},
+        {"zero_stage": "0", "sharding": "zero0", "attention_kernel": "naive"},  # the word follows from the stage
+        {"zero_stage": "0", "sharding": "zero0", "tp": "1", "dp": "8", "grad_acc": "4", "sequence_parallel": "False"},
+    )
+    assert [run.extra for run in runs] == [(("attention_kernel", k),) for k in ("flash", "naive", "naive", "flash")]
+    assert runs[0].word("sequence_parallel") == "True"
+
+
+def test_tables_are_grouped_into_cells() -> None:
+    found = tables(read({}, {"n_gpus": "4", "dp": "2", "grad_acc": "16"}, {}, {"table_id": "other"}))
+    assert {name: [len(cell.runs) for cell in cells] for name, cells in found.items()} == {"t": [2, 1], "other": [1]}
+
+
+def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
+    parameters = 24 * 12 * 2048**2 + 50304 * 2048  # GPT: 4 h^2 attention and 8 h^2 feed-forward a layer, tied
+    sizes = {
+        "layers": "24",
+        "heads": "16",
+        "kv_heads": "",
+        "ffn": "8192",
+        "vocab": "50304",
+        "tied_embeddings": "",
+        "n_params": str(parameters),
+    }
+    (run,) = read(sizes)
+    assert run.model is not None
+    assert run.model.tied_embeddings
+    assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
+    assert read(sizes | {"vocab": ""})[0].model == run.model  # what is not in the layers is embedding
+
+
+def test_memory_in_gigabytes_is_not_taken_for_gibibytes() -> None:
+    (run,) = read({"peak_mem_kind": "torch max_memory_allocated GB"})
+    assert run.peak_memory_bytes == 10e9
+
+
+def test_what_is_no_csv_is_refused_with_its_line() -> None:
+    wide = "9" * (csv.field_size_limit() + 1)
+    for text in (f"table_id,hardware,n_gpus,status\nt,H100,{wide},ok\n", f"table_id,{wide}\n"):
+        with pytest.raises(TableInvalid, match=r"line \d: field larger than field limit"):
+            parse_runs(text)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.problem.layout_table import COLUMNS, LayoutTable
+
+layouts = st.lists(
+    st.builds(
+        Layout,
+        data_parallel_size=st.integers(1, 64),
+        tensor_parallel_size=st.integers(1, 8),
+        micro_batch_size=st.integers(1, 8),
+        recompute=st.sampled_from([Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]),
+        zero_stage=st.integers(0, 3),
+        precision=st.sampled_from(Precision),
+        options=st.sampled_from([(("attention", "eager"),), (("attention", "sdpa"),)]),
+    ),
+    max_size=20,
+)
+
+
+@given(rows=layouts)
+def test_a_table_holds_its_layouts_in_their_order(rows: list[Layout]) -> None:
+    table = LayoutTable.of(rows)
+    assert [table.layout(i) for i in range(len(table))] == rows
+    assert table.world_size.tolist() == [row.world_size for row in rows]
+
+
+@given(rows=layouts, data=st.data())
+def test_rows_can_be_taken_by_index_and_by_mask(rows: list[Layout], data: st.DataObject) -> None:
+    table = LayoutTable.of(rows)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), dtype=np.bool_)
+    taken = table.take(mask)
+    assert [taken.layout(i) for i in range(len(taken))] == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    backwards = table.take(np.arange(len(rows))[::-1])
+    assert [backwards.layout(i) for i in range(len(backwards))] == rows[::-1]
+
+
+def test_every_field_of_a_layout_is_a_column() -> None:
+    assert set(COLUMNS) == set(Layout.__dataclass_fields__)
+
+
+def test_a_table_knows_the_names_of_its_options() -> None:
+    assert LayoutTable.of([Layout(options=(("b", 1), ("c", True))), Layout(options=(("b", 2), ("c", True)))]).option_names == ("b", "c")
+    assert LayoutTable.of([Layout()]).option_names == ()
+
+
+def test_a_table_of_nothing_is_empty() -> None:
+    table = LayoutTable.of([])
+    assert len(table) == 0
+    assert table.take(np.zeros(0, dtype=np.bool_)).world_size.tolist() == []

@@ -1,0 +1,56 @@
+"""How many layouts are expected to fit, to run out of memory, and to fail otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.search.expectation import expected_out_of_memory, fitting, probability_of_fitting, share_that_fails
+from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+H100 = DEVICES["h100-sxm"]
+
+
+def spec(**changes: object) -> SweepSpec:
+    return SweepSpec.model_validate(
+        {"name": "t", "model": "llama-3.1-8b", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64, "axes": {"zero_stage": [0, 1]}}
+        | changes
+    )
+
+
+def test_the_number_that_fits_is_a_sum_of_probabilities_within_what_is_sure() -> None:
+    wanted = spec(device="h100-sxm")
+    (cell,) = wanted.cells()
+    candidates = plan_cell(wanted, cell, hardware=H100, gpus_per_node=8).candidates
+    found = fitting(candidates)
+    chances = probability_of_fitting(candidates, np.arange(len(candidates)))
+    assert found is not None
+    assert chances is not None
+    assert found.expected == pytest.approx(chances.sum())
+    assert 0 < found.at_least < found.at_most < len(candidates)
+    assert found.at_least <= round(found.expected) <= found.at_most
+    everything = expected_out_of_memory(candidates, num_trials=len(candidates))
+    assert everything == pytest.approx(len(candidates) - found.expected)
+    few = expected_out_of_memory(candidates, num_trials=5)
+    assert few is not None
+    assert few < 2  # what is predicted not to fit comes last
+
+
+def test_without_a_device_a_limit_of_memory_is_held_against_a_wider_guess() -> None:
+    wanted = spec(device="cpu", precision="bf16", device_memory_gib=80)
+    (cell,) = wanted.cells()
+    candidates = plan_cell(wanted, cell, hardware=None, gpus_per_node=8).candidates
+    chances = probability_of_fitting(candidates, candidates.order)
+    assert chances is not None
+    assert ((chances > 0.05) & (chances < 0.95)).any()
+    unlimited = spec(device="cpu")
+    assert fitting(plan_cell(unlimited, unlimited.cells()[0], hardware=None, gpus_per_node=8).candidates) is None
+
+
+def test_other_failures_are_as_usual_until_trials_tell() -> None:
+    assert share_that_fails(num_failed=0, num_measured=0) == FAILS_UNTIL_KNOWN
+    assert share_that_fails(num_failed=0, num_measured=90) == pytest.approx(0.01)
+    assert share_that_fails(num_failed=40, num_measured=50) == pytest.approx(0.41)

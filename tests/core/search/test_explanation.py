@@ -1,0 +1,129 @@
+"""Why a layout is illegal, does not fit, or is slow; and the smallest change that helps."""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+import pytest
+
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Layout, Recompute
+from orchestrator.core.search.explanation import Explanation, explain
+from orchestrator.core.search.planner import CellPlan, plan_cell, trainer_of
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+H100 = DEVICES["h100-sxm"]
+FULL = Recompute.parse("full")
+
+
+def spec(**changes: Any) -> SweepSpec:
+    return SweepSpec.model_validate(
+        {
+            "name": "t",
+            "model": "llama-3.1-8b",
+            "sequence_length": 4096,
+            "global_batch_size": 64,
+            "gpus": 8,
+            "device": "h100-sxm",
+            "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+        }
+        | changes
+    )
+
+
+def plan(chosen: SweepSpec) -> CellPlan:
+    return plan_cell(chosen, chosen.cells()[0], hardware=H100, gpus_per_node=8)
+
+
+def explained(layout: Layout, **changes: Any) -> Explanation:
+    chosen = spec(**changes)
+    calibration = Calibration.prior(trainer_of(chosen))
+    return explain(plan(chosen), layout, calibration=calibration, hardware=H100, gpus_per_node=8)
+
+
+def layout(micro_batch_size: int, recompute: Recompute = FULL, zero_stage: int = 1) -> Layout:
+    return Layout(
+        data_parallel_size=8,
+        micro_batch_size=micro_batch_size,
+        grad_accum_steps=8 // micro_batch_size,
+        recompute=recompute,
+        zero_stage=zero_stage,
+    )
+
+
+def test_parts_add_up_to_what_the_plan_predicts() -> None:
+    planned = plan(spec())
+    for row in range(len(planned.candidates)):
+        found = explained(planned.candidates.table.layout(row))
+        assert found.memory_bytes == pytest.approx(planned.candidates.memory_bytes[row])
+        assert found.step_seconds == pytest.approx(planned.candidates.step_seconds[row])
+        assert found.tokens_per_second_per_gpu == pytest.approx(planned.candidates.tokens_per_second_per_gpu[row])
+        assert found.fits == planned.candidates.fits[row]
+
+
+def test_states_are_16_bytes_a_weight_and_zero_1_shares_12_of_them_out() -> None:
+    weights = spec().cells()[0].model.num_parameters
+    parts = explained(layout(1, zero_stage=0)).memory_by_part
+    assert parts["parameters"] == parts["gradients"] == 2 * weights
+    assert parts["optimizer"] == 12 * weights
+    assert explained(layout(1)).memory_by_part["optimizer"] == 12 * weights / 8
+
+
+def test_what_does_not_fit_is_told_the_smallest_change_that_makes_it_fit() -> None:
+    found = explained(layout(1, zero_stage=0))  # 120 GiB of states
+    assert not found.fits
+    assert found.to_fit is not None
+    assert found.to_fit.fits
+    assert set(found.to_fit.differs) == {"zero_stage"}
+
+
+def test_a_micro_batch_and_the_accumulation_that_follows_from_it_are_one_change() -> None:
+    found = explained(layout(8))
+    assert not found.fits
+    assert found.to_fit is not None
+    assert set(found.to_fit.differs) == {"micro_batch_size", "grad_accum_steps"}
+
+
+def test_where_nothing_fits_no_change_is_told() -> None:
+    found = explained(layout(1), device_memory_gib=1.0)
+    assert not found.fits
+    assert found.to_fit is None
+    assert found.faster == ()
+
+
+def test_what_is_told_to_be_faster_is_one_choice_away_fits_and_is_ordered() -> None:
+    found = explained(layout(1))
+    assert found.faster
+    own = found.step_seconds
+    seconds = [change.step_seconds for change in found.faster]
+    assert own is not None
+    assert all(second is not None and second < own for second in seconds)
+    assert seconds == sorted(seconds, key=lambda second: second or 0.0)
+    for change in found.faster:
+        assert change.fits
+        assert len(set(change.differs) - {"data_parallel_size", "grad_accum_steps"}) == 1
+
+
+def test_the_best_predicted_layout_has_nothing_faster_beside_it() -> None:
+    planned = plan(spec())
+    assert explained(planned.candidates.table.layout(int(planned.candidates.order[0]))).faster == ()
+
+
+def test_an_illegal_layout_is_told_its_rule_and_the_nearest_legal_ones() -> None:
+    found = explained(layout(8).__class__(data_parallel_size=8, micro_batch_size=16, grad_accum_steps=1, recompute=FULL, zero_stage=1))
+    assert found.illegal is not None
+    assert "micro_batch_size 16" in found.illegal
+    nearest = found.nearest[0].layout
+    assert (nearest.micro_batch_size, nearest.recompute, nearest.zero_stage) == (8, FULL, 1)
+    doublings = [log2(16 / change.layout.micro_batch_size) for change in found.nearest if set(change.differs) == {"micro_batch_size"}]
+    assert doublings == sorted(doublings)
+
+
+def test_on_unknown_hardware_only_memory_is_explained() -> None:
+    chosen = spec(device="cpu")
+    planned = plan_cell(chosen, chosen.cells()[0], hardware=None, gpus_per_node=8)
+    found = explain(planned, layout(1), calibration=Calibration.prior(), hardware=None, gpus_per_node=8)
+    assert (found.seconds_by_part, found.step_seconds, found.tokens_per_second_per_gpu, found.probability_of_fitting) == (None,) * 4
+    assert found.memory_bytes > 0

@@ -1,0 +1,112 @@
+"""The order in which layouts are tried: likely ones first, unlikely ones last, none dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.problem.hardware import DEVICES, GIB
+from orchestrator.core.search.planner import memory_limit_bytes, plan_cell
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+
+def spec(**changes: Any) -> SweepSpec:
+    return SweepSpec.model_validate(
+        {
+            "name": "t",
+            "model": "llama-3.1-8b",
+            "sequence_length": 4096,
+            "global_batch_size": 256,
+            "gpus": 64,
+            "gpus_per_node": 8,
+            "device": "h100-sxm",
+            "workload": "synthetic",
+            "axes": {
+                "zero_stage": [0, 1, 3],
+                "tensor_parallel_size": [1, 2, 4, 8],
+                "pipeline_parallel_size": [1, 2],
+                "recompute": ["none", "full"],
+            },
+        }
+        | changes
+    )
+
+
+def plan(chosen: SweepSpec, device: str | None = "h100-sxm") -> Any:
+    hardware = DEVICES[device] if device else None
+    return plan_cell(chosen, chosen.cells()[0], hardware=hardware, gpus_per_node=8)
+
+
+def test_every_legal_layout_is_in_the_order_once() -> None:
+    planned = plan(spec())
+    assert sorted(planned.candidates.order) == list(range(len(planned.space.legal)))
+
+
+def test_what_is_predicted_not_to_fit_comes_last_and_is_kept() -> None:
+    candidates = plan(spec()).candidates
+    fits = candidates.fits[candidates.order]
+    assert 0 < fits.sum() < len(fits)
+    assert not np.any(fits[int(fits.sum()) :])
+
+
+def test_the_fastest_prediction_that_fits_comes_first() -> None:
+    candidates = plan(spec()).candidates
+    first = candidates.order[0]
+    assert candidates.tokens_per_second_per_gpu[first] == candidates.tokens_per_second_per_gpu[candidates.fits].max()
+
+
+def test_among_what_cannot_fit_the_nearest_to_fitting_comes_first() -> None:
+    candidates = plan(spec(device_memory_gib=1.0)).candidates
+    assert not candidates.fits.any()
+    memory = candidates.memory_bytes[candidates.order]
+    assert np.all(np.diff(memory) >= 0)
+
+
+def test_on_unknown_hardware_no_time_is_made_up_but_an_order_stands() -> None:
+    candidates = plan(spec(device="cpu"), device=None).candidates
+    assert np.isnan(candidates.tokens_per_second_per_gpu).all()
+    assert candidates.memory_limit_bytes is None
+    assert candidates.fits.all()
+    first = candidates.table.layout(int(candidates.order[0]))
+    assert str(first.recompute) == "none"
+    assert first.grad_accum_steps == candidates.table.grad_accum_steps.min()
+
+
+def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_device() -> None:
+    h100 = DEVICES["h100-sxm"]
+    workload = {"name": "synthetic", "options": {"device_memory_bytes": 5}}
+    assert memory_limit_bytes(spec(device_memory_gib=2, workload=workload), h100) == 2 * GIB
+    assert memory_limit_bytes(spec(workload=workload), h100) == 5
+    assert memory_limit_bytes(spec(workload={"options": {"memory_limit_bytes": 7}}, device="cpu"), None) == 7
+    assert memory_limit_bytes(spec(), h100) == h100.memory_bytes
+    assert memory_limit_bytes(spec(), None) is None
+
+
+def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
+    axes = {
+        "micro_batch_size": [1, 2],
+        "recompute": ["none"],
+        "options": {"attention": ["sdpa", "eager"], "gradient_dtype": ["fp32", "bf16"]},
+    }
+    mixed = plan(spec(workload="llama", axes=axes)).candidates
+    for attention in ("sdpa", "eager"):
+        for dtype in ("fp32", "bf16"):
+            options = {"attention": attention, "gradient_dtype": dtype}
+            alone = plan(spec(workload={"name": "llama", "options": options}, axes=axes | {"options": {}})).candidates
+            code = mixed.table.option_sets.index(tuple(options.items()))
+            rows = np.flatnonzero(mixed.table.options == code)
+            assert mixed.memory_bytes[rows].tolist() == alone.memory_bytes.tolist()
+            assert mixed.predict is not None and alone.predict is not None
+            assert mixed.predict(mixed.table).memory_bytes[rows] == pytest.approx(alone.predict(alone.table).memory_bytes, rel=1e-12)
+    assert len(set(mixed.memory_bytes.tolist())) == len(mixed)
+
+
+def test_a_cell_without_a_layout_is_planned_as_one() -> None:
+    chosen = spec(constraints=["tp > 8"])
+    for among in (None, ()):
+        planned = plan_cell(chosen, chosen.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, among=among)
+        assert len(planned.candidates) == 0
+        assert planned.candidates.predict is not None
+        assert len(planned.candidates.predict(planned.candidates.table).memory_bytes) == 0

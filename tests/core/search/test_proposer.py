@@ -1,0 +1,260 @@
+"""The decision: the most expected per second first, what may not fit or run later, nothing ruled out, and when to doubt or to give up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.proposer import Proposer, Told
+
+LIMIT = 80.0
+
+
+def lattice(seconds: Floats, memory: Floats | None = None) -> Lattice:
+    rows = np.arange(len(seconds), dtype=np.float64)
+    return Lattice(
+        axes=(Axis.of("size", rows.tolist()),),
+        seconds=Belief(mean=np.log(seconds), basis=np.ones((len(rows), 1)), covariance=np.array([[0.1]]), residual_sd=0.1),
+        memory=None
+        if memory is None
+        else Belief(mean=np.log(memory), basis=np.ones((len(rows), 1)), covariance=np.array([[0.01]]), residual_sd=0.05),
+        memory_limit_bytes=None if memory is None else LIMIT,
+    )
+
+
+def everything(one: Lattice) -> np.ndarray:
+    return np.ones(len(one), dtype=np.bool_)
+
+
+def test_the_fastest_prediction_that_fits_is_first_and_what_hardly_fits_is_last() -> None:
+    space = lattice(np.array([4.0, 3.0, 2.0, 1.0]), np.array([20.0, 30.0, 60.0, 200.0]))
+    proposer = Proposer(space, seed=0)
+    rows, open_rows = [], everything(space)
+    for _ in range(4):
+        row = proposer.choose(open_rows).row
+        rows.append(row)
+        open_rows[row] = False
+    assert rows[0] == 2
+    assert rows[-1] == 3  # the fastest of all, were it to fit: put off, not dropped
+
+
+def test_a_choice_says_what_is_expected_of_it() -> None:
+    space = lattice(np.array([4.0, 2.0]), np.array([20.0, 60.0]))
+    proposer = Proposer(space, seed=0)
+    choice = proposer.choose(everything(space))
+    assert choice.row == 1
+    assert choice.score == pytest.approx(np.log(2.0))
+    assert choice.improvement is None
+    assert choice.memory_bytes == pytest.approx(60.0)
+    assert choice.fits is not None and choice.fits > 0.9
+    proposer.tell(Told(row=1, score=float(np.log(2.0)), peak_memory_bytes=60.0))
+    other = proposer.choose(np.array([True, False]))
+    assert other.improvement is not None and other.improvement < 0
+
+
+def test_an_out_of_memory_makes_its_like_unlikely_and_a_measured_peak_corrects_the_level() -> None:
+    space = lattice(np.linspace(2.0, 1.0, 8), np.linspace(60.0, 74.0, 8))
+    proposer = Proposer(space, seed=0)
+    before = proposer.choose(everything(space))
+    proposer.tell(Told(row=7, out_of_memory=True))
+    after = proposer.choose(np.arange(8) == 6)
+    assert after.fits is not None and before.fits is not None
+    assert after.fits < before.fits
+    roomy = Proposer(space, seed=0)
+    roomy.tell(Told(row=0, score=float(np.log(2.0)), peak_memory_bytes=40.0))  # a third less than predicted
+    assert (roomy.choose(np.arange(8) == 7).fits or 0.0) > 0.95
+
+
+@pytest.mark.parametrize("peak", [0.0, float("nan"), float("inf")])
+def test_a_peak_that_is_no_number_was_not_read(peak: float) -> None:
+    space = lattice(np.linspace(2.0, 1.0, 8), np.linspace(60.0, 74.0, 8))
+    unread, odd = Proposer(space, seed=0), Proposer(space, seed=0)
+    unread.tell(Told(row=2, score=0.4))
+    odd.tell(Told(row=2, score=0.4, peak_memory_bytes=peak))
+    open_rows = np.arange(8) != 2
+    assert odd.choose(open_rows) == unread.choose(open_rows)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_number_is_refused(score: float) -> None:
+    with pytest.raises(ValueError, match="of row 3: a logarithm is needed"):
+        Told(row=3, score=score)
+
+
+def test_crashes_of_its_like_put_a_row_off() -> None:
+    space = lattice(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.01, 1.01, 1.01, 1.01, 1.01]))
+    proposer = Proposer(space, seed=0)
+    for row in (0, 1, 3):
+        proposer.tell(Told(row=row))
+    for row in (9, 11):
+        proposer.tell(Told(row=row, score=0.2))
+    assert proposer.choose(~np.isin(np.arange(12), [0, 1, 3, 9, 11])).row > 5
+
+
+def test_rows_in_flight_are_kept_away_from() -> None:
+    space = replace(lattice(np.full(40, 1.0)), seconds=None)
+    proposer = Proposer(space, seed=0)
+    for row in (0, 20, 39):
+        proposer.tell(Told(row=row, score=abs(row - 20) / 20))
+    open_rows = ~np.isin(np.arange(40), [0, 20, 39])
+    first = proposer.choose(open_rows).row
+    proposer.hold(first)
+    open_rows[first] = False
+    assert abs(proposer.choose(open_rows).row - first) > 1
+
+
+def test_without_physics_the_first_rows_are_spread() -> None:
+    space = replace(lattice(np.full(41, 1.0)), seconds=None)
+    proposer = Proposer(space, seed=1)
+    open_rows, rows = everything(space), []
+    for _ in range(3):
+        choice = proposer.choose(open_rows)
+        assert choice.score is None
+        rows.append(choice.row)
+        open_rows[choice.row] = False
+        proposer.hold(choice.row)
+    assert min(abs(a - b) for i, a in enumerate(rows) for b in rows[:i]) >= 10
+
+
+@pytest.mark.parametrize("of_work", [False, True])
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_work: bool) -> None:
+    places = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
+    truth = 0.3 * np.abs(places - (3, 1)).sum(axis=1)
+    work = Belief(mean=0.1 * places[:, 0], basis=np.ones((25, 1)), covariance=np.array([[9.0]]), residual_sd=0.3)
+    axes = (Axis.of("a", places[:, 0].tolist()), Axis.of("b", places[:, 1].tolist()))
+
+    def asked(unit: float) -> list[int]:
+        space = Lattice(axes=axes, seconds=work if of_work else None, memory_limit_bytes=LIMIT * unit, in_seconds=False)
+        proposer, open_rows, rows = Proposer(space, seed=3), np.ones(25, dtype=np.bool_), []
+        for _ in range(12):
+            rows.append(row := proposer.choose(open_rows).row)
+            open_rows[row] = False
+            proposer.hold(row)
+            peak = LIMIT * unit * (0.4 + 0.1 * places[row, 1])
+            proposer.tell(Told(row=row, score=float(truth[row] + np.log(unit)), peak_memory_bytes=peak))
+        return rows
+
+    assert asked(unit) == asked(1.0)
+
+
+def test_of_two_gains_that_are_alike_the_one_that_is_shown_sooner_is_taken() -> None:
+    # The best so far takes 1.05 s. One row should take 1.0 s, surely: a gain of 0.05 in the logarithm. Another may take anything around
+    # 10 s: a gain of 0.06, but its 15 steps take as long as two other trials. In no unit of time, that does not count.
+    belief = Belief(
+        mean=np.log(np.array([1.0, 10.0, 1.05])), basis=np.eye(3), covariance=np.diag([0.01**2, 1.6**2, 0.01**2]), residual_sd=0.001
+    )
+    space = replace(lattice(np.ones(3)), seconds=belief)
+    priced, unpriced = Proposer(space, seed=0), Proposer(replace(space, in_seconds=False), seed=0)
+    for proposer in (priced, unpriced):
+        proposer.tell(Told(row=2, score=float(np.log(1.05))))
+    open_rows = np.array([True, True, False])
+    assert priced.choose(open_rows).row == 0
+    assert unpriced.choose(open_rows).row == 1
+
+
+def test_a_lone_bad_value_among_good_neighbours_is_doubted_and_a_bad_region_is_not() -> None:
+    space = lattice(np.full(12, 1.0))
+    lone, region = Proposer(space, seed=0), Proposer(space, seed=0)
+    for row in range(8):
+        lone.tell(Told(row=row, score=1.0 if row == 4 else 0.0))
+        region.tell(Told(row=row, score=1.0 if row >= 4 else 0.0))
+    found = lone.doubtful()
+    assert found is not None
+    assert found[0] == 4
+    assert found[1] == pytest.approx(0.0, abs=0.05)
+    assert region.doubtful() is None
+
+
+def test_behind_one_that_is_known_to_be_bad_the_next_is_doubted() -> None:
+    proposer = Proposer(lattice(np.full(24, 1.0)), seed=0)
+    for row in range(24):
+        proposer.tell(Told(row=row, score=1.5 if row == 4 else 1.0 if row == 18 else 0.0))
+    first = proposer.doubtful()
+    assert first is not None and first[0] == 4
+    second = proposer.doubtful(but=[4])
+    assert second is not None and second[0] == 18
+    assert proposer.doubtful(but=[4, 18]) is None
+
+
+def test_told_again_it_knows_what_it_would_from_the_start() -> None:
+    space = lattice(np.linspace(2.0, 1.0, 12), np.linspace(40.0, 70.0, 12))
+    once, again = Proposer(space, seed=0), Proposer(space, seed=0)
+    for row in (1, 4, 8):
+        again.tell(Told(row=row, score=-3.0 if row == 4 else 0.1 * row, peak_memory_bytes=70.0 if row == 4 else 50.0))
+        once.tell(Told(row=row, score=0.1 * row, peak_memory_bytes=50.0))
+    assert again.best == (4, -3.0)
+    again.tell(Told(row=4, score=0.4, peak_memory_bytes=50.0))
+    assert again.best == once.best
+    open_rows = np.arange(12) == 10
+    mine, theirs = again.choose(open_rows), once.choose(open_rows)
+    assert (mine.score, mine.fits, mine.memory_bytes) == pytest.approx((theirs.score, theirs.fits, theirs.memory_bytes))
+
+
+def test_measured_again_the_new_value_counts() -> None:
+    proposer = Proposer(lattice(np.full(12, 1.0)), seed=0)
+    for row in range(8):
+        proposer.tell(Told(row=row, score=1.0 if row == 4 else 0.0))
+    proposer.tell(Told(row=4, score=-0.01))
+    assert proposer.doubtful() is None
+    assert proposer.best == (4, -0.01)
+    assert proposer.num_told == 8
+
+
+def test_that_nothing_fits_is_said_once_what_needs_least_ran_out() -> None:
+    space = lattice(np.linspace(1.0, 2.0, 30), np.linspace(300.0, 100.0, 30))
+    proposer = Proposer(space, seed=0)
+    open_rows = everything(space)
+    launches = 0
+    for _ in range(30):
+        launches += 1
+        row = proposer.choose(open_rows).row
+        open_rows[row] = False
+        proposer.tell(Told(row=row, out_of_memory=True))
+        if (proof := proposer.hopeless(open_rows)) is not None:
+            break
+    assert proof == 29
+    assert launches <= 5
+    proposer.tell(Told(row=3, score=0.0))
+    assert proposer.hopeless(open_rows) is None
+
+
+def test_forgetting_gives_back_what_was_known_before() -> None:
+    space = lattice(np.linspace(2.0, 1.0, 12), np.linspace(40.0, 70.0, 12))
+    proposer = Proposer(space, seed=0)
+    proposer.tell(Told(row=11, out_of_memory=True))
+    before = proposer.choose(np.arange(12) == 8)
+    proposer.hold(8)
+    proposer.forget(8)
+    proposer.tell(Told(row=0, score=0.1))
+    proposer.forget(0)
+    again = proposer.choose(np.arange(12) == 8)
+    assert (again.score, again.fits) == (pytest.approx(before.score), pytest.approx(before.fits))
+    assert proposer.best is None
+
+
+def test_the_expected_gain_shrinks_as_the_best_is_found_and_counts_what_may_not_fit_less() -> None:
+    seconds = np.array([4.0, 3.0, 2.0, 1.0])
+    space = lattice(seconds)
+    proposer = Proposer(space, seed=0)
+    open_rows = everything(space)
+    assert proposer.expected_gain(open_rows) is None  # nothing to gain over
+    proposer.tell(Told(row=0, score=float(np.log(4.0))))
+    open_rows[0] = False
+    before = proposer.expected_gain(open_rows)
+    assert before is not None
+    assert before > 0.5
+    proposer.tell(Told(row=3, score=0.0))
+    open_rows[3] = False
+    after = proposer.expected_gain(open_rows)
+    assert after is not None
+    assert after < 0.01
+    assert proposer.expected_gain(np.zeros(4, dtype=np.bool_)) == 0.0
+    unlikely = Proposer(lattice(seconds, np.array([20.0, 30.0, 40.0, 95.0])), seed=0)
+    unlikely.tell(Told(row=2, score=float(np.log(2.0)), peak_memory_bytes=40.0))
+    tight = unlikely.expected_gain(np.array([False, False, False, True]))
+    assert tight is not None
+    assert tight < 0.05

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.search import space
+from orchestrator.core.search.space import GLOBAL_BATCH, WORLD_SIZE, CellSpace, SpaceTooLarge, axis_values, enumerate_cell
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+
+def sweep(**changes: Any) -> SweepSpec:
+    """A sweep of one cell: the 8B model on 8 GPUs, simulated."""
+    data = {"name": "x", "model": "llama-3.1-8b", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64, "workload": "synthetic"}
+    return SweepSpec.model_validate({**data, **changes})
+
+
+def enumerated(gpus_per_node: int = 8, **changes: Any) -> CellSpace:
+    spec = sweep(**changes)
+    return enumerate_cell(spec, spec.cells()[0], gpus_per_node=gpus_per_node)
+
+
+def layouts(cell_space: CellSpace) -> list[Layout]:
+    return [cell_space.legal.layout(row) for row in range(len(cell_space.legal))]
+
+
+def only_reason(gpus_per_node: int = 8, **changes: Any) -> str:
+    """The one reason besides the products."""
+    reasons = set(enumerated(gpus_per_node, **changes).rejected) - {WORLD_SIZE, GLOBAL_BATCH}
+    assert len(reasons) == 1, reasons
+    return reasons.pop()
+
+
+EVERYTHING = {
+    "tensor_parallel_size": "auto",
+    "pipeline_parallel_size": "auto",
+    "context_parallel_size": "auto",
+    "recompute": ["none", "full", "full:8", "full:32", "full:40", "selective"],
+    "zero_stage": "auto",
+}
+
+
+def test_auto_is_every_divisor_of_the_gpus_and_of_the_batch() -> None:
+    spec = sweep(gpus=12, axes={**EVERYTHING, "recompute": "auto"})
+    values = axis_values(spec, spec.cells()[0])
+    assert list(values.data_parallel_size) == [1, 2, 3, 4, 6, 12]
+    assert list(values.micro_batch_size) == [1, 2, 4, 8, 16, 32, 64]
+    assert values.zero_stage == (0, 1, 2, 3)
+    assert list(map(str, values.recompute)) == ["none", "selective_attention", "selective_ops", "full:8", "full:16", "full:24", "full"]
+
+
+def test_every_legal_layout_uses_the_gpus_and_the_batch_exactly() -> None:
+    cell_space = enumerated(axes=EVERYTHING, precision=["bf16", "fp8"])
+    table = cell_space.legal
+    assert len(table) > 1000
+    assert (table.world_size == 8).all()
+    assert (table.data_parallel_size * table.micro_batch_size * table.grad_accum_steps == 64).all()
+    assert len({layout.key for layout in layouts(cell_space)}) == len(table)
+
+
+def test_every_layout_of_the_lattice_is_legal_or_counted_under_a_reason() -> None:
+    cell_space = enumerated(axes=EVERYTHING, constraints=["tp <= 4", "8 // (pp - 1) > 0 or pp == 1"])
+    sizes = cell_space.values.sizes
+    assert cell_space.lattice_size == np.prod(list(sizes.values()))
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    assert all(count > 0 for count in cell_space.rejected.values())
+
+
+VARYING = {"workload": "synthetic", "axes": {"micro_batch_size": [1, 2], "options": {"time_scale": [1, 2, 3], "sleep": [False, True]}}}
+
+
+def test_options_that_vary_multiply_the_lattice_and_stand_in_every_layout() -> None:
+    plain = enumerated(workload="synthetic", axes={"micro_batch_size": [1, 2]})
+    cell_space = enumerated(**VARYING)
+    assert cell_space.lattice_size == 6 * plain.lattice_size
+    assert len({layout.key for layout in layouts(cell_space)}) == len(cell_space.legal) == 6 * len(plain.legal)
+    found = {layout.options for layout in layouts(cell_space)}
+    assert found == {(("sleep", sleep), ("time_scale", scale)) for sleep in (False, True) for scale in (1, 2, 3)}
+
+
+def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
+    cell_space = enumerated(**VARYING, constraints=["not sleep or time_scale == 1"])
+    assert cell_space.rejected["constraint: not sleep or time_scale == 1"] == len(cell_space.legal) // 2  # 2 of 6, where 4 of 6 are left
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    one = next(layout for layout in layouts(cell_space) if layout.option("sleep") is True)
+    assert cell_space.reason(one) is None
+    assert cell_space.reason(replace(one, options=(("sleep", True), ("time_scale", 2)))) == "constraint: not sleep or time_scale == 1"
+    said = cell_space.reason(replace(one, options=()))
+    assert said is not None and said.startswith("options none is not among the axes' values: sleep=false time_scale=1")
+
+
+def test_the_batch_is_never_rounded() -> None:
+    cell_space = enumerated(global_batch_size=60, axes={"micro_batch_size": [1, 2, 4, 8]})
+    assert len(cell_space.legal) == 0  # 60 / 8 is no whole number
+    assert cell_space.rejected[GLOBAL_BATCH] > 0
+
+
+def test_lists_of_sizes_are_kept_to() -> None:
+    cell_space = enumerated(
+        axes={"data_parallel_size": [4, 8], "tensor_parallel_size": [1, 2], "micro_batch_size": [1, 3, 4], "grad_accum_steps": [2, 4, 8]}
+    )
+    found = {(x.data_parallel_size, x.tensor_parallel_size, x.micro_batch_size, x.grad_accum_steps) for x in layouts(cell_space)}
+    assert found == {(8, 1, 1, 8), (8, 1, 4, 2), (4, 2, 4, 4)}  # dp x mbs x ga = 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpus": 64, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size is more than 8, the GPUs of a node (tensor_parallel_across_nodes allows it)"),
+        ({"model": "llama-3.2-3b", "gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_attention_heads 24"),
+        ({"gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_key_value_heads 8"),
+        ({"model": "llama-tiny", "gpus": 2, "axes": {"tensor_parallel_size": 2}, "constraints": ["tp == 1"]}, "constraint: tp == 1"),
+        ({"model": {"preset": "llama-tiny", "ffn_hidden_size": 383}, "gpus": 2, "axes": {"tensor_parallel_size": 2}}, "tensor_parallel_size does not divide ffn_hidden_size 383"),
+        ({"model": "llama-tiny", "axes": {"pipeline_parallel_size": 8}}, "pipeline_parallel_size is more than 4, the layers of the model"),
+        ({"axes": {"pipeline_parallel_size": 8, "grad_accum_steps": [4]}}, "grad_accum_steps is less than pipeline_parallel_size - 1: the pipeline never fills"),
+        ({"sequence_length": 4100, "axes": {"context_parallel_size": 8}}, "2 x context_parallel_size does not divide sequence_length 4100"),
+        ({"axes": {"recompute": ["none", "full:33"]}}, "recomputes more than the model's 32 layers"),
+        ({"axes": {"recompute": ["full", "full:32"]}}, "same as recomputing all layers: the model has 32"),
+        ({"gpus": 1, "axes": {"zero_stage": [0, 1]}}, "same as zero_stage 0: the optimizer states of one rank cannot be shared out"),
+        ({"workload": "llama", "axes": {"zero_stage": [0, 3]}}, "zero_stage is none that workload llama can do (0, 1)"),
+        ({"workload": "llama", "precision": ["bf16", "fp8"]}, "precision is none that workload llama can do (bf16, fp32)"),
+        ({"device": "a100-80gb", "precision": ["bf16", "fp8"]}, "precision is none that device a100-80gb has"),
+        ({"workload": "llama", "axes": {"tensor_parallel_size": 2}}, "tensor_parallel_size is more than 1, the most that workload llama can do"),
+        ({"workload": "llama", "axes": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size is more than 1, the most that workload llama can do"),
+        ({"workload": "llama", "axes": {"context_parallel_size": 2}}, "context_parallel_size is more than 1, the most that workload llama can do"),
+        ({"gpus": 12}, "12 GPUs are not whole nodes of 8"),
+        ({"constraints": [{"require": "mbs > 1", "because": "too slow"}]}, "too slow"),
+        ({"constraints": ["8 // (pp - 1) > 0"]}, "constraint divides by zero: 8 // (pp - 1) > 0"),
+    ],
+)  # fmt: skip
+def test_an_illegal_layout_is_counted_under_its_rule(changes: dict[str, Any], reason: str) -> None:
+    assert only_reason(**changes) == reason
+
+
+def test_tensor_parallelism_may_cross_nodes_where_the_sweep_says_so() -> None:
+    changes = {"model": "llama-2-7b", "gpus": 16, "axes": {"tensor_parallel_size": 16}}
+    assert len(enumerated(**changes).legal) == 0
+    assert len(enumerated(tensor_parallel_across_nodes=True, **changes).legal) > 0
+
+
+def test_stages_of_unequal_depth_are_legal() -> None:
+    cell_space = enumerated(model="llama-3.2-3b", gpus=8, axes={"pipeline_parallel_size": 8, "grad_accum_steps": [16]})
+    assert len(cell_space.legal) > 0  # 28 layers over 8 stages
+
+
+def test_the_shortest_pipeline_feed_is_one_less_than_the_stages() -> None:
+    cell_space = enumerated(global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]})
+    assert {x.grad_accum_steps for x in layouts(cell_space)} == {7, 21}  # 7 = 8 - 1 is enough, 3 is not
+
+
+def test_a_duplicate_is_kept_where_its_twin_is_not_asked_for() -> None:
+    assert {str(x.recompute) for x in layouts(enumerated(axes={"recompute": ["none", "full:32"]}))} == {"none", "full:32"}
+    assert {x.zero_stage for x in layouts(enumerated(gpus=1, axes={"zero_stage": [2, 3]}))} == {2}
+
+
+def test_zero_over_context_parallel_ranks_is_no_duplicate() -> None:
+    cell_space = enumerated(axes={"data_parallel_size": 1, "context_parallel_size": 8, "zero_stage": [0, 1]})
+    assert {x.zero_stage for x in layouts(cell_space)} == {0, 1}
+
+
+def test_a_single_node_may_be_used_in_part() -> None:
+    assert len(enumerated(gpus=3, global_batch_size=63).legal) > 0
+    assert len(enumerated(gpus=24, global_batch_size=48).legal) > 0
+
+
+def test_the_reason_of_one_layout_is_the_rule_that_it_breaks() -> None:
+    cell_space = enumerated(axes=EVERYTHING, constraints=["tp <= 4"])
+    good = Layout(data_parallel_size=4, tensor_parallel_size=2, micro_batch_size=2, grad_accum_steps=8)
+    assert cell_space.reason(good) is None
+    assert cell_space.reason(Layout(data_parallel_size=4, micro_batch_size=2, grad_accum_steps=8)) == WORLD_SIZE
+    assert cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=2, grad_accum_steps=8)) == GLOBAL_BATCH
+    assert cell_space.reason(Layout(tensor_parallel_size=8, micro_batch_size=8, grad_accum_steps=8)) == "constraint: tp <= 4"
+    assert (
+        cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=3, grad_accum_steps=8))
+        == "micro_batch_size 3 is not among the axes' values: 1, 2, 4, 8, 16, 32, 64"
+    )
+    assert (
+        cell_space.reason(Layout(data_parallel_size=8, grad_accum_steps=8, precision=Precision.FP16))
+        == "precision fp16 is not among the axes' values: bf16"
+    )
+
+
+# --- against a reference that builds the whole lattice, one layout at a time -----------------------------------------------------
+
+sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3, unique=True)
+specs = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["llama-tiny", "llama-60m", {"preset": "llama-tiny", "num_key_value_heads": 4, "name": "mha"}]),
+        "gpus": st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]),
+        "global_batch_size": st.sampled_from([1, 6, 8, 12, 16]),
+        "sequence_length": st.sampled_from([6, 16, 64]),
+        "workload": st.sampled_from(["synthetic", "llama"]),
+        "precision": st.sampled_from([["bf16"], ["fp32", "fp8"]]),
+        "tensor_parallel_across_nodes": st.booleans(),
+        "device": st.sampled_from(["auto", "a100-80gb"]),
+        "constraints": st.lists(st.sampled_from(["tp <= 2", "mbs * dp < 9", "not pp > 1 or zero_stage < 2", "4 // (cp - 1) > 1", "recompute != 'full'"]), max_size=2),
+        "axes": st.fixed_dictionaries(
+            {
+                "data_parallel_size": st.one_of(sizes, st.just("auto")),
+                "tensor_parallel_size": st.one_of(sizes, st.just("auto")),
+                "pipeline_parallel_size": sizes,
+                "context_parallel_size": sizes,
+                "micro_batch_size": st.one_of(sizes, st.just("auto")),
+                "grad_accum_steps": st.one_of(sizes, st.just("auto")),
+                "recompute": st.lists(st.sampled_from(["none", "full", "full:4", "full:5", "selective:2"]), min_size=1, max_size=3, unique=True),
+                "zero_stage": st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True),
+            }
+        ),
+    }
+)  # fmt: skip
+
+
+def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) -> bool:
+    """The rules once more, in plain words and integers."""
+    model, dp, tp, pp, cp = cell.model, x.data_parallel_size, x.tensor_parallel_size, x.pipeline_parallel_size, x.context_parallel_size
+    llama = spec.workload.name == "llama"
+    stages = [stage for stage in spec.axes.zero_stage if stage <= 1 or not llama]
+    named = {"tp": tp, "mbs": x.micro_batch_size, "dp": dp}
+    by_hand = {
+        "tp <= 2": named["tp"] <= 2,
+        "mbs * dp < 9": named["mbs"] * named["dp"] < 9,
+        "not pp > 1 or zero_stage < 2": pp == 1 or x.zero_stage < 2,
+        "4 // (cp - 1) > 1": cp != 1 and 4 // (cp - 1) > 1,
+        "recompute != 'full'": x.recompute.mode != "full",
+    }
+    return all(
+        [
+            dp * tp * pp * cp == cell.num_gpus,
+            dp * x.micro_batch_size * x.grad_accum_steps == cell.global_batch_size,
+            cell.num_gpus <= gpus_per_node or cell.num_gpus % gpus_per_node == 0,
+            tp <= gpus_per_node or spec.tensor_parallel_across_nodes,
+            model.num_attention_heads % tp == 0 and model.num_key_value_heads % tp == 0 and model.ffn_hidden_size % tp == 0,
+            pp <= model.num_layers and x.grad_accum_steps >= pp - 1,
+            cp == 1 or cell.sequence_length % (2 * cp) == 0,
+            (x.recompute.num_layers or 0) <= model.num_layers,
+            x.recompute.num_layers != model.num_layers
+            or Recompute(mode=x.recompute.mode, policy=x.recompute.policy) not in spec.axes.recompute,
+            dp * cp > 1 or x.zero_stage == min(stages, default=0),
+            not llama or (tp == pp == cp == 1 and x.zero_stage <= 1 and x.precision in ("fp32", "bf16")),
+            spec.device == "auto" or x.precision != "fp8",
+            all(by_hand[constraint.require] for constraint in spec.constraints),
+        ]
+    )
+
+
+@given(data=specs, gpus_per_node=st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=60, deadline=None)
+def test_the_legal_layouts_are_those_that_a_plain_reference_finds(data: dict[str, Any], gpus_per_node: int) -> None:
+    spec = sweep(**data)
+    cell = spec.cells()[0]
+    cell_space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
+    values = cell_space.values
+    lattice = [
+        Layout(
+            data_parallel_size=int(dp), tensor_parallel_size=int(tp), pipeline_parallel_size=int(pp), context_parallel_size=int(cp),
+            micro_batch_size=int(mbs), grad_accum_steps=int(ga), recompute=recompute, zero_stage=stage, precision=precision,
+        )
+        for dp, tp, pp, cp, mbs, ga, stage, recompute, precision in product(
+            values.data_parallel_size, values.tensor_parallel_size, values.pipeline_parallel_size, values.context_parallel_size,
+            values.micro_batch_size, values.grad_accum_steps, values.zero_stage, values.recompute, values.precision,
+        )
+    ]  # fmt: skip
+    expected = {x.key for x in lattice if legal_by_hand(x, spec, cell, gpus_per_node)}
+    assert len(lattice) == cell_space.lattice_size
+    assert {x.key for x in layouts(cell_space)} == expected
+    assert len(cell_space.legal) == len(expected)
+    assert len(expected) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+    # One layout asked alone gets the reason under which the whole lattice counted it.
+    step = max(1, len(lattice) // 50)
+    some = lattice[::step]
+    assert all((cell_space.reason(x) is None) == (x.key in expected) for x in some)
+    if step == 1:
+        assert Counter(reason for x in lattice if (reason := cell_space.reason(x))) == Counter(cell_space.rejected)
+
+
+# --- size -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lattice_of_billions_is_counted_without_being_built() -> None:
+    many = list(range(1, 200))
+    cell_space = enumerated(
+        axes={**EVERYTHING, "data_parallel_size": many, "tensor_parallel_size": many, "pipeline_parallel_size": many, "micro_batch_size": many, "grad_accum_steps": many}
+    )  # fmt: skip
+    assert cell_space.lattice_size > 10**12
+    assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
+
+
+def test_more_layouts_than_can_be_searched_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "MAX_LAYOUTS", 100)
+    with pytest.raises(SpaceTooLarge) as caught:
+        enumerated(axes=EVERYTHING)
+    assert "more than 100 legal layouts" in str(caught.value)
+    assert "Narrow the widest axes, micro_batch_size (7 values)" in str(caught.value)
+    assert caught.value.exit_code == 2
+    spec = sweep(axes=EVERYTHING)
+    assert len(enumerate_cell(spec, spec.cells()[0], gpus_per_node=8, unlimited=True).legal) > 100
+
+
+def test_candidates_beyond_reason_are_refused_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "MAX_CANDIDATES", 100)
+    with pytest.raises(SpaceTooLarge, match="layouts with exact products"):
+        enumerated(axes=EVERYTHING, constraints=["tp > 8"])
+
+
+def test_chunks_do_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = enumerated(axes=EVERYTHING, constraints=["tp <= 4"])
+    monkeypatch.setattr(space, "CHUNK_ROWS", 7)
+    pieces = enumerated(axes=EVERYTHING, constraints=["tp <= 4"])
+    assert layouts(pieces) == layouts(whole)
+    assert pieces.rejected == whole.rejected

@@ -1,0 +1,188 @@
+"""What is learned of a lattice: shared constants, likeness of neighbours, bounds, pending rows, and values that nobody should believe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
+from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Smoothness, Surrogate, Value
+
+
+def grid(a: int = 6, b: int = 6) -> Lattice:
+    rows = np.array([(i, j) for i in range(a) for j in range(b)], dtype=np.float64)
+    return Lattice(axes=(Axis.of("a", rows[:, 0].tolist()), Axis.of("b", rows[:, 1].tolist())))
+
+
+def surrogate(lattice: Lattice, belief: Belief | None = None, *, learns: bool = False) -> Surrogate:
+    belief = belief or Belief.nothing(len(lattice))
+    return Surrogate(lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd), learns=learns)
+
+
+def truth(lattice: Lattice) -> Floats:
+    places = lattice.places
+    values: Floats = 1.0 + 0.3 * places[:, 0] + 0.1 * (places[:, 1] - 3) ** 2
+    return values
+
+
+def test_before_anything_is_known_the_belief_stands() -> None:
+    lattice = grid()
+    belief = Belief(mean=truth(lattice), basis=np.ones((36, 1)), covariance=np.array([[0.25]]), residual_sd=0.1)
+    found = surrogate(lattice, belief)
+    assert found.mean == pytest.approx(truth(lattice))
+    assert found.sd == pytest.approx(np.full(36, np.sqrt(0.25 + 2 * 0.1**2)))
+
+
+def test_one_value_of_a_shared_constant_informs_all_rows_that_rest_on_it() -> None:
+    # Rows with b > 2 rest on a constant that is twice (0.7 in the logarithm) what was believed: pipelines that wait, say.
+    lattice = grid()
+    rests = (lattice.places[:, 1] > 2).astype(np.float64)
+    belief = Belief(mean=np.zeros(36), basis=rests[:, None], covariance=np.array([[0.5]]), residual_sd=0.05)
+    found = surrogate(lattice, belief)
+    found.add(Value(row=int(np.flatnonzero(rests)[0]), value=0.7))
+    assert np.all(found.mean[rests > 0] > 0.6)
+    assert np.all(np.abs(found.mean[rests == 0]) < 0.1)
+
+
+def test_values_are_met_and_their_neighbours_are_surer_than_what_is_far() -> None:
+    lattice = grid()
+    found = surrogate(lattice)
+    rows = [0, 14, 35]
+    for row in rows:
+        found.add(Value(row=row, value=float(truth(lattice)[row])))
+    assert found.mean[rows] == pytest.approx(truth(lattice)[rows], abs=0.03)
+    assert np.all(found.sd[rows] < 0.05)
+    assert found.sd[15] < found.sd[5]
+
+
+def test_a_smooth_truth_is_predicted_from_a_quarter_of_its_rows() -> None:
+    lattice = grid(10, 10)
+    found = surrogate(lattice, learns=True)
+    shown = np.random.default_rng(0).permutation(100)[:25]
+    for row in shown:
+        found.add(Value(row=int(row), value=float(truth(lattice)[row])))
+    assert np.abs(found.mean - truth(lattice)).mean() < 0.05
+
+
+def test_what_is_added_one_by_one_is_what_is_told_at_once() -> None:
+    lattice = grid()
+    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 7, 9, 20, 33)] + [Value(row=5, value=None)]
+    one_by_one, at_once = surrogate(lattice), surrogate(lattice)
+    for value in values:
+        one_by_one.add(value)
+        _ = one_by_one.mean
+    at_once.replace(values)
+    assert one_by_one.mean == pytest.approx(at_once.mean, abs=1e-6)
+    assert one_by_one.sd == pytest.approx(at_once.sd, abs=1e-4)
+
+
+def test_a_value_far_off_its_neighbours_moves_them_little() -> None:
+    lattice = grid()
+    mild, wild = surrogate(lattice), surrogate(lattice)
+    rows = [0, 1, 2, 6, 7, 8, 12, 13, 14]
+    for one, at_centre in ((mild, 0.0), (wild, 3.0)):
+        for row in rows:
+            one.add(Value(row=row, value=at_centre if row == 7 else 0.0))
+    assert np.abs(wild.mean - mild.mean)[[1, 6, 8, 13]].max() < 0.5  # a sixth of what it is off by
+
+
+def test_a_value_is_contradicted_by_those_around_it() -> None:
+    found = surrogate(grid())
+    for row in (0, 1, 2, 6, 8, 12, 13, 14):
+        found.add(Value(row=row, value=0.0))
+    found.add(Value(row=7, value=1.0))
+    expected, sd = found.left_out()[7]
+    assert abs(expected) < 0.2
+    assert 1.0 - expected > 3 * sd
+    assert 35 not in found.left_out()
+
+
+def test_what_the_others_say_of_a_row_is_what_a_process_without_it_says() -> None:
+    lattice = grid()
+    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 3, 7, 14, 20, 21, 28, 33)]
+    whole, without = surrogate(lattice), surrogate(lattice)
+    whole.replace(values)
+    without.replace([value for value in values if value.row != 20])
+    expected, sd = whole.left_out()[20]
+    assert expected == pytest.approx(float(without.mean[20]), abs=0.02)  # the noise of each value is judged with it, or without
+    assert sd == pytest.approx(float(np.hypot(without.sd[20], without.noise_sd)), rel=0.05)
+    assert surrogate(lattice).left_out() == {}
+
+
+def test_a_value_that_is_corrected_is_what_it_would_have_been_from_the_start() -> None:
+    lattice = grid()
+    once, corrected = surrogate(lattice), surrogate(lattice)
+    for row in (0, 7, 14, 21):
+        once.add(Value(row=row, value=float(truth(lattice)[row])))
+        corrected.add(Value(row=row, value=3.0 if row == 7 else float(truth(lattice)[row])))
+    assert corrected.mean[7] != pytest.approx(once.mean[7], abs=0.1)
+    corrected.correct(Value(row=7, value=float(truth(lattice)[7])))
+    assert corrected.mean == pytest.approx(once.mean)
+    assert corrected.sd == pytest.approx(once.sd, rel=0.05)
+
+
+def test_a_bound_lifts_what_lies_below_it_and_says_nothing_of_what_lies_above() -> None:
+    lattice = grid()
+    belief = Belief(
+        mean=np.where(lattice.places[:, 0] < 3, 0.0, 2.0), basis=np.ones((36, 1)), covariance=np.array([[0.04]]), residual_sd=0.2
+    )
+    below, above = surrogate(lattice, belief), surrogate(lattice, belief)
+    below.add(Value(row=0, value=1.0, bound=Bound.AT_LEAST))
+    above.add(Value(row=30, value=1.0, bound=Bound.AT_LEAST))
+    assert below.mean[0] > 0.8
+    assert above.mean == pytest.approx(belief.mean)
+    over = surrogate(lattice, belief)
+    over.add(Value(row=35, value=1.0, bound=Bound.AT_MOST))
+    assert over.mean[35] < 1.3
+
+
+def test_a_pending_row_makes_its_neighbourhood_surer_and_expects_nothing_new_of_it() -> None:
+    lattice = grid()
+    found = surrogate(lattice)
+    found.add(Value(row=0, value=1.0))
+    mean, sd = found.mean.copy(), found.sd.copy()
+    found.add(Value(row=20, value=None))
+    assert found.mean == pytest.approx(mean)
+    assert found.sd[21] < 0.5 * sd[21]
+    found.drop(20)
+    assert found.sd == pytest.approx(sd, abs=1e-6)
+
+
+def test_what_a_pending_row_came_to_takes_its_place() -> None:
+    lattice = grid()
+    found, plain = surrogate(lattice), surrogate(lattice)
+    found.add(Value(row=3, value=None))
+    _ = found.mean
+    found.add(Value(row=3, value=0.5))
+    plain.add(Value(row=3, value=0.5))
+    assert len(found.values) == 1
+    assert found.mean == pytest.approx(plain.mean, abs=1e-6)
+
+
+def test_words_are_alike_or_not_whatever_their_order() -> None:
+    words = ["eager", "flash", "sdpa"] * 4
+    lattice = Lattice(axes=(Axis.of_words("attention", words), Axis.of("size", [float(i // 3) for i in range(12)])))
+    found = surrogate(lattice)
+    found.add(Value(row=1, value=1.0))
+    assert found.sd[0] == pytest.approx(found.sd[2])
+    assert found.sd[4] < found.sd[3]  # another size of the same word tells more than another word of a size as far
+
+
+def test_thousands_of_values_are_thinned_and_the_lowest_kept() -> None:
+    lattice = grid(60, 60)
+    found = surrogate(lattice)
+    for row in range(0, 3600, 2):
+        found.add(Value(row=row, value=float(truth(lattice)[row])))
+        if row % 400 == 0:
+            _ = found.mean
+    _ = found.mean
+    assert KEPT <= len(found.values) <= MOST
+    assert int(np.argmin(truth(lattice)[::2])) * 2 in {value.row for value in found.values}
+    assert np.all(np.isfinite(found.mean)) and np.all(found.sd > 0)
+
+
+def test_a_lattice_without_axes_has_one_level() -> None:
+    lattice = Lattice(axes=())
+    found = surrogate(lattice)
+    found.add(Value(row=0, value=2.0))
+    assert found.mean == pytest.approx([2.0], abs=0.01)

@@ -1,0 +1,135 @@
+"""How long a rank may stay in each phase: floors, predictions, steps that were seen, and what is said when a limit passes."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.sweepfile.spec import Limits, Measuring
+from orchestrator.core.trial.limits import (
+    FLOOR_SECONDS,
+    LONGEST_SDS,
+    NOTHING_SEEN,
+    RENDEZVOUS_SECONDS_PER_RANK,
+    STEP_MULTIPLE,
+    TOTAL_MULTIPLE,
+    PredictedStep,
+    SeenSteps,
+    limit_seconds,
+    resolve_limits,
+    told_passed,
+)
+from orchestrator.core.trial.protocol import MAX_SECONDS, Device, LimitName, MeasurementPlan, TrialRequest
+
+PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
+SURE = PredictedStep(seconds=80.0, log_sd=0.0)  # sweeps/playbook.yaml predicts 73 to 81 s for 70B on 16 GPUs
+
+
+def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRequest:
+    asked = {name: numbers.get(name) for name in LimitName}
+    return TrialRequest(
+        sweep="t",
+        trial_id=1,
+        attempt=1,
+        workload="synthetic",
+        model=PRESETS["llama-tiny"],
+        sequence_length=64,
+        layout=Layout(data_parallel_size=16),
+        device=Device.CPU,
+        measurement=PLAN,
+        limits=resolve_limits(asked, plan=PLAN, num_ranks=16, predicted=predicted),
+        seed=0,
+    )
+
+
+def test_a_number_in_the_file_is_that_number_whatever_is_predicted_or_seen() -> None:
+    numbers = {name.value: 7.0 + place for place, name in enumerate(LimitName)}
+    asked = request(SURE, **numbers)
+    assert {name.value: limit_seconds(asked, name, SeenSteps(first_seconds=900.0)) for name in LimitName} == numbers
+
+
+def test_without_a_prediction_every_limit_is_its_floor_until_a_step_is_seen() -> None:
+    asked = request()
+    floors = dict(FLOOR_SECONDS) | {LimitName.RENDEZVOUS: 120.0 + 16 * RENDEZVOUS_SECONDS_PER_RANK}
+    assert {name: limit_seconds(asked, name, NOTHING_SEEN) for name in LimitName} == floors
+
+
+def test_a_predicted_step_that_is_long_raises_the_limits_that_it_is_part_of() -> None:
+    limits = request(SURE).limits
+    assert limits.first_step == 300.0 + STEP_MULTIPLE * 80.0
+    assert limits.steady == STEP_MULTIPLE * 80.0
+    around = limits.start + limits.rendezvous + limits.first_step + limits.teardown
+    assert limits.total == around + TOTAL_MULTIPLE * 53 * 80.0
+    assert (limits.start, limits.teardown) == (120.0, 20.0)
+
+
+def test_a_step_counts_as_long_as_it_may_be_in_nine_cases_of_ten() -> None:
+    unsure = PredictedStep(seconds=80.0, log_sd=0.4)
+    assert request(unsure).limits.steady == pytest.approx(STEP_MULTIPLE * 80.0 * exp(LONGEST_SDS * 0.4))
+
+
+def test_a_short_step_lowers_no_limit() -> None:
+    short = PredictedStep(seconds=0.5, log_sd=0.4)
+    assert request(short).limits.steady == 60.0
+    assert limit_seconds(request(short), LimitName.STEADY, SeenSteps(first_seconds=1.0, slowest_seconds=0.6)) == 60.0
+
+
+def test_a_limit_follows_the_first_step_until_a_later_one_has_ended() -> None:
+    assert limit_seconds(request(), LimitName.STEADY, SeenSteps(first_seconds=100.0)) == STEP_MULTIPLE * 100.0
+    assert limit_seconds(request(), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)) == STEP_MULTIPLE * 20.0
+    assert limit_seconds(request(SURE), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)) == STEP_MULTIPLE * 80.0
+
+
+def test_the_total_follows_the_steps_that_are_asked_for() -> None:
+    seen = SeenSteps(first_seconds=60.0, slowest_seconds=40.0)
+    assert limit_seconds(request(), LimitName.TOTAL, seen) == 120.0 + 128.0 + 300.0 + 20.0 + TOTAL_MULTIPLE * 53 * 40.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "seen", "said"),
+    [
+        (
+            request(steady=60.0),
+            LimitName.STEADY,
+            NOTHING_SEEN,
+            "steady limit of 60 s passed (measurement.limits.steady of the sweep file; if this is no hang, raise it or write auto)",
+        ),
+        (request(), LimitName.STEADY, NOTHING_SEEN, "steady limit of 60 s passed (auto: the minimum; if this is no hang, set measurement.limits.steady)"),
+        (request(SURE), LimitName.STEADY, NOTHING_SEEN, "auto: 5 x a step, predicted to take at most 80 s;"),
+        (request(SURE), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 300 s and 5 x a step, predicted to take at most 80 s;"),
+        (request(SURE), LimitName.TOTAL, NOTHING_SEEN, "auto: 2 x 53 steps and what is around them, predicted to take at most 80 s;"),
+        (request(SURE), LimitName.STEADY, SeenSteps(first_seconds=90.0), "steady limit of 450 s passed (auto: 5 x a step, the first took 90 s;"),
+        (request(), LimitName.STEADY, SeenSteps(first_seconds=9.0, slowest_seconds=30.0), "auto: 5 x a step, the slowest so far took 30 s;"),
+        (request(), LimitName.RENDEZVOUS, NOTHING_SEEN, "rendezvous limit of 128 s passed (auto: 120 s and 0.5 s a rank;"),
+    ],
+)  # fmt: skip
+def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
+    asked: TrialRequest, name: LimitName, seen: SeenSteps, said: str
+) -> None:
+    assert said in told_passed(asked, name, seen)
+
+
+def test_however_long_a_step_is_predicted_to_take_or_takes_its_limits_are_numbers_that_messages_hold() -> None:
+    asked = request(PredictedStep(seconds=9e6, log_sd=1000.0))
+    assert (asked.limits.steady, asked.limits.total) == (MAX_SECONDS, MAX_SECONDS)
+    assert limit_seconds(request(), LimitName.TOTAL, SeenSteps(first_seconds=9e6)) == MAX_SECONDS
+    assert request(total=1e8).limits.total == MAX_SECONDS
+
+
+def test_a_limit_that_no_file_sets_names_no_key() -> None:
+    asked = request(total=9.0)
+    asked = asked.model_copy(update={"limits": asked.limits.model_copy(update={"in_file": False})})
+    assert told_passed(asked, LimitName.TOTAL, NOTHING_SEEN) == "total limit of 9 s passed"
+
+
+def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number() -> None:
+    assert Measuring().limits.numbers == {}
+    stored = {"start": 120.0, "rendezvous": 120.0, "first_step": 300.0, "steady": 60.0, "teardown": 20.0, "total": 1800.0}
+    before = Measuring.model_validate({"limits": stored})
+    assert before.limits.numbers == {LimitName(name): value for name, value in stored.items()}
+    assert before.limits_of(num_ranks=16, predicted=SURE).steady == 60.0
+    again = Limits.model_validate(Limits(steady=7.0).model_dump(mode="json"))
+    assert again.numbers == {LimitName.STEADY: 7.0}

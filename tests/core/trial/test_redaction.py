@@ -1,0 +1,108 @@
+"""What is known to be secret is taken out of text, in every form that it is likely to have there, and ordinary words stay."""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import pairwise
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.protocol import NodeReport, RankOutcome, RankResult
+from orchestrator.core.trial.redaction import MASK, Secrets, SecretStream, blotted
+
+SECRET = "pä ss/w@rd+1-c4nary"
+TOKEN = "hf_aB3dE6gH9jK"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SECRET,
+        json.dumps({"key": SECRET}),
+        json.dumps({"key": SECRET}, ensure_ascii=False),
+        repr([SECRET]),
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        quote_plus(SECRET),
+        quote(SECRET, safe="").lower(),
+        SECRET.encode().hex(),
+        SECRET[:6] + "\n" + SECRET[6:],
+        SECRET[:6] + "\r\n" + SECRET[6:],
+        repr(SECRET[:6] + "\n" + SECRET[6:]),
+        *(base64.b64encode(f"{before}{SECRET}{behind}".encode()).decode() for before in ("", "a", "ab") for behind in ("", "a", "ab")),
+        base64.urlsafe_b64encode(SECRET.encode()).decode(),
+        base64.encodebytes(f"user:{SECRET * 4}".encode()).decode(),
+    ],
+)
+def test_a_secret_is_found_in_every_form(form: str) -> None:
+    shown = Secrets({"KEY": SECRET}).blot(f"it said: {form} and died")
+    assert MASK in shown
+    assert shown.startswith("it said: ") and shown.endswith(" and died")
+    assert not any(part in shown for part in ("c4nary", "YzRuYXJ5", "63346e617279"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        # One letter blots out no words: only where it is a value, or the password of a URL.
+        ("e", "connection refused; PW=e PW='e' \"PW\": \"e\" password=e PW=ex u:e@h", "connection refused; PW=*** PW='***' \"PW\": \"***\" password=*** PW=ex u:***@h"),
+        ("x1", "x1 of x12: PW: x1", "x1 of x12: PW: ***"),
+        # A short one as a word of its own.
+        ("rust", "trust rust, rusty 'rust' u:rust@h rust_ok", "trust ***, rusty '***' u:***@h ***_ok"),
+        ("a@b#", "a%40b%23 a@b#", "*** ***"),
+        # A long one everywhere.
+        (TOKEN, f"x{TOKEN}y{TOKEN}", "x***y***"),
+        ("", "nothing to hide", "nothing to hide"),
+    ],
+)  # fmt: skip
+def test_the_shorter_a_value_the_more_must_speak_for_it(value: str, text: str, shown: str) -> None:
+    assert Secrets({"PW": value}).blot(text) == shown
+
+
+def test_each_line_of_a_key_is_a_secret() -> None:
+    key = "-----BEGIN KEY-----\nMIIEowIBAAKCAQEA\nq83vEjRWeJ0BI0Vn\n-----END KEY-----"
+    assert Secrets({"KEY": key}).blot("read q83vEjRWeJ0BI0Vn, then MIIEowIBAAKCAQEA") == "read ***, then ***"
+
+
+TEXT = f"héllo {TOKEN} world\ncan {TOKEN[:5]}\n{TOKEN[5:]} rust trust K=e L='rust'\r\n hf_ hf_aB{TOKEN} end abababababababababab abababa\nbab hf_aB3".encode()
+
+
+@given(
+    cuts=st.lists(st.integers(0, len(TEXT)), max_size=12),
+    values=st.sampled_from([(TOKEN,), (TOKEN, "rust"), (TOKEN, "rust", "e"), ("rust",), ("ababababa", TOKEN)]),
+)
+def test_a_stream_in_pieces_reads_as_the_whole(cuts: list[int], values: tuple[str, ...]) -> None:
+    secrets = Secrets(dict(zip("TLK", values, strict=False)))
+    stream = SecretStream(secrets)
+    places = [0, *sorted(cuts), len(TEXT)]
+    said = b"".join(stream.take(TEXT[start:end]) for start, end in pairwise(places)) + stream.close()
+    assert said == secrets.blot_bytes(TEXT)
+
+
+def test_what_cannot_become_a_secret_is_not_held_back() -> None:
+    stream = SecretStream(Secrets({"TOKEN": TOKEN}))
+    assert stream.take(b"step 1 of 10\n") == b"step 1 of 10\n"
+    assert stream.take(b"loading hf") == b"loading "
+    assert stream.take(b"_datasets") == b"hf_datasets"
+
+
+def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
+    result = RankResult(step_seconds=[1.0], peak_flops=1e12, peak_flops_source=f"measured: {TOKEN}", memory_bytes_by_part={TOKEN: 1})
+    failure = Failure(kind=FailureKind.USER_ERROR, message=f"401 {TOKEN}", node="host", evidence=TOKEN, log_tail=f"... {TOKEN}")
+    outcome = RankOutcome(rank=0, result=result, bad_result=TOKEN, log_path=f"/home/{TOKEN}/log-0.txt", log_tail=TOKEN)
+    report = NodeReport(node="host", ranks=(outcome,), failure=failure, environment={"NCCL_X": TOKEN}, chosen=(TOKEN,))
+    clean = blotted(report, Secrets({"TOKEN": TOKEN}), but=frozenset({"node", "log_path"}))
+    assert TOKEN not in repr(clean).replace(f"/home/{TOKEN}/log-0.txt", "")
+    assert clean.ranks[0].log_path == outcome.log_path
+    assert clean.failure is not None and clean.failure.kind is FailureKind.USER_ERROR and clean.failure.message == "401 ***"
+    assert clean.ranks[0].result is not None and clean.ranks[0].result.step_seconds == [1.0]
+    assert blotted(report, Secrets({})) is report
+
+
+def test_a_text_never_becomes_longer_so_that_its_bounds_hold() -> None:
+    assert blotted("K=e", Secrets({"K": "e"})) == "K=*"

@@ -1,0 +1,148 @@
+"""Who wins, who is tied, and who is measured once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from orchestrator.core.trial.drift import Run
+from orchestrator.core.trial.winner import judge
+
+
+def run(seconds: float, confidence: float | None = 0.01) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=confidence)
+
+
+def settle(
+    runs: dict[int, list[Run]], truth: Mapping[int, float], *, noise: float, seed: int, contenders: int = 4, repeats: int = 3
+) -> int:
+    """Repeat what the judge asks for, with noise between runs; returns how many repeats that took."""
+    random, taken = Random(seed), 0
+    while (verdict := judge(runs, contenders=contenders, repeats=repeats)) is not None and verdict.repeat is not None:
+        runs[verdict.repeat].append(run(truth[verdict.repeat] * (1 + random.gauss(0, noise))))
+        taken += 1
+        assert taken < 100
+    return taken
+
+
+def test_a_run_on_a_busy_machine_is_not_told_from_one_that_is_slower_by_less() -> None:
+    quiet = {1: [run(1.0)] * 3, 2: [run(1.2)]}
+    assert tied(quiet) == [1]
+    slowed = {1: [run(1.0)] * 3, 2: [Run(step_seconds=1.2, relative_confidence=0.01, load_sd=0.3)]}
+    assert tied(slowed) == [1, 2]
+
+
+def tied(runs: Mapping[int, Sequence[Run]]) -> list[int]:
+    verdict = judge(runs, contenders=4, repeats=3)
+    assert verdict is not None
+    return list(verdict.tied)
+
+
+def test_nothing_measured_has_no_winner() -> None:
+    assert judge({}, contenders=3, repeats=2) is None
+
+
+def test_the_best_is_measured_twice_even_where_nothing_comes_near_it() -> None:
+    runs = {1: [run(1.0)], 2: [run(2.0)]}
+    first = judge(runs, contenders=3, repeats=2)
+    assert first is not None
+    assert (first.best, first.repeat) == (1, 1)
+    runs[1].append(run(1.005))
+    second = judge(runs, contenders=3, repeats=2)
+    assert second is not None
+    assert (second.tied, second.repeat, second.is_settled) == ((1,), None, True)
+
+
+def test_layouts_within_their_noise_are_repeated_before_one_is_called_the_winner() -> None:
+    truth = {1: 1.00, 2: 1.04, 3: 1.5}
+    runs = {1: [run(1.03)], 2: [run(1.01)], 3: [run(1.5)]}  # the first runs have them the wrong way round
+    settle(runs, truth, noise=0.004, seed=1)
+    assert len(runs[3]) == 1
+    assert tied(runs)[0] == 1
+
+
+def test_what_cannot_be_told_apart_is_shown_as_tied() -> None:
+    runs = {1: [run(1.0)], 2: [run(1.001)], 3: [run(1.3)]}
+    settle(runs, {1: 1.0, 2: 1.001, 3: 1.3}, noise=0.01, seed=2)
+    assert sorted(tied(runs)) == [1, 2]
+
+
+def test_half_of_the_contenders_stay_in_each_round() -> None:
+    runs = {key: [run(1.0 + key / 10_000)] for key in range(8)}
+    settle(runs, {key: 1.0 + key / 10_000 for key in range(8)}, noise=0.0, seed=0, contenders=4, repeats=3)
+    assert sorted((len(some) for some in runs.values()), reverse=True) == [4, 4, 2, 2, 1, 1, 1, 1]
+
+
+def test_a_lucky_first_run_is_found_out() -> None:
+    """The slower of the runs in the middle counts: one fast run of a slow layout does not make it the winner."""
+    wins = 0
+    for seed in range(40):
+        runs = {1: [run(0.93)], 2: [run(1.0)]}  # the first is 5 % slower in truth
+        settle(runs, {1: 1.05, 2: 1.0}, noise=0.01, seed=seed)
+        wins += tied(runs)[0] == 2
+    assert wins >= 38
+
+
+def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decided() -> None:
+    wrong = 0
+    for seed in range(200):
+        random = Random(seed)
+        truth = {1: 1.0, 2: 1.002, 3: 1.01}
+        runs = {key: [run(seconds * (1 + random.gauss(0, 0.02)))] for key, seconds in truth.items()}
+        settle(runs, truth, noise=0.02, seed=seed + 1000)
+        decided = tied(runs)
+        wrong += 1 not in decided
+    assert wrong <= 20  # the true best is shut out in at most a tenth
+
+
+def test_runs_that_vary_widen_all_intervals() -> None:
+    calm = judge({1: [run(1.0), run(1.0)], 2: [run(1.05)]}, contenders=3, repeats=2)
+    wild = judge({1: [run(1.0), run(1.2)], 2: [run(1.05)]}, contenders=3, repeats=2)
+    assert calm is not None
+    assert wild is not None
+    assert wild.intervals[2][1] - wild.intervals[2][0] > calm.intervals[2][1] - calm.intervals[2][0]
+
+
+def test_one_contender_is_confirmed_alone() -> None:
+    runs = {1: [run(1.0)], 2: [run(1.001)], 3: [run(1.002)]}
+    settle(runs, {1: 1.0, 2: 1.001, 3: 1.002}, noise=0.0, seed=0, contenders=1, repeats=2)
+    assert [len(some) for some in runs.values()] == [3, 1, 1]
+
+
+def test_where_each_ran_once_it_rests_on_what_is_usual() -> None:
+    """Published repeats differ by 1 to 4 %: 8 % between two single numbers is no tie, 3 % is one."""
+    apart, near = ({1: [run(1.0, None)], 2: [run(gap, None)]} for gap in (1.08, 1.03))
+    assert tied(apart) == [1]
+    assert tied(near) == [1, 2]
+    verdict = judge(apart, contenders=4, repeats=3)
+    assert verdict is not None
+    assert verdict.num_repeats == 0
+    assert verdict.repeat is not None  # it is not the winner before a second run has said so
+
+
+BUSY_SD = 0.4  # of a program that may have been slowed down fourfold: log(4) / sqrt(12)
+
+
+def busy(seconds: float, at: float) -> Run:
+    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=BUSY_SD, at=at, nodes=("a",))
+
+
+def test_repeats_that_agree_on_a_busy_machine_show_that_its_load_did_little() -> None:
+    """A program that waits rather than computes: one 2.7 times slower could not be the fastest, however busy the machine was."""
+    once = {1: [busy(0.04226, 0)], 3: [busy(0.0524, 10)], 4: [busy(0.0728, 15)], 5: [busy(0.1143, 20)]}
+    verdict = judge(once, contenders=3, repeats=2)
+    assert verdict is not None
+    assert len(verdict.tied) > 1, "nothing was repeated, and the load may have done anything"
+    repeated = {**once, 1: [*once[1], busy(0.04224, 30), busy(0.04226, 60)], 4: [*once[4], busy(0.0729, 40)]}
+    verdict = judge(repeated, contenders=3, repeats=2)
+    assert verdict is not None
+    assert verdict.tied == (1,)
+
+
+def test_repeats_that_differ_on_a_busy_machine_show_that_its_load_did_much() -> None:
+    runs = {1: [busy(1.0, 0), busy(1.9, 30), busy(1.4, 60)], 2: [busy(1.7, 10), busy(1.1, 40), busy(1.5, 70)], 3: [busy(1.6, 20)]}
+    verdict = judge(runs, contenders=3, repeats=2)
+    assert verdict is not None
+    assert len(verdict.tied) > 1
+    assert verdict.spread is not None
+    assert verdict.spread > 0.2

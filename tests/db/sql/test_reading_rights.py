@@ -1,0 +1,121 @@
+"""Who may not write may read: somebody else's SQLite file, also while it is written, and a PostgreSQL of which only SELECT was granted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from db.sql import readonly
+from db.store import Store
+from orchestrator.core.errors import SweepError
+from tests.db.builders import Bench
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def foreign_file() -> Iterator[Path]:
+    """A store of ours in a folder that others may only read; not below tmp_path, which they cannot enter."""
+    with tempfile.TemporaryDirectory(prefix="sweep-foreign-") as name:
+        folder = Path(name)
+        file = folder / "s.sqlite"
+        with Store.open(f"sqlite:///{file}") as store:
+            Bench.on(store).measure()
+        file.chmod(0o644)
+        folder.chmod(0o555)
+        yield file
+        folder.chmod(0o755)
+
+
+def as_nobody(file: Path) -> dict[str, object]:
+    """What a process finds in a store that it may not write: the number of its trials, asked in two ways, and of its models."""
+    inbox, outbox = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_look, args=(f"sqlite:///{file}", outbox), daemon=True)
+    process.start()
+    outbox.close()
+    try:
+        found: dict[str, object] = inbox.recv()
+        return found
+    finally:
+        process.join(20)
+
+
+def _look(url: str, outbox: Connection) -> None:
+    if os.geteuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    try:
+        with Store.open(url, to_read=True) as store:
+            sweep = store.sweep_named("tiny")
+            trials, status = len(store.trials(sweep.id)), len(store.status(sweep.id))
+        (models,) = readonly.query(url, "SELECT count(*) FROM model").rows[0]
+        outbox.send({"trials": trials, "cells": status, "models": models})
+    except SweepError as exc:
+        outbox.send({"refused": str(exc)})
+
+
+def _written_to(file: Path, *, left: str) -> None:
+    """Have a process write a second model and die in the midst of its work."""
+    process = os.fork()
+    if process == 0:
+        connection = sqlite3.connect(file, isolation_level=None)
+        connection.execute(_MODEL)
+        os._exit(0)
+    os.waitpid(process, 0)
+    if left == "log":
+        Path(f"{file}-shm").unlink()
+
+
+_MODEL = (
+    "INSERT INTO model (digest, name, num_layers, hidden_size, num_attention_heads, num_key_value_heads, ffn_hidden_size, vocab_size,"
+    " tied_embeddings, num_parameters) VALUES ('other', 'other', 1, 1, 1, 1, 1, 1, 0, 1)"
+)
+
+
+def test_a_file_at_rest_is_read(foreign_file: Path) -> None:
+    assert as_nobody(foreign_file) == {"trials": 1, "cells": 1, "models": 1}
+    assert [path.name for path in foreign_file.parent.iterdir()] == ["s.sqlite"]
+
+
+def test_what_a_running_writer_has_written_is_seen(foreign_file: Path) -> None:
+    foreign_file.parent.chmod(0o755)
+    connection = sqlite3.connect(foreign_file, isolation_level=None)
+    connection.execute(_MODEL)
+    foreign_file.parent.chmod(0o555)
+    assert as_nobody(foreign_file) == {"trials": 1, "cells": 1, "models": 2}
+    connection.close()
+
+
+@pytest.mark.parametrize("left", ["log and shared memory", "log"])
+def test_what_a_dead_writer_left_in_its_log_is_seen(foreign_file: Path, left: str) -> None:
+    foreign_file.parent.chmod(0o755)
+    _written_to(foreign_file, left=left)
+    foreign_file.parent.chmod(0o555)
+    files = sorted(foreign_file.parent.iterdir())
+    copies = set(Path(tempfile.gettempdir()).glob("sweep-copy-*"))
+    assert as_nobody(foreign_file) == {"trials": 1, "cells": 1, "models": 2}
+    assert sorted(foreign_file.parent.iterdir()) == files
+    assert set(Path(tempfile.gettempdir()).glob("sweep-copy-*")) <= copies
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read the file")
+def test_a_file_that_may_not_be_read_is_said_in_one_line(foreign_file: Path) -> None:
+    foreign_file.chmod(0o600)
+    message = str(as_nobody(foreign_file).get("refused", "it was read"))
+    assert "s.sqlite is not yours to read" in message
+    assert "\n" not in message
+
+
+def test_looking_at_an_empty_server_makes_nothing(postgresql_url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with pytest.raises(SweepError, match="there is no store at"):
+        Store.open(postgresql_url, to_read=True)
+    with psycopg.connect(postgresql_url) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)

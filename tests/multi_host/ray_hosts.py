@@ -1,0 +1,92 @@
+"""A Ray cluster with token authentication over the hosts of a network, and the `sweep` command on its head."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.multi_host.hosts import Host, Network
+
+BIN = Path(sys.executable).parent
+RAY, SWEEP = BIN / "ray", BIN / "sweep"
+PORT, DASHBOARD_PORT = 6379, 8265
+START_SECONDS = 90.0
+
+
+def runs_one(file: Path) -> bool:
+    """Whether a trial of a SQLite store runs: asked of the file, since a `sweep status` again and again takes cores from what is waited for."""
+    if not file.exists():
+        return False
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM trial WHERE state = 'running'").fetchone() != (0,)
+        except sqlite3.OperationalError:  # its tables are still being made
+            return False
+
+
+@dataclass
+class RayHosts:
+    """The first host is the head."""
+
+    network: Network
+
+    @property
+    def head(self) -> Host:
+        return self.network.hosts[0]
+
+    @property
+    def workers(self) -> list[Host]:
+        return self.network.hosts[1:]
+
+    def start(self, *, num_cpus: int, dashboard: bool = False) -> None:
+        """Start Ray on every host, each under its own address, with one token that only its user can read."""
+        token = secrets.token_hex(32)
+        for host in self.network.hosts:
+            file = host.folder / "token"
+            file.touch(mode=0o600)
+            file.write_text(token)
+            host.environment |= {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(host.base / "token"),
+                "RAY_TMPDIR": str(host.base),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "PATH": f"{BIN}:{host.environment['PATH']}",  # as in a shell with the environment activated
+            }
+        share = [f"--num-cpus={num_cpus}", "--object-store-memory=80000000"]
+        head = self.head
+        head.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{DASHBOARD_PORT}"
+        shown = ["--include-dashboard=true", "--dashboard-host=127.0.0.1"] if dashboard else ["--include-dashboard=false"]
+        place = [f"--port={PORT}", f"--node-ip-address={head.address}", f"--temp-dir={head.base}/ray"]
+        head.ok(RAY, "start", "--head", *place, *shown, *share, timeout=START_SECONDS)
+        joining = [
+            host.start(RAY, "start", f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", *share)
+            for host in self.workers
+        ]
+        for process in joining:
+            assert process.wait(START_SECONDS) == 0, process.communicate()
+
+    def job(self, *arguments: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """`ray job submit` with the files of a folder, and an environment for its entrypoint."""
+        told = json.dumps({"env_vars": dict(env)})
+        return self.head.start(RAY, "job", "submit", "--working-dir", ".", "--runtime-env-json", told, *arguments, cwd=cwd)
+
+    def sweep(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120.0) -> str:
+        """What a command about a sweep printed to stdout, on the head."""
+        process = self.head.start(SWEEP, *arguments, env=env)
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == 0, f"sweep {' '.join(arguments)} ended with {process.returncode}\n{out}\n{err}"
+        return out
+
+    def answer(self, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
+        return json.loads(self.sweep(*arguments, "--json", env=env))
+
+    def begin(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        return self.head.start(SWEEP, *arguments, env=env)

@@ -1,0 +1,178 @@
+"""Gangs over hosts with addresses, processes and files of their own: ranks meet, and one host is cut off midway.
+
+The hosts share no file system that is written to, and only the head reaches the store, a PostgreSQL. As on many machines, a host's
+name means loopback to itself, and there is a container bridge of the same address on each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.acceptance.command import write_sweep
+from tests.faults.campaign import SURVIVOR_SECONDS
+from tests.multi_host.hosts import Host
+from tests.multi_host.ray_hosts import RayHosts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
+
+NODE_LOSS_SECONDS = 30.0  # what this project promises
+CLEAN_SECONDS = 60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
+OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
+SERVER_PROCESSES = 3  # two wardens and the rank server; one more is a rank
+
+
+@dataclass
+class Told:
+    """What was seen of a sweep with gangs over two of the three hosts, of which one is cut off midway."""
+
+    victim: str = ""
+    seen_after_seconds: float = 0.0
+    clean_after_seconds: float = 0.0
+    exit_code: int | None = None
+    answer: Any = None  # what `sweep run --json` printed
+    remarks: str = ""
+    attempts: list[Any] = field(default_factory=list)
+    files: dict[str, list[str]] = field(default_factory=dict)  # under SWEEP_HOME, by host
+    left: dict[str, list[int]] = field(default_factory=dict)  # processes of ours after the end, by host
+
+
+@pytest.fixture(scope="module")
+def told(three_hosts: RayHosts, store: str) -> Told:
+    head, told = three_hosts.head, Told()
+    _write(head.folder)
+    environment = {"SWEEP_DB": store, "NCCL_ALGO": "Ring"}
+    running = three_hosts.begin("run", "span.yaml", "--ray-address", "auto", "--json", env=environment)
+    _until(lambda: _happened(store, "gang_placed"), running)
+    victim = _one_to_cut(three_hosts, store)
+    told.victim = victim.name
+    _until(lambda: len(victim.processes("orchestrator.node.rank_server")) > SERVER_PROCESSES, running)
+    three_hosts.network.cut(victim)
+    cut_at = time.monotonic()
+    _until(lambda: _happened(store, "requeued"), running)
+    told.seen_after_seconds = time.monotonic() - cut_at
+    with ThreadPoolExecutor(1) as pool:
+        cleaned = pool.submit(_clean_after_seconds, victim, cut_at)  # meanwhile the sweep goes on
+        out, told.remarks = running.communicate(timeout=120)
+        told.clean_after_seconds = cleaned.result()
+    told.exit_code, told.answer = running.returncode, json.loads(out)
+    told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
+    told.left = {host.name: _still_there(host) for host in three_hosts.network.hosts}
+    told.files = {host.name: [path.name for path in (host.folder / ".sweep").rglob("*")] for host in three_hosts.network.hosts}
+    return told
+
+
+@pytest.fixture(scope="module")
+def store(postgresql_server: str) -> str:
+    """A database of its own, reached over a socket in a folder that only the head sees."""
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE hosts")
+    return postgresql_server.replace("/postgres?", "/hosts?")
+
+
+def test_the_environment_of_the_ranks_is_kept_with_the_interface_that_was_chosen(told: Told) -> None:
+    attempt = told.attempts[-1]
+    assert attempt["environment"] == {"GLOO_SOCKET_IFNAME": "fabric0", "NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "=fabric0"}
+    assert attempt["fingerprint"]["settings"] == {"NCCL_ALGO": "Ring"}  # which was not chosen, but asked for
+
+
+def test_a_host_that_is_cut_off_is_seen_in_time_and_its_trial_waits(told: Told) -> None:
+    first = told.attempts[0]
+    assert (first["state"], first["failure"]["kind"], first["failure"]["node"]) == ("requeued", "node_lost", told.victim)
+    assert told.seen_after_seconds < NODE_LOSS_SECONDS
+
+
+def test_ranks_on_the_hosts_that_are_left_meet_and_measure(told: Told) -> None:
+    last = told.attempts[-1]
+    assert last["state"] == "measured"
+    assert sorted(last["nodes"]) == sorted({"head", "worker-1", "worker-2"} - {told.victim})
+    assert told.exit_code == 0, told.remarks
+
+
+def test_what_ray_says_of_a_dead_node_stays_out_of_the_answer(told: Told) -> None:
+    assert [row["num_gpus"] for row in told.answer["best"]] == [2]
+
+
+def test_nothing_of_the_sweep_is_left_on_any_host_not_on_the_one_that_was_cut_off_either(told: Told) -> None:
+    assert told.left == {"head": [], "worker-1": [], "worker-2": []}
+    assert told.clean_after_seconds < CLEAN_SECONDS
+
+
+def test_each_host_has_the_files_of_its_own_ranks_and_no_store(told: Told) -> None:
+    for name, files in told.files.items():
+        assert any(file.startswith("log-") for file in files), name
+        assert not any("sqlite" in file for file in files), name
+    results = {name: sum(file.startswith("result-") for file in files) for name, files in told.files.items()}
+    assert dict.fromkeys(told.attempts[-1]["nodes"], 1) | {told.victim: 0} == results  # each rank's on its own host alone
+
+
+def _write(folder: Path) -> None:
+    write_sweep(
+        folder,
+        "span",
+        gpus_per_node=1,
+        sequence_length=64,
+        global_batch_size=8,
+        precision="fp32",
+        axes={"micro_batch_size": [2], "recompute": ["none"], "zero_stage": [0]},
+        measurement={"warmup_steps": 2, "min_steps": 40, "max_steps": 40, "precision": 0.5},
+        workload="llama",
+    )
+
+
+def _happened(store: str, event: str) -> list[Any]:
+    """The nodes of the attempts to which it happened, where they are known."""
+    statement = """
+        SELECT attempt.nodes FROM event JOIN attempt ON attempt.trial_id = event.trial_id AND attempt.number = event.attempt
+        WHERE event.event = %s AND attempt.nodes IS NOT NULL
+    """
+    return _query(store, statement, event)
+
+
+def _query(store: str, statement: str, *values: Any) -> list[Any]:
+    try:
+        with psycopg.connect(store) as connection:
+            return connection.execute(statement, values).fetchall()  # type: ignore[call-overload]
+    except psycopg.errors.UndefinedTable:  # the orchestrator has still to make it
+        return []
+
+
+def _one_to_cut(cluster: RayHosts, store: str) -> Host:
+    ((nodes,),) = _happened(store, "gang_placed")
+    return next(host for host in cluster.workers if host.name in nodes)
+
+
+def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
+        time.sleep(0.1)
+
+
+def _clean_after_seconds(host: Host, since: float) -> float:
+    """Seconds from then until nothing of ours runs there, or until it should have ended."""
+    while _ours(host) and time.monotonic() - since < CLEAN_SECONDS:
+        time.sleep(0.2)
+    return time.monotonic() - since
+
+
+def _still_there(host: Host) -> list[int]:
+    """Processes of ours that outlive the sweep by more than they may."""
+    until = time.monotonic() + SURVIVOR_SECONDS
+    while (left := _ours(host)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def _ours(host: Host) -> list[int]:
+    return [pid for text in OF_OURS for pid in host.processes(text)]

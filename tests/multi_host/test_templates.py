@@ -1,0 +1,217 @@
+"""The templates in deploy/, as far as a machine without those services can tell: schemas, syntax, and every command that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+from docs.generate import documents
+from orchestrator.cli import app
+from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.sweepfile.spec_yaml import load
+from tests.multi_host.hosts import PROJECT
+
+DEPLOY = PROJECT / "deploy"
+BIN = Path(sys.executable).parent
+RAY_CLUSTERS = (DEPLOY / "local/cluster.yaml", DEPLOY / "cloud/cluster.yaml")
+SBATCH = DEPLOY / "slurm/sweep.sbatch"
+RAY_JOB = DEPLOY / "kuberay/rayjob.yaml"
+IMAGE = DEPLOY / "kuberay/Dockerfile"
+_CALL = re.compile(
+    r"(?:^|[\s'\"(;&|])(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)", re.MULTILINE
+)
+_SHELL_VARIABLE = re.compile(r"\$\{?[A-Za-z_@][A-Za-z_]*\}?")
+
+
+def lines_of_documents() -> Iterator[str]:
+    """What a person is shown to type, line by line; a line that ends with a backslash goes on."""
+    for document in documents():
+        for block in re.findall(r"^```console\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE):
+            yield from re.findall(r"^\$ (.*)$", block.replace("\\\n", " "), re.MULTILINE)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The calls of `sweep` in some lines of shell; shell variables and the name TRIAL are filled in."""
+    for found in _CALL.finditer(text):
+        words = shlex.split(found[1].split("'")[0].split(" > ")[0])
+        yield [_SHELL_VARIABLE.sub("x", word).replace("TRIAL", "7") for word in words[1:] if word != "..."]
+
+
+def calls_in(template: Path) -> list[list[str]]:
+    return list(commands(template.read_text().replace("\\\n", " ")))
+
+
+def parse(words: Sequence[str]) -> None:
+    """Parse a call as the program would, and run nothing."""
+    group: Any = typer.main.get_command(app)
+    group.commands[words[0]].make_context(words[0], list(words[1:]))
+
+
+def documents_of(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.mark.parametrize("path", RAY_CLUSTERS, ids=lambda path: path.parent.name)
+def test_a_ray_cluster_holds_against_the_schema_that_ray_checks(path: Path) -> None:
+    import ray
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    (config,) = documents_of(path)
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
+    jsonschema.validate(config, schema)
+    validate_config(prepare_config(config))
+
+
+@pytest.mark.parametrize("path", RAY_CLUSTERS, ids=lambda path: path.parent.name)
+def test_a_ray_cluster_has_a_token_and_its_dashboard_stays_on_loopback(path: Path) -> None:
+    (config,) = documents_of(path)
+    starts = [command for name in ("head", "worker") for command in config[f"{name}_start_ray_commands"] if "ray start" in command]
+    assert len(starts) == 2
+    assert all("export RAY_AUTH_MODE=token" in command for command in starts)
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+    assert "~/.ray/auth_token" in config["file_mounts"]
+    for command in starts:
+        assert flags(command.partition("ray start")[2]) <= known_flags("start")
+
+
+def test_the_autoscaled_nodes_are_those_that_the_documents_say(capsys: pytest.CaptureFixture[str]) -> None:
+    (config,) = documents_of(RAY_CLUSTERS[1])
+    p5 = config["available_node_types"]["p5"]
+    assert (p5["min_workers"], p5["max_workers"]) == (0, config["max_workers"])
+    assert p5["resources"]["GPU"] == 8
+    assert config["available_node_types"][config["head_node_type"]]["resources"] == {"CPU": 0}
+
+
+def test_the_batch_script_is_valid_shell() -> None:
+    subprocess.run(["bash", "-n", SBATCH], check=True)
+    subprocess.run([BIN / "shellcheck", SBATCH, PROJECT / ".ci/run"], check=True)
+
+
+def test_the_batch_script_asks_for_what_ray_and_the_sweep_need() -> None:
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SBATCH.read_text(), re.MULTILINE))
+    assert asked["ntasks-per-node"] == "1"  # symmetric-run starts one Ray per node
+    assert "exclusive" in asked  # and ends with `ray stop`
+    assert asked["wait-all-nodes"] == "1"
+    assert asked["signal"] == "B:USR1@900"  # to the script alone: sent to the step it would end Ray
+    assert "--kill-on-bad-exit=0" in SBATCH.read_text()
+
+
+def test_the_options_of_symmetric_run_exist() -> None:
+    call = re.search(r"ray symmetric-run (.*?) -- ", SBATCH.read_text())
+    assert call is not None
+    assert flags(call[1]) == {"--address", "--min-nodes"}
+    assert flags(call[1]) <= known_flags("symmetric-run")
+
+
+def test_the_job_on_kubernetes_is_queued_and_takes_its_secrets_by_reference() -> None:
+    config_map, job = documents_of(RAY_JOB)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    spec = job["spec"]
+    assert spec["shutdownAfterJobFinishes"] is True  # Kueue admits no other
+    assert spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    head, worker = containers(job)
+    store = next(variable for variable in head["env"] if variable["name"] == "SWEEP_DB")
+    assert set(store["valueFrom"]["secretKeyRef"]) == {"name", "key"}
+    assert "SWEEP_DB" not in [variable["name"] for variable in worker["env"]]
+    assert homes(head) == homes(worker) == ["/sweep-home"]
+    assert "/sweep-home" in mounts(head) and "/sweep-home" in mounts(worker)
+    assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert f"{mounts(head)[0]}/{next(iter(config_map['data']))}" in spec["entrypoint"]
+
+
+def test_the_sweep_on_kubernetes_fits_the_nodes_that_it_asks_for() -> None:
+    config_map, job = documents_of(RAY_JOB)
+    ((name, text),) = config_map["data"].items()
+    spec = load(text, source=name)
+    (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    _, worker = containers(job)
+    per_node = int(worker["resources"]["limits"]["nvidia.com/gpu"])
+    assert spec.gpus_per_node == per_node
+    assert max(spec.gpus) == per_node * workers["replicas"]
+    for cell in spec.cells():
+        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=per_node).candidates) > 0, cell.key
+
+
+def test_the_image_on_kubernetes_is_the_one_that_the_documents_build_with_every_package_in_it() -> None:
+    _, job = documents_of(RAY_JOB)
+    (image,) = {container["image"] for container in containers(job)}
+    shown = [line for line in lines_of_documents() if line.startswith("docker ")]
+    assert [line.split()[-2 if line.split()[-1] == "." else -1] for line in shown] == [image, image]
+    assert f"--file {IMAGE.relative_to(PROJECT)} " in shown[0]
+    copied = {word for line in re.findall(r"^COPY (.*)$", IMAGE.read_text(), re.MULTILINE) for word in line.split()[:-1]}
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert copied == packages | {"pyproject.toml", "constraints.txt", project["project"]["readme"]}
+    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in (PROJECT / "constraints.txt").read_text().splitlines()
+
+
+def containers(job: Any) -> list[Any]:
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [container for group in groups for container in group["template"]["spec"]["containers"]]
+
+
+def homes(container: Any) -> list[str]:
+    return [variable["value"] for variable in container["env"] if variable["name"] == "SWEEP_HOME"]
+
+
+def mounts(container: Any) -> list[str]:
+    return [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def flags(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]+", command.partition("$(")[0]))
+
+
+def known_flags(command: str) -> set[str]:
+    from ray.scripts.scripts import cli
+
+    return {option for parameter in cli.commands[command].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for path in DEPLOY.rglob("*") if path.is_file()), ids=lambda path: str(path.relative_to(DEPLOY))
+)
+def test_every_call_of_sweep_in_a_template_is_one_that_the_program_takes(path: Path) -> None:
+    for words in calls_in(path):
+        parse(words)
+
+
+def test_the_templates_have_calls_of_sweep_to_be_parsed() -> None:
+    """A pattern that found none would pass all of them."""
+    found = {path: {words[0] for words in calls_in(path)} for path in DEPLOY.rglob("*") if path.is_file()}
+    assert {path for path, called in found.items() if "run" in called} == {SBATCH, RAY_JOB}
+    assert {"validate", "cancel"} <= found[SBATCH]
+
+
+def test_every_command_of_sweep_that_a_person_is_shown_is_one_that_the_program_takes() -> None:
+    shown = [words for line in lines_of_documents() for words in commands(line)]
+    assert len(shown) > 10
+    for words in shown:
+        parse(words)
+
+
+def test_a_command_that_the_program_does_not_take_is_found() -> None:
+    (words,) = commands("sweep run mine.yaml --no-such-option")
+    with pytest.raises(Exception, match="no-such-option"):
+        parse(words)
+
+
+def test_the_batch_script_and_the_documents_name_programs_of_this_project_only() -> None:
+    for name in re.findall(r"deploy/[\w./-]+\.\w+", "".join(path.read_text() for path in documents())):
+        assert (PROJECT / name).exists(), name
+    assert shutil.which("bash")

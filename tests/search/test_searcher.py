@@ -1,0 +1,474 @@
+"""The search on planted cells: nothing is asked twice, nothing condemned is asked, every strategy finds the planted best, and a restart changes nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.physics.memory import Trainer
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.dominance import needs_at_least
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Layout, Precision, Recompute
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.model_shape import PRESETS
+from orchestrator.core.search.planner import Candidates, rank_candidates
+from orchestrator.core.sweepfile.spec import Objective, Search, Strategy
+from orchestrator.search import optuna_proposals
+from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, Outcome, OutOfMemory, Searcher, export_study
+
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
+NUM_LAYERS = 32
+LIMIT_BYTES = 79.0 * 2**30
+TOKENS, SECONDS = Objective.TOKENS_PER_SECOND_PER_GPU, Objective.STEP_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A cell whose truth is known: what is predicted of it, distorted per value of each axis, so that predictions mislead as they do in life."""
+
+    candidates: Candidates
+    value: dict[Layout, float]  # tokens/s/GPU
+    excess: dict[Layout, float]  # over the limit, relative; below 0 it fits
+
+    @property
+    def best(self) -> float:
+        return max(value for layout, value in self.value.items() if self.excess[layout] <= 0)
+
+    def outcome(self, layout: Layout, objective: Objective = TOKENS) -> Outcome:
+        if self.excess[layout] > 0:
+            return OutOfMemory(excess=self.excess[layout])
+        return Measured(value=self.value[layout] if objective is TOKENS else 1e6 / self.value[layout])
+
+
+def planted(*, gpus: int = 16, batch: int = 256, seed: int = 0, zero_stages: tuple[int, ...] = (0, 1, 2, 3)) -> Planted:
+    recomputes = [Recompute.parse(text) for text in ("none", "selective_ops", "full", "full:8", "full:24")]
+    layouts = [
+        Layout(
+            data_parallel_size=gpus // (tp * pp),
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            micro_batch_size=mbs,
+            grad_accum_steps=batch * tp * pp // (gpus * mbs),
+            recompute=recompute,
+            zero_stage=zero,
+        )
+        for tp in (1, 2, 4, 8)
+        for pp in (1, 2)
+        for mbs in (1, 2, 4, 8, 16)
+        for recompute in recomputes
+        for zero in zero_stages
+        if gpus % (tp * pp) == 0 and batch * tp * pp % (gpus * mbs) == 0
+    ]
+    table = LayoutTable.of(layouts)
+    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=gpus, sequence_length=4096, global_batch_size=batch)
+    candidates = rank_candidates(
+        table, cell, hardware=DEVICES["h100-sxm"], memory_limit_bytes=LIMIT_BYTES, gpus_per_node=8, trainer=Trainer()
+    )
+    value, rng = candidates.tokens_per_second_per_gpu.copy(), np.random.default_rng(seed)
+    for name in ("tensor_parallel_size", "micro_batch_size", "zero_stage", "recompute"):
+        column = getattr(table, name)
+        value *= rng.uniform(0.7, 1.3, 64)[np.searchsorted(np.unique(column), column)]
+    value *= rng.normal(1, 0.01, len(table))
+    excess = (1.4 * candidates.memory_bytes + 3 * 2**30) / LIMIT_BYTES - 1  # a third does not fit
+    return Planted(candidates=candidates, value=dict(zip(layouts, value, strict=True)), excess=dict(zip(layouts, excess, strict=True)))
+
+
+def searcher(cell: Planted, strategy: Strategy, *, seed: int = 0, objective: Objective = TOKENS, max_trials: int | None = None) -> Searcher:
+    search = Search(strategy=strategy, seed=seed, max_trials=max_trials)
+    return Searcher(cell.candidates, search=search, objective=objective, num_layers=NUM_LAYERS)
+
+
+def drive(search: Searcher, cell: Planted, num_trials: int, *, objective: Objective = TOKENS) -> tuple[list[Layout], set[Layout]]:
+    """Ask and tell one at a time. Returns what was asked, in order, and what was condemned."""
+    asked: list[Layout] = []
+    condemned: set[Layout] = set()
+    while len(asked) < num_trials and (proposal := search.ask()) is not None:
+        assert proposal.layout not in condemned
+        asked.append(proposal.layout)
+        condemned |= set(search.tell(proposal.layout, cell.outcome(proposal.layout, objective)))
+    return asked, condemned
+
+
+def trials_until(share: float, cell: Planted, asked: list[Layout]) -> int | None:
+    fitting = (i for i, layout in enumerate(asked, 1) if cell.excess[layout] <= 0 and cell.value[layout] >= share * cell.best)
+    return next(fitting, None)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE])
+def test_every_layout_is_asked_once_or_condemned_until_none_is_left(strategy: Strategy) -> None:
+    cell = planted(zero_stages=(0,))
+    search = searcher(cell, strategy)
+    asked, condemned = drive(search, cell, 10_000)
+    assert search.ask() is None
+    assert len(set(asked)) == len(asked)
+    assert set(asked) | condemned == set(cell.value)
+    assert not set(asked) & condemned
+    assert (search.untried, search.in_flight, search.told, search.condemned) == (0, 0, len(asked), len(condemned))
+    assert condemned  # there is something to skip in this cell
+    assert all(cell.excess[layout] > 0 for layout in condemned)
+    assert trials_until(1.0, cell, asked) is not None
+
+
+# Measured, mean share of the true best on the cells planted with seeds 0-3 (800 layouts): auto 0.97 of 40, 1.0 of 100, tpe 0.91, random 0.89.
+@pytest.mark.parametrize(
+    ("strategy", "num_trials", "share"),
+    [(Strategy.AUTO, 60, 0.93), (Strategy.TPE, 100, 0.88), (Strategy.RANDOM, 200, 0.85), (Strategy.EXHAUSTIVE, 200, 0.95)],
+)
+def test_each_strategy_comes_near_the_planted_best(strategy: Strategy, num_trials: int, share: float) -> None:
+    found = []
+    for seed in range(4):
+        cell = planted(seed=seed)
+        asked, _ = drive(searcher(cell, strategy, seed=seed, max_trials=num_trials), cell, num_trials)
+        found.append(max(cell.value[layout] for layout in asked if cell.excess[layout] <= 0) / cell.best)
+    assert np.mean(found) >= share
+
+
+def test_tpe_minimises_the_step_time_as_it_maximises_tokens() -> None:
+    cell = planted()
+    asked, _ = drive(searcher(cell, Strategy.TPE, objective=SECONDS), cell, 120, objective=SECONDS)
+    assert trials_until(0.90, cell, asked) is not None
+
+
+def test_a_gaussian_process_proposes_distinct_layouts_and_finds_good_ones() -> None:
+    cell = planted(gpus=8, zero_stages=(0, 1))
+    asked, _ = drive(searcher(cell, Strategy.GP), cell, 22)
+    assert len(set(asked)) == 22
+    assert trials_until(0.85, cell, asked) is not None
+
+
+def test_a_gaussian_process_gives_way_to_tpe_when_it_would_get_slow() -> None:
+    cell = planted()
+    search = searcher(cell, Strategy.GP)
+    known = [(layout, cell.outcome(layout)) for layout in list(cell.value)[: optuna_proposals.GP_AT_MOST]]
+    search.replay(known[:-1])
+    proposal = search.ask()
+    assert proposal is not None
+    assert proposal.why.startswith("gp from 199 told")
+    search.tell(*known[-1])
+    proposal = search.ask()
+    assert proposal is not None
+    assert proposal.why.startswith("tpe from 200 told")
+
+
+def test_gp_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optuna_proposals, "find_spec", lambda name: None)
+    with pytest.raises(UsageInvalid, match=r"pip install 'layout-sweep\[gp\]'"):
+        searcher(planted(), Strategy.GP)
+    searcher(planted(), Strategy.TPE)
+
+
+def test_the_planner_does_not_pay_for_the_gaussian_process() -> None:
+    loaded = "import sys, orchestrator.search.searcher; print(sorted({'torch', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_ooms_make_proposals_that_do_not_fit_rarer() -> None:
+    first, last = 0, 0
+    for seed in range(6):
+        cell = planted(seed=seed)
+        asked, _ = drive(searcher(cell, Strategy.TPE, seed=seed), cell, 90)
+        first += sum(cell.excess[layout] > 0 for layout in asked[:30])
+        last += sum(cell.excess[layout] > 0 for layout in asked[-30:])
+    assert last < 0.85 * first  # measured: 43 of the first 180, 33 of the last 180
+
+
+def test_failures_are_avoided_like_ooms() -> None:
+    failed = 0
+    for seed in range(4):
+        cell = planted(seed=seed)
+        search = searcher(cell, Strategy.TPE, seed=seed)
+        for trial in range(90):
+            proposal = search.ask()
+            assert proposal is not None
+            broken = proposal.layout.tensor_parallel_size == 1
+            failed += broken and trial >= 60
+            assert search.tell(proposal.layout, Failed() if broken else cell.outcome(proposal.layout)) == [] or not broken
+    assert failed <= 40  # of 120, measured 20; told as the good results that they could look like, it would be most
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.RANDOM, Strategy.TPE])
+def test_several_in_flight_are_distinct(strategy: Strategy) -> None:
+    cell = planted()
+    search = searcher(cell, strategy, max_trials=100)
+    drive(search, cell, 20)
+    asked = [proposal.layout for _ in range(32) if (proposal := search.ask()) is not None]
+    assert len(set(asked)) == 32
+    assert search.in_flight == 32
+    for layout in reversed(asked):  # they end in another order than they began
+        search.tell(layout, cell.outcome(layout))
+    assert search.in_flight == 0
+    assert search.told == 52
+
+
+def test_the_same_seed_asks_the_same_and_each_cell_of_a_sweep_has_its_own() -> None:
+    cell = planted()
+    for strategy in (Strategy.RANDOM, Strategy.TPE):
+        once, again = (drive(searcher(cell, strategy, seed=5), cell, 25)[0] for _ in range(2))
+        assert once == again
+        other = Searcher(cell.candidates, search=Search(strategy=strategy, seed=5), objective=TOKENS, num_layers=NUM_LAYERS, sequence=1)
+        assert drive(other, cell, 25)[0] != once
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE])
+def test_a_replay_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
+    cell = planted()
+    live = searcher(cell, strategy, max_trials=100)
+    asked, condemned = drive(live, cell, 60)
+    waiting = [proposal.layout for _ in range(3) if (proposal := live.ask()) is not None]
+    known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
+    known += [(layout, Condemned()) for layout in condemned] + [(layout, InFlight()) for layout in waiting]
+
+    again = searcher(cell, strategy, max_trials=100)
+    assert again.replay(known) == {}
+    assert (again.untried, again.in_flight, again.told, again.condemned) == (live.untried, live.in_flight, live.told, live.condemned)
+    rest = [proposal.layout for _ in range(10) if (proposal := again.ask()) is not None]
+    assert not set(rest) & {layout for layout, _ in known}
+    if strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM):
+        expected = [proposal.layout for _ in range(10) if (proposal := live.ask()) is not None]
+        assert rest == expected
+
+
+def test_a_replay_finds_what_a_crash_left_uncondemned_and_names_the_proof() -> None:
+    cell = planted()
+    live = searcher(cell, Strategy.RANDOM)
+    asked, condemned = drive(live, cell, 60)
+    again = searcher(cell, Strategy.RANDOM)
+    found = again.replay([(layout, cell.outcome(layout)) for layout in asked])
+    assert set(found) == condemned
+    for layout, proof in found.items():
+        assert cell.excess[proof] > 0
+        assert needs_at_least(LayoutTable.of([layout]), proof, num_layers=NUM_LAYERS)[0]
+
+
+def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condemns() -> None:
+    cell = planted(zero_stages=(0, 1))
+    gone = max((layout for layout in planted(zero_stages=(3,)).value if layout.tensor_parallel_size == 1), key=lambda one: one.key)
+    search = searcher(cell, Strategy.EXHAUSTIVE)
+    assert search.replay([(gone, OutOfMemory())])
+    assert search.told == 0
+    assert search.condemned > 0
+    elsewhere = Layout(data_parallel_size=3, precision=Precision.FP32)
+    assert search.tell(elsewhere, Measured(value=1.0)) == []
+    search.forget(elsewhere)
+
+
+def test_an_oom_condemns_only_what_is_untried() -> None:
+    cell = planted(zero_stages=(0,))
+    search = searcher(cell, Strategy.EXHAUSTIVE)
+    in_flight = [proposal.layout for _ in range(20) if (proposal := search.ask()) is not None]
+    proof = min(in_flight, key=lambda one: (one.tensor_parallel_size, one.micro_batch_size))
+    condemned = search.tell(proof, OutOfMemory(excess=None))
+    assert not set(condemned) & set(in_flight)
+    assert search.in_flight == 19
+    assert search.condemned == len(condemned)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.EXHAUSTIVE, Strategy.TPE])
+def test_what_the_machine_lost_is_untried_again(strategy: Strategy) -> None:
+    cell = planted(gpus=8, zero_stages=(0,))
+    search = searcher(cell, strategy)
+    drive(search, cell, 15)
+    proposal = search.ask()
+    assert proposal is not None
+    untried = search.untried
+    search.forget(proposal.layout)
+    assert (search.untried, search.in_flight) == (untried + 1, 0)
+    asked, condemned = drive(search, cell, 10_000)
+    assert proposal.layout in asked or proposal.layout in condemned
+
+
+def test_an_invalidated_measurement_is_untried_again() -> None:
+    cell = planted()
+    search = searcher(cell, Strategy.TPE)
+    asked, _ = drive(search, cell, 20)
+    search.forget(asked[3])
+    assert search.told == 19
+    assert search.ask() is not None
+
+
+def test_auto_begins_with_a_good_prediction_and_says_what_it_expects() -> None:
+    cell = planted()
+    search = searcher(cell, Strategy.AUTO)
+    proposal = search.ask()
+    assert proposal is not None
+    best = [cell.candidates.table.layout(row) for row in cell.candidates.order[:30]]
+    assert proposal.layout in best
+    assert re.fullmatch(
+        r"predicted [\d,]+ tokens/s/GPU, give or take a factor of [\d.]+, [\d.]+ of 79.0 GiB, \d+% likely to fit", proposal.why
+    )
+    search.tell(proposal.layout, cell.outcome(proposal.layout))
+    later = search.ask()
+    assert later is not None
+    assert "than the best so far" in later.why
+
+
+def test_a_proposal_says_why_and_what_is_predicted() -> None:
+    cell = planted()
+    proposal = searcher(cell, Strategy.EXHAUSTIVE).ask()
+    assert proposal is not None
+    assert proposal.why.startswith(f"prediction ranks it 1 of {len(cell.candidates)}: ")
+    assert "tokens/s/GPU" in proposal.why and "of 79.0 GiB" in proposal.why
+    assert proposal.predicted_tokens_per_second_per_gpu is not None
+    assert proposal.predicted_memory_bytes is not None
+
+
+def test_unknown_predictions_are_none() -> None:
+    cell = planted()
+    unknown = np.full(len(cell.candidates), np.nan)
+    candidates = Candidates(
+        table=cell.candidates.table,
+        tokens_per_second_per_gpu=unknown,
+        step_seconds=unknown,
+        memory_bytes=unknown,
+        memory_limit_bytes=None,
+        fits=np.ones(len(unknown), dtype=np.bool_),
+        order=np.arange(len(unknown)),
+    )
+    proposal = Searcher(candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS).ask()
+    assert proposal is not None
+    assert proposal.predicted_tokens_per_second_per_gpu is None
+    assert proposal.predicted_memory_bytes is None
+    assert proposal.why == "far from all that is known; nothing is predicted yet"
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_space_of_one_layout_is_searched(strategy: Strategy) -> None:
+    whole = planted()
+    one = next(layout for layout in whole.value if whole.excess[layout] <= 0)
+    cell = Planted(candidates=only(whole.candidates, one), value={one: whole.value[one]}, excess={one: whole.excess[one]})
+    assert drive(searcher(cell, strategy), cell, 5)[0] == [one]
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> None:
+    cell, none = planted(), np.zeros(0, dtype=np.int64)
+    candidates = Candidates(
+        table=cell.candidates.table.take(none),
+        tokens_per_second_per_gpu=np.zeros(0),
+        step_seconds=np.zeros(0),
+        memory_bytes=np.zeros(0),
+        memory_limit_bytes=LIMIT_BYTES,
+        fits=np.zeros(0, dtype=np.bool_),
+        order=none,
+    )
+    search = Searcher(candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS)
+    assert search.replay([]) == {}
+    assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.again()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.TPE])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(strategy: Strategy, value: float) -> None:
+    cell = planted()
+    told, replayed = searcher(cell, strategy), searcher(cell, strategy)
+    first = told.ask()
+    assert first is not None
+    told.tell(first.layout, Measured(value=value))
+    replayed.replay([(first.layout, Measured(value=value))])
+    for search in (told, replayed):
+        assert (search.told, search.in_flight, search.condemned) == (0, 0, 1)
+        asked, _ = drive(search, cell, 5)
+        assert first.layout not in asked
+
+
+def only(candidates: Candidates, layout: Layout) -> Candidates:
+    table = LayoutTable.of([layout])
+    one = np.array([1.0])
+    return Candidates(
+        table=table,
+        tokens_per_second_per_gpu=one,
+        step_seconds=one,
+        memory_bytes=one,
+        memory_limit_bytes=None,
+        fits=one > 0,
+        order=np.array([0]),
+    )
+
+
+def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
+    cell = planted()
+    asked, _ = drive(searcher(cell, Strategy.RANDOM), cell, 12)
+    others = [layout for layout in cell.value if layout not in asked]
+    known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
+    known += [(layout, Condemned()) for layout in others[:3]] + [(others[3], InFlight())]
+    url = f"sqlite:///{tmp_path}/optuna.db"
+    assert export_study(url, "cell", known, objective=TOKENS) == 15
+
+    study = optuna.load_study(storage=url, study_name="cell")
+    measured = [layout for layout in asked if cell.excess[layout] <= 0]
+    assert len(study.trials) == 15
+    assert study.best_trial.user_attrs["layout"] == max(measured, key=cell.value.__getitem__).key
+    assert study.best_trial.params["recompute"] in {"none", "selective_ops", "full", "full:8", "full:24"}
+    with pytest.raises(UsageInvalid, match="another name"):
+        export_study(url, "cell", known, objective=TOKENS)
+
+
+def test_an_exported_study_has_options_that_vary_as_parameters_of_their_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/optuna.db"
+    layouts = [Layout(), Layout(options=(("kernel", "a"), ("threads", 2))), Layout(options=(("kernel", "b"), ("threads", 2)))]
+    assert export_study(url, "cell", [(layout, Measured(value=1.0)) for layout in layouts], objective=TOKENS) == 3
+    study = optuna.load_study(storage=url, study_name="cell")
+    assert [trial.params.get("kernel") for trial in study.trials] == [None, "a", "b"]
+    assert [trial.params.get("threads") for trial in study.trials] == [None, 2, 2]
+    assert all("options" not in trial.params for trial in study.trials)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://u:secret@host/db", "sqlite:////no/such/folder/optuna.db"])
+def test_an_export_to_nowhere_is_one_clear_line_without_the_password(url: str) -> None:
+    with pytest.raises(UsageInvalid, match=r"Expected a URL such as sqlite:///optuna\.db") as refused:
+        export_study(url, "cell", [], objective=TOKENS)
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_candidate_is_not_known() -> None:
+    cell = planted(zero_stages=(0,))
+    search = searcher(cell, Strategy.EXHAUSTIVE)
+    assert all(search.knows(layout) for layout in cell.value)
+    assert not search.knows(Layout(data_parallel_size=3))
+
+
+@pytest.mark.parametrize(("objective", "worst"), [(TOKENS, 70.0), (SECONDS, 90.0)])
+def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than_the_worst(
+    monkeypatch: pytest.MonkeyPatch, objective: Objective, worst: float
+) -> None:
+    shown: list[optuna.trial.FrozenTrial] = []
+    ask = optuna.Study.ask
+
+    def spy(study: optuna.Study, *args: Any, **kwargs: Any) -> optuna.Trial:
+        shown[:] = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+        return ask(study, *args, **kwargs)
+
+    monkeypatch.setattr(optuna.Study, "ask", spy)
+    cell = planted()
+    outcomes: list[Outcome] = [
+        *(Measured(value=value) for value in (80.0, 70.0, 90.0)),
+        OutOfMemory(excess=0.3),
+        OutOfMemory(),
+        Failed(),
+    ]
+    search = searcher(cell, Strategy.TPE, objective=objective)
+    for outcome in outcomes:
+        proposal = search.ask()
+        assert proposal is not None
+        search.tell(proposal.layout, outcome)
+    search.ask()
+    constraints = [max(trial.constraints.values()) for trial in shown]
+    scale = shown[0].value * (80.0 if objective is SECONDS else 1 / 80.0)  # shown as throughputs, in units that no sampler cares for
+    values = [value if objective is TOKENS else 1 / value for value in (80.0, 70.0, 90.0, worst, worst, worst)]
+    assert [trial.value for trial in shown] == pytest.approx([scale * value for value in values])
+    assert scale < 0  # and minimised
+    assert all(constraint <= 0 for constraint in constraints[:3])
+    assert constraints[3] == 0.3
+    assert all(constraint > 0 for constraint in constraints[4:])

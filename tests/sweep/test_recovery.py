@@ -1,0 +1,103 @@
+"""What lies in a spool, and what of it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from db.store import Store
+from orchestrator.cluster.contract import Finished
+from orchestrator.core.errors import UsageInvalid
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
+from orchestrator.sweep.recovery import Salvage
+from orchestrator.sweep.spool import Spool, Spooled
+from tests.db.builders import Bench, failure
+
+
+def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
+    ranks = [RankOutcome(rank=rank, exit_code=0, result=RankResult(step_seconds=[seconds] * 6)) for rank in range(2)]
+    return Finished(trial_id=trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=2.0)
+
+
+def salvage(bench: Bench) -> Salvage:
+    plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=9, relative_confidence=0.5)
+    code = Fingerprint(orchestrator_version="test")
+    return Salvage(store=bench.store, sweep_id=bench.sweep_id, epoch=bench.epoch, plan=plan, code=code, device_name=None)
+
+
+def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(store: Store, tmp_path: Path) -> None:
+    bench = Bench.on(store)
+    (waits, first), (given_up, second) = bench.start(1), bench.start(2)
+    spool = Spool(tmp_path / "spool")
+    spool.keep(Spooled(attempt=second, end=end_of(given_up)))
+    other = Bench.on(store)  # a later orchestrator, on a machine without this spool
+    assert [trial.id for trial in store.reap(other.sweep_id, other.epoch)] == [waits, given_up]
+    third = store.start_attempt(given_up, other.epoch)
+    again, fourth = other.start(3)
+    spool.keep(Spooled(attempt=fourth, end=end_of(again)))
+    later = Bench.on(store)
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 2
+    assert store.trial(again).trial.state is TrialState.MEASURED
+    late = store.trial(given_up)
+    assert (late.trial.state, late.trial.num_attempts) == (TrialState.LAUNCHING, third)
+    assert late.attempts[second - 1].superseded and late.attempts[second - 1].measurement is not None
+    assert list((tmp_path / "spool").iterdir()) == []
+    assert first == 1
+
+
+def test_a_failure_that_was_spooled_is_judged_like_any_other(store: Store, tmp_path: Path) -> None:
+    bench = Bench.on(store)
+    ids = [bench.start(size) for size in (1, 2, 4)]
+    kinds = (FailureKind.OOM_GPU, FailureKind.NODE_LOST, FailureKind.CANCELLED)
+    spool = Spool(tmp_path / "spool")
+    for (trial_id, attempt), kind in zip(ids, kinds, strict=True):
+        end = Finished(trial_id=trial_id, reports=[], failure=failure(kind), gpu_seconds=1.0)
+        spool.keep(Spooled(attempt=attempt, end=end))
+    later = Bench.on(store)
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 3
+    states = [store.trial(trial_id).trial.state for trial_id, _ in ids]
+    assert states == [TrialState.OUT_OF_MEMORY, TrialState.QUEUED, TrialState.QUEUED]
+    assert store.reap(later.sweep_id, later.epoch) == []
+
+
+def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_down(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench.on(store)
+    (beyond, first), (well, second) = bench.start(1), bench.start(2)
+    no_column_holds_it = failure(FailureKind.USER_ERROR, step=2**70)
+    spool = Spool(tmp_path / "spool")
+    spool.keep(Spooled(attempt=first, end=Finished(trial_id=beyond, reports=[], failure=no_column_holds_it, gpu_seconds=1.0)))
+    spool.keep(Spooled(attempt=1, end=end_of(2**70)))
+    spool.keep(Spooled(attempt=1, end=end_of(4711)))
+    spool.keep(Spooled(attempt=second, end=end_of(well)))
+    later = Bench.on(store)
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 1
+    assert store.trial(well).trial.state is TrialState.MEASURED
+    aside = {file.name for file in (tmp_path / "spool").iterdir()}
+    assert aside == {f"trial-{beyond}-attempt-1.refused", "trial-4711-attempt-1.refused", f"trial-{2**70}-attempt-1.refused"}
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
+    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 0
+    assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], "whose trial it is waits again"
+
+
+def test_a_spool_that_was_never_made_is_empty_and_one_that_cannot_be_read_ends_the_call(tmp_path: Path) -> None:
+    assert list(Spool(tmp_path / "spool").left()) == []
+    (tmp_path / "spool").write_text("where the folder should be: as unreadable, also for root")
+    with pytest.raises(UsageInvalid, match=f"Not a directory: {tmp_path}/spool. .* make it readable"):
+        list(Spool(tmp_path / "spool").left())
+
+
+def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spool = Spool(tmp_path / "spool")
+    kept = Spooled(attempt=1, end=end_of(7))
+    spool.keep(kept)
+    (tmp_path / "spool" / "trial-8-attempt-1.json").write_text('{"attempt": 1, "end"')
+    (tmp_path / "spool" / "trial-9-attempt-1.json.123.tmp").write_text("{")
+    assert list(Spool(tmp_path / "spool").left()) == [kept]
+    assert "trial-8-attempt-1.unreadable" in caplog.text

@@ -1,0 +1,208 @@
+"""The documents say what the program does: generated parts are those of the code, examples run, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from db.sql import readonly
+from db.store import Store
+from docs.figures import chaos_lacks, newest
+from docs.generate import DOCS, documents, generated, view_columns
+from docs.words import KEYS, PLACEHOLDERS
+from orchestrator.core import errors
+from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.trial.lifecycle import mermaid
+from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
+from orchestrator.node.launcher import NodeLauncher
+from tests.cli.cli_store import fill
+from tests.node.launching import order
+from workloads.command import template_names
+
+PROJECT = DOCS.parent
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for document in documents():
+        for found, text in _FENCE.findall(document.read_text()):
+            if found == language:
+                yield document, text
+
+
+def named(pairs: Iterator[tuple[Path, str]]) -> list[Any]:
+    return [pytest.param(text, id=f"{path.name}-{number}") for number, (path, text) in enumerate(pairs, 1)]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_generated_parts_are_those_of_the_code(document: Path) -> None:
+    text = document.read_text()
+    assert generated(text) == text, "run: python -m docs.generate"
+
+
+def test_the_kills_that_are_published_had_no_complaint_lack_no_part_and_tell_every_figure() -> None:
+    published = newest("chaos")
+    assert published is not None
+    name, result = published
+    assert chaos_lacks(result) == [], name
+
+
+def test_the_picture_of_the_states_is_the_table_of_the_code() -> None:
+    assert mermaid() in (DOCS / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings_that_exist(document: Path) -> None:
+    for target, anchor in _LINK.findall(document.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        file = (document.parent / target) if target else document
+        assert file.exists(), f"{document.name}: {target}"
+        if anchor:
+            assert anchor[1:] in anchors(file), f"{document.name}: {target}{anchor}; there are {sorted(anchors(file))}"
+
+
+def anchors(file: Path) -> set[str]:
+    """What GitHub makes of headings."""
+    titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("statement", named(blocks("sql")))
+def test_every_query_in_the_documents_runs(statement: str, store_url: str, tmp_path: Path) -> None:
+    with Store.open(store_url) as store:
+        fill(store, tmp_path)
+    assert readonly.query(store_url, statement).columns
+
+
+@pytest.mark.parametrize("text", named((path, text) for path, text in blocks("yaml") if re.search(r"^name:", text, re.MULTILINE)))
+def test_every_sweep_file_in_the_documents_means_something(text: str) -> None:
+    spec = load(text, source="document")
+    for cell in spec.cells():
+        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates) > 0, cell.key
+
+
+def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path) -> None:
+    program = next(text for path, text in blocks("python") if path.name == "workloads.md" and "SWEEP_METRICS_FILE" in text)
+    spec = load(next(text for path, text in blocks("yaml") if path.name == "workloads.md" and "argv" in text), source="document")
+    (tmp_path / "mine.py").write_text(program)
+    options = spec.workload.options.as_written() | {"cwd": str(tmp_path)}
+    options["argv"] = [sys.executable if word == "python" else word for word in options["argv"]]
+    cell = spec.cells()[0]
+    layout = plan_cell(spec, cell, hardware=None, gpus_per_node=8).candidates.table.layout(0)
+    asked = LaunchOrder(
+        request=TrialRequest(
+            sweep=spec.name,
+            trial_id=1,
+            attempt=1,
+            workload="command",
+            options=options,
+            model=cell.model,
+            sequence_length=cell.sequence_length,
+            layout=layout,
+            device=Device.CPU,
+            measurement=spec.measurement.plan,
+            limits=spec.measurement.limits_of(num_ranks=1, predicted=None),
+            seed=0,
+        ),
+        program="workloads.command",
+        local_world_size=layout.world_size,
+    )
+    launcher = NodeLauncher(tmp_path / "runs", node="here")
+    try:
+        report = launcher.run(asked)
+    finally:
+        launcher.close()
+    assert report.failure is None, report.failure
+    result = report.ranks[0].result
+    assert result is not None and len(result.step_seconds) == spec.measurement.max_steps
+
+
+def test_the_names_that_a_program_may_be_told_are_all_there(tmp_path: Path) -> None:
+    names = template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
+    assert set(PLACEHOLDERS) == set(names)
+
+
+def test_every_key_and_column_is_explained_somewhere() -> None:
+    words = "".join((DOCS / name).read_text() for name in ("glossary.md", "sweep-file.md", "sql.md"))
+    known = set(re.findall(r"`([a-z_]+)`", words))
+    assert {key for section in KEYS.values() for key in section} <= known
+    assert set(view_columns()["v_trial"]) <= known
+    assert set(SweepSpec.model_fields) <= known
+
+
+def test_the_glossary_is_sorted_and_says_each_word_once() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(words) > 40
+    assert words == sorted(set(words), key=str.lower)
+
+
+def test_every_command_stands_in_the_readme() -> None:
+    import typer
+
+    app = import_module("orchestrator.cli").app
+    commands = set(typer.main.get_command(app).commands)
+    readme = (PROJECT / "README.md").read_text()
+    assert {command for command in commands if f"`sweep {command}" not in readme} == set()
+    named_there = set(re.findall(r"\bsweep ([a-z]+)\b(?=[ `\n])", "".join(re.findall(r"`sweep [a-z]+[ `]", readme))))
+    assert named_there <= commands
+
+
+def test_every_exit_code_stands_in_the_table() -> None:
+    table = (DOCS / "troubleshooting.md").read_text()
+    codes = {error.exit_code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, errors.SweepError)}
+    run = import_module("orchestrator.cli.run")
+    for code in codes | {run.EXIT_SOME_FAILED, run.EXIT_NOTHING_FEASIBLE, 0}:
+        assert f"| {code} |" in table, code
+
+
+def test_files_named_in_the_documents_exist() -> None:
+    for document in documents():
+        for path in re.findall(r"`((?:orchestrator|db|workloads|tests|sweeps|benchmarks|docs)/[\w./-]+\.\w+)`", document.read_text()):
+            assert (PROJECT / path).exists(), f"{document.name} names {path}"
+
+
+def test_make_targets_named_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    for document in documents():
+        assert set(re.findall(r"`make ([a-z-]+)`", document.read_text())) <= targets, document.name
+
+
+def test_extras_named_in_the_documents_exist() -> None:
+    text = (PROJECT / "pyproject.toml").read_text()
+    extras = set(
+        re.findall(r"^(\w+) = \[", text[text.index("[project.optional-dependencies]") : text.index("[project.scripts]")], re.MULTILINE)
+    )
+    for document in documents():
+        for group in re.findall(r"(?:layout-sweep|\.)\[([a-z,]+)\]", document.read_text()):
+            assert set(group.split(",")) <= extras, f"{document.name}: {group}"
+
+
+def test_yaml_blocks_are_yaml() -> None:
+    found = [text for _, text in blocks("yaml")]
+    assert found
+    for text in found:
+        yaml.safe_load(text)
+
+
+def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
+    """Without --yes the command asks, and refuses where nobody is there. Of its own examples some are for people."""
+    sources = [*documents(), *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py"))]
+    hints = [
+        (path.name, hint)
+        for path in sources
+        if path.name != "admin.py"
+        for hint in re.findall(r"sweep invalidate [^\n]*--where[^\n]*", path.read_text())
+    ]
+    assert len(hints) >= 5
+    assert [hint for hint in hints if "--yes" not in hint[1]] == []

@@ -1,0 +1,279 @@
+"""Any program as a workload: what it is told, how its numbers come back, and how its end is judged."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, fill
+from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport
+from orchestrator.node.launcher import NodeLauncher
+from tests.node.launching import order
+from workloads.command import template_names
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]:
+    launcher = NodeLauncher(tmp_path_factory.mktemp("runs"), node="node-a")
+    yield launcher
+    launcher.close()
+
+
+_trial_ids = count(1)
+
+
+def run(
+    launcher: NodeLauncher,
+    program: str,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    env_from: Sequence[str] = (),
+    plan: MeasurementPlan | None = None,
+    **known: Any,
+) -> NodeReport:
+    source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
+    options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}, "env_from": list(env_from)}
+    asked = order("workloads.command", trial_id=next(_trial_ids), options=options, **known)
+    return launcher.run(replace(asked, request=asked.request.model_copy(update={"measurement": plan or asked.request.measurement})))
+
+
+def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os
+        if os.environ["RANK"] == "0":
+            json.dump({"step_seconds": [0.5, 0.6], "loss_last": 2.5}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+        """,
+    )
+    assert report.failure is None, report.failure
+    first, second = report.ranks
+    assert first.result is not None and (first.result.step_seconds, first.result.loss_last) == ([0.5, 0.6], 2.5)
+    assert second.result is None and second.exit_code == 0
+
+
+def test_steps_are_timed_once_the_lines_of_the_warm_up_have_come(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[bool] = []
+
+    def count(_: object, timed: bool) -> None:
+        told.append(timed)
+        if timed:
+            (tmp_path / "timed").touch()
+
+    monkeypatch.setattr("orchestrator.node.launcher.GpuMonitor.count", count)
+    program = """
+        import json, os, sys, time
+        if os.environ["RANK"] == "0":
+            with open(os.environ["SWEEP_METRICS_FILE"], "w", buffering=1) as file:
+                for step in range(int(sys.argv[1])):
+                    file.write(json.dumps({"step_seconds": 0.1}) + "\\n")
+        until = time.monotonic() + float(sys.argv[2])
+        while time.monotonic() < until and not os.path.exists(sys.argv[3]):
+            time.sleep(0.02)
+        """
+    for lines, is_timed, seconds in (("1", False, "1"), ("2", True, "20")):
+        told.clear()
+        plan = order().request.measurement.model_copy(update={"warmup_steps": 2})
+        run(launcher, program, lines, seconds, str(tmp_path / "timed"), plan=plan)
+        assert any(told) is is_timed
+
+
+def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os, time
+        if os.environ["RANK"] == "0":
+            with open(os.environ["SWEEP_METRICS_FILE"], "w", buffering=1) as file:
+                for step in range(4):
+                    print("a line that is no metric", file=file)
+                    print(json.dumps({"step_seconds": 0.5 + step, "loss": 2.0}), file=file)
+                    time.sleep(0.02)
+                print('{"step_seconds": 9.5}', end="", file=file)
+        """,
+        world_size=2,
+    )
+    assert report.failure is None, report.failure
+    result = report.ranks[0].result
+    assert result is not None
+    assert (result.warmup_seconds, result.step_seconds) == ([0.5], [1.5, 2.5, 3.5, 9.5])  # the order's plan has one step of warm-up
+    assert report.ranks[0].step == 5
+
+
+def test_the_layout_comes_as_arguments_and_as_environment(launcher: NodeLauncher) -> None:
+    report = run(
+        launcher,
+        """
+        import json, os, sys
+        print(sys.argv[1:], os.environ["SWEEP_MICRO_BATCH_SIZE"], os.environ["SWEEP_RECOMPUTE"], os.environ["MINE"], os.getcwd())
+        print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
+        json.dump({"step_seconds": [1]}, open(sys.argv[3], "w"))
+        """,
+        "--mbs={micro_batch_size}",
+        "{{literally}}",
+        "{result_file}",
+        "{world_size}/{sequence_length}/{global_batch_size}",
+        env={"MINE": "dp{data_parallel_size}"},
+        world_size=1,
+    )
+    assert report.failure is None, report.failure
+    log = report.ranks[0].log_tail
+    assert "'--mbs=1', '{literally}'" in log and "'1/128/1'" in log
+    assert "1 none dp1 " in log and "node-0" in log
+    assert "0 0 1 1 127.0.0.1" in log
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{seed.__class__}", "{0}", "{}", "{micro_batch_size!r}", "{micro_batch_size:>9999999}", "{run_dir[0]}", "{", "}", "{nobody}"],
+)
+def test_only_plain_known_names_are_filled_in(template: str) -> None:
+    with pytest.raises(ValueError, match="not a name"):
+        fill(template, {"seed": "1", "micro_batch_size": "2", "run_dir": "/r"})
+
+
+def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -> None:
+    assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == TEMPLATE_NAMES
+
+
+def test_options_that_vary_are_names_too(tmp_path: Path) -> None:
+    request = order().request
+    layout = replace(request.layout, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))
+    told = template_names(request.model_copy(update={"layout": layout}), run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
+    assert fill("--kernel={kernel} --fused={fused} -t {threads}", told) == "--kernel=flash --fused=true -t 2"
+
+
+def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_is_told(launcher: NodeLauncher) -> None:
+    program = """
+        import json, os
+        json.dump({"step_seconds": [float(os.environ["SECONDS_FROM_AFAR"])]}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
+    """
+    report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1, environment={"SECONDS_FROM_AFAR": "0.75"})
+    assert report.failure is None, report.failure
+    result = report.ranks[0].result
+    assert result is not None and result.step_seconds == [0.75]
+    report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1)
+    assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+    assert "env_from names SECONDS_FROM_AFAR, which did not reach this rank" in report.failure.log_tail
+
+
+def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLauncher) -> None:
+    report = run(launcher, "", "{micro_batch}")
+    assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
+    assert "micro_batch_size" in report.failure.evidence
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "signal"),
+    [
+        ("raise SystemExit(3)", FailureKind.USER_ERROR, None),
+        ("raise ValueError('no')", FailureKind.USER_ERROR, None),
+        ("import os; os.kill(os.getpid(), 11)", FailureKind.SEGFAULT, 11),
+        ("import os; os.kill(os.getpid(), 9)", FailureKind.KILLED, 9),
+        ("import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')", FailureKind.OOM_GPU, None),
+        ("import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')", FailureKind.BAD_RESULT, None),
+        ("pass", FailureKind.BAD_RESULT, None),
+        ("import time; time.sleep(100)", FailureKind.HUNG, None),
+    ],
+)
+def test_it_is_judged_as_the_program_ended(launcher: NodeLauncher, program: str, kind: FailureKind, signal: int | None) -> None:
+    report = run(launcher, program, world_size=1, limits={"first_step": 1.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
+        ("import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')", "2 lines were no steps, the first: fast"),
+        (
+            "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
+            "program-result.json: result is not valid",
+        ),
+    ],
+)
+def test_why_there_is_no_result_is_the_message_and_not_only_in_the_log(launcher: NodeLauncher, program: str, said: str) -> None:
+    report = run(launcher, program, world_size=1)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.BAD_RESULT
+    assert said in report.failure.message
+
+
+def test_each_line_is_progress_and_silence_after_it_a_hang(launcher: NodeLauncher) -> None:
+    program = """
+        import os, time
+        for step in range(8):
+            if os.environ["RANK"] == "0":
+                open(os.environ["SWEEP_METRICS_FILE"], "a").write('{"step_seconds": 0.2}\\n')
+            time.sleep(0.2 if step < 7 else 100)
+    """
+    report = run(launcher, program, limits={"steady": 5.0})
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.phase, report.failure.step) == (FailureKind.HUNG, "steady", 8)
+
+
+def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path: Path) -> None:
+    options = {"argv": [str(tmp_path / "no-such-program")]}
+    report = launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1))
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert "no-such-program" in report.failure.log_tail
+
+
+def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher) -> None:
+    asked = order("workloads.command", trial_id=next(_trial_ids), options={"argv": ["true", "{kernel}"]}, world_size=1)
+    layout = replace(asked.request.layout, options=(("kernel", "a\0b"),))
+    report = launcher.run(replace(asked, request=asked.request.model_copy(update={"layout": layout})))
+    assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
+    assert "cannot start 'true'" in report.failure.log_tail and "embedded null byte" in report.failure.log_tail
+    assert "Traceback" not in report.failure.log_tail
+
+
+NAN = [
+    # As Python's json writes them.
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": float("nan")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'json.dump({"step_seconds": [0.5] * 6, "loss_first": 9.0, "loss_last": None}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',  # as orjson
+    'json.dump({"step_seconds": [0.5] * 6, "gradient_norm": float("inf")}, open(os.environ["SWEEP_RESULT_FILE"], "w"))',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write("".join(json.dumps({"step_seconds": 0.5, "loss": loss}) + chr(10) for loss in'
+    ' [9.0, 8.0, float("nan"), float("nan")]))',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5}\\n\' * 5 + \'{"step_seconds": 0.5, "loss": "NaN"}\')',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": -Infinity}\\n\'); time.sleep(600)',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "grad_norm": NaN}\\n\' * 5)',
+    'open(os.environ["SWEEP_METRICS_FILE"], "w").write(\'{"step_seconds": 0.5, "loss": NaN}\\n\'); sys.exit(3)',
+]
+
+
+@pytest.mark.parametrize("ends", NAN)
+def test_a_program_whose_loss_is_no_number_has_diverged(launcher: NodeLauncher, ends: str) -> None:
+    report = run(launcher, f"import json, os, sys, time\nif os.environ['RANK'] == '0': {ends}")
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.rank) == (FailureKind.NOT_FINITE, 0), report.failure
+    assert "lower the learning rate" in report.failure.message
+
+
+def test_the_step_of_a_loss_that_is_no_number_is_named(launcher: NodeLauncher) -> None:
+    report = run(launcher, f"import json, os\nif os.environ['RANK'] == '0': {NAN[3]}")
+    assert report.failure is not None and "the loss of step 3 is nan" in report.failure.message
+
+
+@pytest.mark.parametrize("loss", ["9.5", "null", '"unknown"', "1e30"])
+def test_a_loss_that_is_a_number_or_not_told_is_measured(launcher: NodeLauncher, loss: str) -> None:
+    line = f'{{"step_seconds": 0.5, "loss": {loss}, "grad_norm": 2.0}}'
+    overflown = '{"step_seconds": 0.5, "grad_norm": Infinity}'  # a step that a loss scaler skipped
+    program = f"""
+        import os
+        if os.environ["RANK"] == "0":
+            open(os.environ["SWEEP_METRICS_FILE"], "w").write({overflown!r} + chr(10) + ({line!r} + chr(10)) * 5)
+        """
+    report = run(launcher, program)
+    assert report.failure is None, report.failure

@@ -1,0 +1,1 @@
+"""Programs that are no training: a matmul, and traces of memory."""

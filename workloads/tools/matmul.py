@@ -1,0 +1,91 @@
+"""How fast this machine multiplies matrices, as a process: `python -m workloads.tools.matmul --seconds 2 --devices 0,1` writes one JSON document.
+
+On GPUs (as CUDA_VISIBLE_DEVICES counts them) by torch, all at once, as they train; on cores by numpy, all of them. What counts is what
+is kept up over the time, not the best moment: a GPU that gets hot or is capped shows only so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+GPU_SIZE, CPU_SIZE = 8192, 1024  # of square matrices: 1.1 TFLOP in bf16, and 2.1 GFLOP in fp32
+PRODUCTS_AT_ONCE = 10  # of a GPU between two looks at the clock: 15 ms on an H100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--devices", default="", help="GPUs, with commas; none: the cores")
+    asked = parser.parse_args(arguments)
+    devices = [device for device in asked.devices.split(",") if device]
+    found = on_gpus(devices, asked.seconds) if devices else {"flops": {"cores": on_cores(asked.seconds)}}
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def on_cores(seconds: float) -> float:
+    """FLOP/s of all cores together, in fp32."""
+    import numpy as np
+
+    a = np.ones((CPU_SIZE, CPU_SIZE), dtype=np.float32)
+    out = np.empty_like(a)
+    return kept_up(lambda: np.matmul(a, a, out=out), flops=2.0 * CPU_SIZE**3, seconds=seconds)
+
+
+def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
+    """FLOP/s of each GPU in bf16 while all of them compute, and the versions that torch knows."""
+    import torch  # seconds: only where there is a GPU
+
+    if not torch.cuda.is_available():
+        return {"flops": {}, "refused": f"torch {torch.__version__} sees no GPU"}
+    flops: dict[str, float] = {}
+    errors: dict[str, str] = {}
+
+    def measure(place: int) -> None:
+        try:
+            flops[devices[place]] = rate(place)
+        except RuntimeError as exc:  # a GPU that cannot even do this is a finding, and the others go on
+            errors[devices[place]] = f"{type(exc).__name__}: {str(exc).splitlines()[0][:300]}"
+
+    def rate(place: int) -> float:
+        device = torch.device("cuda", place)
+        a, b = (torch.randn(GPU_SIZE, GPU_SIZE, dtype=torch.bfloat16, device=device) for _ in range(2))
+        out = torch.empty_like(a)
+
+        def products() -> None:
+            for _ in range(PRODUCTS_AT_ONCE):
+                torch.mm(a, b, out=out)
+            torch.cuda.synchronize(device)
+
+        return kept_up(products, flops=2.0 * GPU_SIZE**3 * PRODUCTS_AT_ONCE, seconds=seconds)
+
+    threads = [threading.Thread(target=measure, args=(place,)) for place in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]  # torch's
+    return {"flops": flops, "errors": errors, "cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) if nccl is not None else None}
+
+
+def kept_up(work: Callable[[], object], *, flops: float, seconds: float) -> float:
+    """FLOP/s of repeated work, by the median of its times; the first one warms up."""
+    work()
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while not times or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return flops / median(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
