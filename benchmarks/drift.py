@@ -29,13 +29,14 @@ from orchestrator.cluster.simulated import SimulatedScheduler, simulated
 from orchestrator.core.pretend.synthetic import step_seconds
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.spec import Confirm, SweepSpec
+from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.core.trial.winner import Verdict, median_run
-from orchestrator.sweep import confirmation as contest_module
-from orchestrator.sweep.confirmation import Again, Contest
+from orchestrator.sweep import confirmation as confirmation_module
+from orchestrator.sweep.confirmation import Confirmation, Repeat
 from orchestrator.sweep.loop import run_sweep
 
 WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
@@ -138,7 +139,7 @@ def sweep(case: Case) -> SweepSpec:
 def run_case(case: Case) -> Outcome:
     spec = sweep(case)
     if case.rule == "earlier":
-        contest_module.Contest = EarlierContest  # type: ignore[misc]
+        confirmation_module.Confirmation = EarlierContest  # type: ignore[misc]
     num_nodes = NUM_NODES if case.drift == "slow_node" else 1
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +158,7 @@ def run_case(case: Case) -> Outcome:
                 trials = store.trials(result.sweep_id)
                 details = [store.trial(trial.id) for trial in trials if trial.num_attempts > 1]
     finally:
-        contest_module.Contest = Contest  # type: ignore[misc]
+        confirmation_module.Confirmation = Confirmation  # type: ignore[misc]
     ((_, tied),) = result.tied.items()
     truth = _truth(spec, [trial.layout for trial in trials if trial.step_seconds_median is not None])
     best = min(truth.values())
@@ -191,20 +192,20 @@ def _empty_store() -> bytes:
 # --- the earlier rule ---------------------------------------------------------------------------------------------------------------
 
 
-class EarlierContest(Contest):
+class EarlierContest(Confirmation):
     """Repeats what was measured fastest, back to back, and takes the median."""
 
     change = None
 
-    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         return None
 
-    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         runs = {key: [*some, median_run(some)] if key in self._repeating else some for key, some in self._runs.items()}
         found = _earlier_next(runs, confirm) if runs else None
         if found is None or found in self._repeating:
             return None
-        return Again(trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier")
+        return Repeat(trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier")
 
     def verdict(self) -> Verdict | None:
         tied, _ = _earlier_tied(self._runs)

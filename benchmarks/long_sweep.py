@@ -20,7 +20,7 @@ from benchmarks.machine import PROJECT, describe_machine, resident_bytes, write_
 from db.store import Store
 from orchestrator.cluster.contract import Finished, Placed, Scheduler, SchedulerEvent, Slots
 from orchestrator.cluster.ray.scheduler import RayScheduler
-from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
@@ -61,7 +61,7 @@ class ScriptedScheduler:
     def slots(self) -> Slots:
         return Slots(device=Device.CPU, device_name=None, nodes={"here": 2}, usual_at_once=1)
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -115,8 +115,8 @@ class TimedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def rooms(self) -> Mapping[str, Room]:
-        return self._inner.rooms()
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
+        return self._inner.free_on_nodes()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         began, cpu = time.perf_counter(), time.thread_time()

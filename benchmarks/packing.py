@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import PROJECT, describe_machine, write_result
-from orchestrator.core.machines.packing import Floor, Shape, Start, WaitingGang
+from orchestrator.core.machines.packing import FreeSlots, Shape, Start, WaitingGang
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.trial_cost import TrialCost
@@ -64,23 +64,23 @@ class Outcome:
     longest_wait_starts: int
 
 
-Policy = Callable[[Floor, Sequence[WaitingGang], float], Start | None]
+Policy = Callable[[FreeSlots, Sequence[WaitingGang], float], Start | None]
 
 
-def packing(floor: Floor, waiting: Sequence[WaitingGang], now: float) -> Start | None:
-    return floor.next_start(waiting, now=now)
+def packing(free_slots: FreeSlots, waiting: Sequence[WaitingGang], now: float) -> Start | None:
+    return free_slots.next_start(waiting, now=now)
 
 
-def first_come(floor: Floor, waiting: Sequence[WaitingGang], now: float) -> Start | None:
+def first_come(free_slots: FreeSlots, waiting: Sequence[WaitingGang], now: float) -> Start | None:
     """The one that has waited longest, or nobody."""
     first = max(range(len(waiting)), key=lambda index: (waiting[index].passed_over, -index))
-    found = floor.next_start([waiting[first]], now=now)
+    found = free_slots.next_start([waiting[first]], now=now)
     return None if found is None else Start(index=first, nodes=found.nodes)
 
 
 def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: Policy) -> Outcome:
     """Run the jobs of each queue in its order, several of a queue at once, the next one of each being known to the policy."""
-    floor = Floor(slots_of)
+    free_slots = FreeSlots(slots_of)
     left = [deque(queue) for queue in queues]
     since = [0] * len(left)  # starts by the moment each queue began to wait
     running: list[tuple[float, int, Job]] = []  # by their ends
@@ -97,18 +97,18 @@ def simulate(queues: Sequence[Sequence[Job]], slots_of: dict[str, int], policy: 
             )
             for at in shown
         ]
-        start = policy(floor, waiting, now) if waiting else None
+        start = policy(free_slots, waiting, now) if waiting else None
         if start is not None:
             at = shown[start.index]
             job = left[at].popleft()
             longest = max(longest, len(began) - since[at])
-            floor.take(len(began), job.shape, start.nodes, ends_at=now + job.predicted_seconds)
+            free_slots.take(len(began), job.shape, start.nodes, ends_at=now + job.predicted_seconds)
             heapq.heappush(running, (now + job.seconds, len(began), job))
             began.append((now, job))
             since[at] = len(began)
         elif running:
             now, key, _ = heapq.heappop(running)
-            floor.give_back(key)
+            free_slots.give_back(key)
         else:
             break
     tail = began[-1][0]

@@ -18,7 +18,7 @@ from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.search.lattice import Axis, Lattice
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.search.proposer import Told
-from orchestrator.core.sweepfile.spec import Objective, Search, Strategy
+from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
 from orchestrator.search.axes import all_axes, free_axes
 from orchestrator.search.row_searcher import RowSearcher
 from orchestrator.search.searcher import Failed, Measured, Outcome, OutOfMemory, Searcher

@@ -2,7 +2,7 @@
 
 python -m benchmarks.simulated_scale [--trials 100000] [--nodes 2048] [--strategy random] [--tick 5] [--url sqlite:///FILE] [--out FILE.json]
 
-The loop, the search, the packing, the books and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
+The loop, the search, the packing, the outcomes and the store of `sweep run FILE --simulate`; nothing else. Cells are those of four models on
 8 to 16,384 GPUs (fewer where the cluster is smaller), each with at most 1.25 times its share of the trials: some have fewer layouts
 that may fit, and others make up for them. What was dropped unlaunched is no trial here. `wall_seconds` is from the first to the last
 statement of `run_sweep`; `cost_ratio` the mean cost of the last tenth of the trials over that of the second tenth, by wall time:

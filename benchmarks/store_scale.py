@@ -29,11 +29,12 @@ from db.connection.engine import Change
 from db.read import records
 from db.sql import readonly
 from db.store import Store
+from db.types import now
 from db.write import changes
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.measurement import Measurement, StepTime
 from orchestrator.core.trial.protocol import GpuUsage
@@ -72,13 +73,13 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
 
     def begin(connection: sa.Connection, change: Change) -> int:
         for fingerprint in FINGERPRINTS:
-            columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": schema.now()}
+            columns = {**records.fingerprint_columns(fingerprint), "first_seen_at": now()}
             changes.insert_absent(connection, schema.fingerprint, columns)
         return 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
 
     def insert(connection: sa.Connection, change: Change) -> None:
-        connection.execute(sa.insert(schema.trial).values(created_at=schema.now(), updated_at=schema.now()), trials)
-        connection.execute(sa.insert(schema.attempt).values(started_at=schema.now(), ended_at=schema.now()), attempts)
+        connection.execute(sa.insert(schema.trial).values(created_at=now(), updated_at=now()), trials)
+        connection.execute(sa.insert(schema.attempt).values(started_at=now(), ended_at=now()), attempts)
         connection.execute(sa.insert(schema.measurement), measurements)
 
     def end(connection: sa.Connection, change: Change) -> None:

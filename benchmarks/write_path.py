@@ -28,7 +28,7 @@ from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 
 NUM_CELLS = 4

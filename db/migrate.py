@@ -18,6 +18,7 @@ from db.connection.postgresql_advice import quoted
 from orchestrator.core.errors import StoreUnavailable, UsageInvalid
 
 _FOLDER = Path(__file__).parent
+MIGRATIONS = _FOLDER / "migrations"
 _VERSION_TABLE = "alembic_version"
 _LOCK_KEY = 0x53574545  # of PostgreSQL's advisory lock: two processes that meet an empty database create its tables once
 
@@ -33,20 +34,40 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
         if to_read:
             raise UsageInvalid(database.read(partial(_nothing_here, where=url.display(database.url))))
         database.read(_refuse_encoding)
-        database.write(lambda connection, change: _move(connection, "head"), durable=True)
+        database.write(lambda connection, change: _move(connection), durable=True)
         return
     if version != schema.SCHEMA_VERSION:
         raise StoreUnavailable(_mismatch(url.display(database.url), version))
 
 
 def upgrade(database_url: str | None) -> tuple[str | None, str, Path | None]:
-    """Bring a database to this code's schema. Returns the version before and after, and where the copy of the SQLite file lies."""
-    return _migrate(database_url, "head")
+    """Bring a database to this code's schema, after a copy of a SQLite file.
+
+    Returns the version before and after, and where the copy lies. Raises StoreUnavailable where no path leads from its version.
+    """
+    database = Database(url.resolve(database_url))
+    try:
+        before = database.read(partial(current_version, where=url.display(database.url)))
+        if before is None:
+            _refuse_foreign(database)
+        elif not schema.FIRST_VERSION <= before <= schema.SCHEMA_VERSION:
+            raise StoreUnavailable(_mismatch(url.display(database.url), before))
+        copy = _back_up(database, before)
+        after = database.write(lambda connection, change: _move(connection), durable=True)
+        return before, after, copy
+    finally:
+        database.close()
 
 
-def downgrade(database_url: str | None, version: str) -> tuple[str | None, str, Path | None]:
-    """Take a database back to an older schema (`base`: no tables), after a copy."""
-    return _migrate(database_url, version)
+def cure(version: str) -> str:
+    """Say what to do about a store of another version than this code's."""
+    if version > schema.SCHEMA_VERSION:
+        return "upgrade the program (pip install -U layout-sweep)"
+    if version < schema.FIRST_VERSION:
+        return (
+            "it is older than the first release and cannot be upgraded. Keep it for the program that made it, and begin another (SWEEP_DB)"
+        )
+    return "run `sweep db upgrade` (it makes a copy first)"
 
 
 def current_version(connection: sa.Connection, *, where: str = "the database") -> str | None:
@@ -69,44 +90,60 @@ def _is_version(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9]{4}", value) is not None
 
 
-def _migrate(database_url: str | None, target: str) -> tuple[str | None, str, Path | None]:
-    database = Database(url.resolve(database_url))
-    try:
-        before = database.read(partial(current_version, where=url.display(database.url)))
-        if before is not None and before > schema.SCHEMA_VERSION:  # no path leads there from what this code knows
-            raise StoreUnavailable(_mismatch(url.display(database.url), before))
-        if before is None:
-            _refuse_foreign(database)
-        copy = _back_up(database, before)
-        after = database.write(lambda connection, change: _move(connection, target), durable=True)
-        return before, after, copy
-    finally:
-        database.close()
-
-
-def _move(connection: sa.Connection, target: str) -> str:
-    """Run the migrations to `target` in the caller's transaction. The views are made anew: they belong to the newest tables only."""
+def _move(connection: sa.Connection) -> str:
+    """Run the migrations in the caller's transaction, and return the version. The views are made anew: they belong to the newest tables."""
     # Here, because alembic costs 0.2 s that opening a store of the right version need not pay.
     from alembic import command
     from alembic.config import Config
 
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
-    if target == "head" and current_version(connection) == schema.SCHEMA_VERSION:
+    if current_version(connection) == schema.SCHEMA_VERSION:
         return schema.SCHEMA_VERSION  # another process was faster
     for view in reversed(schema.VIEWS):
         connection.execute(sa.text(f"DROP VIEW IF EXISTS {view}"))
     config = Config()
-    config.set_main_option("script_location", str(_FOLDER / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    before = current_version(connection)
-    is_down = target == "base" or (before is not None and target != "head" and target < before)
-    (command.downgrade if is_down else command.upgrade)(config, target)
-    after = current_version(connection)
-    if after == schema.SCHEMA_VERSION:
-        for view in schema.VIEWS:
-            connection.exec_driver_sql((_FOLDER / "views" / f"{view}.sql").read_text())
-    return after or "base"
+    command.upgrade(config, schema.SCHEMA_VERSION)
+    for view in schema.VIEWS:
+        connection.exec_driver_sql(_source(view))
+    if connection.dialect.name == "postgresql":
+        _comment(connection)
+    return schema.SCHEMA_VERSION
+
+
+def meanings() -> dict[str, str]:
+    """What each column of tables and views means. Raises ValueError where a table gives a name another meaning."""
+    found: dict[str, str] = {}
+    for table in schema.metadata.sorted_tables:
+        for column in table.columns:
+            means = column.comment or ""
+            if not means or found.setdefault(column.name, means) != means:
+                raise ValueError(f"column {table.name}.{column.name} means {means!r}, elsewhere {found.get(column.name)!r}")
+    for view in schema.VIEWS:
+        found |= dict(re.findall(r"(?m)^-- (\w+): (.*)$", _source(view)))
+    return found
+
+
+def _source(view: str) -> str:
+    """The statement that makes a view. Comments before it say what it is, and what the columns mean that only it has."""
+    return (_FOLDER / "views" / f"{view}.sql").read_text()
+
+
+def _comment(connection: sa.Connection) -> None:
+    """Have PostgreSQL say what the columns mean (`\\d+ v_best` in psql), by one statement for all of them."""
+    means = meanings()
+    columns = connection.execute(
+        sa.text(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ANY(:names)"
+        ),
+        {"names": [*schema.metadata.tables, *schema.VIEWS]},
+    )
+    said = [
+        (f"{quoted(table)}.{quoted(name)}", means[name].replace("'", "''").replace("%", "%%")) for table, name in columns if name in means
+    ]
+    connection.exec_driver_sql("; ".join(f"COMMENT ON COLUMN {place} IS '{text}'" for place, text in said))
 
 
 def _refuse_foreign(database: Database) -> None:
@@ -142,9 +179,8 @@ def _refuse_encoding(connection: sa.Connection) -> None:
 
 
 def _mismatch(where: str, version: str) -> str:
-    if version > schema.SCHEMA_VERSION:
-        return f"{where} has schema {version}, newer than this program's {schema.SCHEMA_VERSION}: upgrade the program (pip install -U layout-sweep)"
-    return f"{where} has schema {version}, this program needs {schema.SCHEMA_VERSION}: run `sweep db upgrade` (it makes a copy first)"
+    newer = "newer than" if version > schema.SCHEMA_VERSION else "and not"
+    return f"{where} has schema {version}, {newer} this program's {schema.SCHEMA_VERSION}: {cure(version)}"
 
 
 def _back_up(database: Database, version: str | None) -> Path | None:

@@ -5,17 +5,10 @@ Every layout field and headline number is a column of its own; JSON is only for 
 
 from __future__ import annotations
 
-import datetime as dt
-from enum import StrEnum
-from typing import Any
-
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -27,84 +20,11 @@ from sqlalchemy import (
     false,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator
 
-SCHEMA_VERSION = "0007"  # the newest migration in migrations/versions
+from db.types import Id, Json, UtcTime
 
-
-class SweepState(StrEnum):
-    WAITING = "waiting"  # nobody has worked on it yet
-    RUNNING = "running"  # an orchestrator holds it, or died while it did
-    STOPPED = "stopped"  # left with work still to do
-    FINISHED = "finished"
-
-
-class AttemptState(StrEnum):
-    RUNNING = "running"
-    MEASURED = "measured"
-    OUT_OF_MEMORY = "out_of_memory"
-    FAILED = "failed"
-    REQUEUED = "requeued"  # the machine's fault, or ended on request; the trial waits again
-    LOST = "lost"  # its orchestrator died
-
-
-class BenchReason(StrEnum):
-    """Why nothing is placed on a node."""
-
-    SLOW = "slow"  # plainly slower than the others: what was measured there is measured again
-    FAULTS = "faults"  # several trials failed there by the machine's fault
-    ASKED = "asked"  # by a person
-
-
-class StopRequest(StrEnum):
-    """What a person asks of a running orchestrator, from another process."""
-
-    DRAIN = "drain"
-    CANCEL = "cancel"
-
-
-class UtcTime(TypeDecorator[dt.datetime]):
-    """A point in time. Stored without a zone, in UTC; read as an aware datetime."""
-
-    impl = DateTime
-    cache_ok = True
-
-    def process_bind_param(self, value: dt.datetime | None, dialect: Dialect) -> dt.datetime | None:
-        return None if value is None else value.astimezone(dt.UTC).replace(tzinfo=None)
-
-    def process_result_value(self, value: dt.datetime | None, dialect: Dialect) -> dt.datetime | None:
-        return None if value is None else value.replace(tzinfo=dt.UTC)
-
-
-class now(FunctionElement[dt.datetime]):
-    """The database's clock, in UTC; with an argument, so many seconds later. No other clock decides about a lease."""
-
-    type = UtcTime()
-    inherit_cache = True
-    name = "now"
-
-
-# strftime, because unixepoch('subsec') is NULL on SQLite before 3.42: a lease would never end.
-@compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
-    seconds = compiler.process(element.clauses, **kw)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')" if seconds else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-
-
-# clock_timestamp, because now() stands still within a transaction, which may have waited for a lock.
-@compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
-    seconds = compiler.process(element.clauses, **kw)
-    clock = "(clock_timestamp() AT TIME ZONE 'utc')"
-    return f"({clock} + make_interval(secs => {seconds}))" if seconds else clock
-
-
-Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only where the type is INTEGER
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")  # None is NULL, not the JSON null
+SCHEMA_VERSION = "0008"  # the newest migration in migrations/versions
+FIRST_VERSION = "0008"  # the oldest that can be upgraded: what came before was never released
 
 metadata = MetaData(
     naming_convention={
@@ -119,118 +39,179 @@ metadata = MetaData(
 sweep = Table(
     "sweep",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("run_token", Text, nullable=False),  # random, made with the row: trial ids begin at 1 in every store, folders on disk are shared
-    Column("spec_json", Text, nullable=False),
-    Column("conditions", Json, nullable=False),  # what makes numbers comparable
-    Column("state", Text, nullable=False),
-    Column("created_at", UtcTime, nullable=False),
-    Column("owner_host", Text),  # NULL: nobody holds it
-    Column("owner_pid", BigInteger),
-    Column("owner_namespace", Text),  # in which the pid means anything
-    Column("owner_token", Text),  # one per opened store: recognises its own lease when a commit's answer was lost
-    Column("owner_since", UtcTime),
-    Column("owner_epoch", BigInteger, nullable=False, server_default=text("0")),  # the fencing token: grows with each owner
-    Column("lease_until", UtcTime, nullable=False),
-    Column("stop_requested", Text),
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("name", Text, nullable=False, unique=True, comment="the sweep's name; a model's as first seen"),
+    Column(
+        "run_token",
+        Text,
+        nullable=False,
+        comment="random, made with the sweep: tells its run folders from those of a sweep of the same name in another store",
+    ),
+    Column("spec_json", Text, nullable=False, comment="the sweep file as it was last run, validated, as JSON"),
+    Column("conditions", Json, nullable=False, comment="what makes numbers incomparable when it changes"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        comment="of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, "
+        "stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, lost",
+    ),
+    Column("created_at", UtcTime, nullable=False, comment="when the row was made"),
+    Column("owner_host", Text, comment="host of the orchestrator; NULL: nobody holds the sweep"),
+    Column("owner_pid", BigInteger, comment="its process id"),
+    Column("owner_namespace", Text, comment="in which `owner_pid` means anything: machine boot and pid namespace"),
+    Column("owner_token", Text, comment="one per opened store"),
+    Column("owner_since", UtcTime, comment="since when it holds the sweep"),
+    Column("owner_epoch", BigInteger, nullable=False, server_default=text("0"), comment="the fencing token: grows with each owner"),
+    Column("lease_until", UtcTime, nullable=False, comment="until when the owner holds the sweep, unless renewed"),
+    Column("stop_requested", Text, comment="drain or cancel, asked for by `sweep cancel`"),
 )
 
 model = Table(
     "model",
     metadata,
-    Column("digest", Text, primary_key=True),
-    Column("name", Text, nullable=False),  # as first seen; the cell has the name that its sweep gives
-    Column("num_layers", Integer, nullable=False),
-    Column("hidden_size", Integer, nullable=False),
-    Column("num_attention_heads", Integer, nullable=False),
-    Column("num_key_value_heads", Integer, nullable=False),
-    Column("ffn_hidden_size", Integer, nullable=False),
-    Column("vocab_size", Integer, nullable=False),
-    Column("tied_embeddings", Boolean, nullable=False),
-    Column("num_parameters", BigInteger, nullable=False),
+    Column("digest", Text, primary_key=True, comment="identity by content: 16 hex digits"),
+    Column("name", Text, nullable=False, comment="the sweep's name; a model's as first seen"),
+    Column("num_layers", Integer, nullable=False, comment="transformer layers"),
+    Column("hidden_size", Integer, nullable=False, comment="width of the model"),
+    Column("num_attention_heads", Integer, nullable=False, comment="query heads"),
+    Column("num_key_value_heads", Integer, nullable=False, comment="key and value heads"),
+    Column("ffn_hidden_size", Integer, nullable=False, comment="width of the feed-forward"),
+    Column("vocab_size", Integer, nullable=False, comment="token ids"),
+    Column("tied_embeddings", Boolean, nullable=False, comment="whether the output head is the input embedding"),
+    Column("num_parameters", BigInteger, nullable=False, comment="weights of the model"),
 )
 
 fingerprint = Table(
     "fingerprint",
     metadata,
-    Column("digest", Text, primary_key=True),
-    Column("orchestrator_version", Text, nullable=False),
-    Column("git_sha", Text),
-    Column("dirty_diff_digest", Text),
-    Column("python", Text),
-    Column("torch", Text),
-    Column("cuda", Text),
-    Column("nccl", Text),
-    Column("driver", Text),
-    Column("device_name", Text),
-    Column("settings", Json),  # name -> value of the environment's settings that make numbers incomparable; NULL: none
-    Column("first_seen_at", UtcTime, nullable=False),
+    Column("digest", Text, primary_key=True, comment="identity by content: 16 hex digits"),
+    Column("orchestrator_version", Text, nullable=False, comment="of this program"),
+    Column("git_sha", Text, comment="commit of the measured code; NULL: not a git checkout"),
+    Column(
+        "dirty_diff_digest",
+        Text,
+        comment="of the uncommitted changes, with the named files that git does not track; without a checkout [of "
+        "a program's files](measuring.md#what-a-number-was-measured-with); `unknown`: git did not tell; "
+        "NULL: none",
+    ),
+    Column("python", Text, comment="version of Python"),
+    Column("torch", Text, comment="version of torch"),
+    Column("cuda", Text, comment="version of CUDA"),
+    Column("nccl", Text, comment="version of NCCL"),
+    Column("driver", Text, comment="version of the GPU driver"),
+    Column("device_name", Text, comment="what the driver calls the device"),
+    Column(
+        "settings", Json, comment="settings of the ranks' environment that make numbers incomparable, as JSON: name to value; NULL: none"
+    ),
+    Column("first_seen_at", UtcTime, nullable=False, comment="when this fingerprint first measured something"),
 )
 
 session = Table(
     "session",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("pid", BigInteger, nullable=False),
-    Column("started_at", UtcTime, nullable=False),
-    Column("seen_at", UtcTime, nullable=False),  # with every renewal of the lease
-    Column("ended_at", UtcTime),  # of one that died: its last sign of life
-    Column("num_gpus", Integer, nullable=False),  # slots of the cluster
-    Column("price_per_gpu_hour", Double),
-    Column("held_gpu_seconds", Double, nullable=False, server_default=text("0")),  # by its gangs until seen_at
-    Column("idle_gpu_seconds", Double, nullable=False, server_default=text("0")),
-    Column("capacity_gpu_seconds", Double),
-    Column("stop_reasons", Json),  # why each of its cells has had enough, each reason once
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False, comment="number of the sweep"),
+    Column("epoch", BigInteger, nullable=False, comment="of the orchestrator that wrote it: grows with each new owner of the sweep"),
+    Column("host", Text, nullable=False, comment="of the orchestrator; in `node_check` of the node"),
+    Column("pid", BigInteger, nullable=False, comment="its process id"),
+    Column("started_at", UtcTime, nullable=False, comment="when the attempt began, or the session: when it got the sweep"),
+    Column("seen_at", UtcTime, nullable=False, comment="when it last renewed its lease"),
+    Column(
+        "ended_at",
+        UtcTime,
+        comment="when the attempt, or the session, ended; NULL: it runs, or its orchestrator died. Of one that died: its last sign of life",
+    ),
+    Column("num_gpus", Integer, nullable=False, comment="GPUs of the gang (cores, where there are none); of a session: of the cluster"),
+    Column("price_per_gpu_hour", Double, comment="US dollars, as its file or the device's list price said; NULL: not known"),
+    Column(
+        "held_gpu_seconds",
+        Double,
+        nullable=False,
+        server_default=text("0"),
+        comment="the sum of these; in `session` by its gangs until `seen_at`",
+    ),
+    Column(
+        "idle_gpu_seconds",
+        Double,
+        nullable=False,
+        server_default=text("0"),
+        comment="leased, and no attempt on them; NULL: not known by cell",
+    ),
+    Column(
+        "capacity_gpu_seconds",
+        Double,
+        comment="all slots of the cluster, as long as the orchestrator worked; NULL: not known by cell, or for a replay through Ray",
+    ),
+    Column("stop_reasons", Json, comment="why its cells had had enough, each reason once; NULL: it goes on, or died"),
     UniqueConstraint("sweep_id", "epoch"),
 )
 
 cell = Table(
     "cell",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
-    Column("key", Text, nullable=False),
-    Column("model_digest", Text, ForeignKey("model.digest"), nullable=False),
-    Column("model_name", Text, nullable=False),
-    Column("num_gpus", Integer, nullable=False),
-    Column("sequence_length", Integer, nullable=False),
-    Column("global_batch_size", Integer, nullable=False),
-    Column("fingerprint_digest", Text, ForeignKey("fingerprint.digest")),  # of the newest measurement: the current one
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False, comment="number of the sweep"),
+    Column("key", Text, nullable=False, comment="the cell's readable name"),
+    Column("model_digest", Text, ForeignKey("model.digest"), nullable=False, comment="its identity: two definitions have two"),
+    Column("model_name", Text, nullable=False, comment="the model's name in the sweep"),
+    Column("num_gpus", Integer, nullable=False, comment="GPUs of the gang (cores, where there are none); of a session: of the cluster"),
+    Column("sequence_length", Integer, nullable=False, comment="tokens of a sequence"),
+    Column("global_batch_size", Integer, nullable=False, comment="sequences of an optimizer step"),
+    Column(
+        "fingerprint_digest",
+        Text,
+        ForeignKey("fingerprint.digest"),
+        comment="what it was measured with; of a cell: its newest measurement's",
+    ),
     UniqueConstraint("sweep_id", "model_digest", "num_gpus", "sequence_length", "global_batch_size"),
 )
 
 trial = Table(
     "trial",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
-    Column("cell_id", Id, ForeignKey("cell.id", ondelete="CASCADE"), nullable=False),
-    Column("layout_key", Text, nullable=False),
-    Column("data_parallel_size", Integer, nullable=False),
-    Column("tensor_parallel_size", Integer, nullable=False),
-    Column("pipeline_parallel_size", Integer, nullable=False),
-    Column("context_parallel_size", Integer, nullable=False),
-    Column("micro_batch_size", Integer, nullable=False),
-    Column("grad_accum_steps", Integer, nullable=False),
-    Column("recompute", Text, nullable=False),
-    Column("recompute_policy", Text),
-    Column("recompute_layers", Integer),  # NULL: all of them, where recompute is not none
-    Column("zero_stage", Integer, nullable=False),
-    Column("precision", Text, nullable=False),
-    Column("options", Json),  # name -> value of the workload's options that are axes; NULL: none
-    Column("state", Text, nullable=False),
-    Column("num_attempts", Integer, nullable=False, server_default=text("0")),
-    Column("num_measurements", Integer, nullable=False, server_default=text("0")),  # that its numbers are the median of
-    Column("why", Text),  # the searcher's one line: why this layout, now
-    Column("predicted_tokens_per_second_per_gpu", Double),
-    Column("predicted_memory_bytes", BigInteger),
-    Column("condemned_by", Id, ForeignKey("trial.id", ondelete="SET NULL")),  # the trial that proves a PRUNED one infeasible
-    Column("created_at", UtcTime, nullable=False),
-    Column("updated_at", UtcTime, nullable=False),
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False, comment="number of the sweep"),
+    Column("cell_id", Id, ForeignKey("cell.id", ondelete="CASCADE"), nullable=False, comment="number of the cell"),
+    Column("layout_key", Text, nullable=False, comment="the same"),
+    Column("data_parallel_size", Integer, nullable=False, comment="replicas"),
+    Column("tensor_parallel_size", Integer, nullable=False, comment="ranks that share each layer"),
+    Column("pipeline_parallel_size", Integer, nullable=False, comment="pipeline stages"),
+    Column("context_parallel_size", Integer, nullable=False, comment="ranks that share a sequence"),
+    Column("micro_batch_size", Integer, nullable=False, comment="sequences per replica and forward pass"),
+    Column("grad_accum_steps", Integer, nullable=False, comment="micro-batches per replica and optimizer step"),
+    Column("recompute", Text, nullable=False, comment="none, selective or full"),
+    Column("recompute_policy", Text, comment="of selective: attention or ops"),
+    Column("recompute_layers", Integer, comment="for how many layers from the first; NULL: all"),
+    Column("zero_stage", Integer, nullable=False, comment="0 to 3"),
+    Column("precision", Text, nullable=False, comment="fp32, bf16, fp16 or fp8"),
+    Column("options", Json, comment="of a trial: the workload's options that vary, as JSON; NULL: none"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        comment="of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, "
+        "stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, lost",
+    ),
+    Column("num_attempts", Integer, nullable=False, server_default=text("0"), comment="launches so far"),
+    Column(
+        "num_measurements",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="that count together; the numbers are those of the median one, of an even number the slower in the middle",
+    ),
+    Column("why", Text, comment="the search's one line: why this layout, now; of a pruned trial: the proof"),
+    Column("predicted_tokens_per_second_per_gpu", Double, comment="predicted before the trial; NULL on an unknown device"),
+    Column("predicted_memory_bytes", BigInteger, comment="predicted peak of allocated memory"),
+    Column(
+        "condemned_by",
+        Id,
+        ForeignKey("trial.id", ondelete="SET NULL"),
+        comment="of a pruned trial: the trial whose out-of-memory proves that this one cannot fit",
+    ),
+    Column("created_at", UtcTime, nullable=False, comment="when the row was made"),
+    Column("updated_at", UtcTime, nullable=False, comment="when the trial last changed its state"),
     UniqueConstraint("cell_id", "layout_key"),
     Index("ix_trial_sweep_id_cell_id_state", "sweep_id", "cell_id", "state"),
 )
@@ -238,53 +219,124 @@ trial = Table(
 attempt = Table(
     "attempt",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("trial_id", Id, ForeignKey("trial.id", ondelete="CASCADE"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("superseded", Boolean, nullable=False, server_default=false()),  # kept, but its numbers are not the trial's
-    Column("pooled", Boolean, nullable=False, server_default=false()),  # one of the measurements that the trial's numbers are the median of
-    Column("purpose", Text),  # why it was made; NULL: before that was noted
-    Column("started_at", UtcTime, nullable=False),
-    Column("ended_at", UtcTime),
-    Column("measured_at", UtcTime),  # by the clock that the sweep goes by, which may be simulated; NULL: as ended_at
-    Column("nodes", Json),
-    Column("shared_nodes", Boolean),  # True: other gangs ran on its nodes meanwhile
-    Column("start_seconds", Double),
-    Column("rendezvous_seconds", Double),
-    Column("first_step_seconds", Double),
-    Column("steady_seconds", Double),
-    Column("teardown_seconds", Double),
-    Column("gpu_seconds", Double),  # held, used or not
-    Column("timed_seconds", Double),  # of it, by each GPU, in timed steps
-    Column("warmup_seconds", Double),  # and in the steps before them
-    Column("fingerprint_digest", Text, ForeignKey("fingerprint.digest")),
-    Column("processes_killed", Integer),
-    Column("environment", Json),  # by which ranks were told how to communicate: name -> value, or -> value by node; NULL: by nothing
-    # What its node was busy with while steps were timed; of several nodes the one where others disturbed most. CPU in cores. NULL: not known.
-    Column("cpu_cores", Double),  # that it could use
-    Column("own_cpu_cores", Double),
-    Column("sweep_cpu_cores", Double),  # other attempts of the sweep, its orchestrator and the Ray that it started
-    Column("others_cpu_cores", Double),
-    Column("foreign_gpu_processes", Integer),
-    Column("gpu_clock_ratio", Double),
-    Column("gpu_throttled_fraction", Double),
-    Column("gpu_throttle_reasons", Text),  # names with commas between them
-    Column("gpu_temperature_celsius", Double),
-    Column("failure_kind", Text),
-    Column("failure_rank", Integer),
-    Column("failure_node", Text),
-    Column("failure_phase", Text),
-    Column("failure_step", Integer),
-    Column("failure_signal", Integer),
-    Column("failure_exit_code", Integer),
-    Column("failure_message", Text),
-    Column("failure_log_path", Text),
-    Column("failure_peak_memory_bytes", BigInteger),  # allocated when it failed, by the rank that failed
-    Column("failure_device_memory_bytes", BigInteger),
-    Column("failure_evidence", Text),
-    Column("failure_log_tail", Text),  # last: SQLite reads the columns before a long one without it
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column(
+        "trial_id", Id, ForeignKey("trial.id", ondelete="CASCADE"), nullable=False, comment="number of the trial: what `sweep show` takes"
+    ),
+    Column("number", Integer, nullable=False, comment="of the attempt, from 1"),
+    Column("epoch", BigInteger, nullable=False, comment="of the orchestrator that wrote it: grows with each new owner of the sweep"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        comment="of a trial: see [states](architecture.md#the-life-of-a-trial); of a sweep: waiting, running, "
+        "stopped, finished; of an attempt: running, measured, out_of_memory, failed, requeued, lost",
+    ),
+    Column(
+        "superseded",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="kept, but its numbers are not the trial's: invalidated, another came first, or another of the pool is the median",
+    ),
+    Column(
+        "pooled",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="one of the measurements that the trial's numbers are the median of",
+    ),
+    Column(
+        "purpose",
+        Text,
+        comment="why it was made: `new`, `retry`, and of what is measured `doubt` (its neighbours contradict it), "
+        "`physics` (a layout that does more work was faster), `anchor` (to see whether the machine has "
+        "changed), `confirmation`; NULL: not known",
+    ),
+    Column("started_at", UtcTime, nullable=False, comment="when the attempt began, or the session: when it got the sweep"),
+    Column(
+        "ended_at",
+        UtcTime,
+        comment="when the attempt, or the session, ended; NULL: it runs, or its orchestrator died. Of one that died: its last sign of life",
+    ),
+    Column(
+        "measured_at",
+        UtcTime,
+        comment="when it was measured, by the clock that the sweep goes by: a simulation has dates of its own; "
+        "NULL in `attempt`: as `ended_at`",
+    ),
+    Column("nodes", Json, comment="names of the nodes that it ran on"),
+    Column(
+        "shared_nodes",
+        Boolean,
+        comment="whether other gangs of its orchestrator ran on its nodes meanwhile; NULL: it never had nodes, or was lost",
+    ),
+    Column("start_seconds", Double, comment="time in phase start, slowest rank"),
+    Column("rendezvous_seconds", Double, comment="time in phase rendezvous, slowest rank"),
+    Column("first_step_seconds", Double, comment="time in phase first_step, slowest rank"),
+    Column("steady_seconds", Double, comment="time in phase steady, slowest rank"),
+    Column(
+        "teardown_seconds",
+        Double,
+        comment="from the end of the last step to the end of the last process; for a program that reports no steps, from the program's end",
+    ),
+    Column("gpu_seconds", Double, comment="GPUs held x seconds, placement to clean-up; in `v_trial` of the last attempt"),
+    Column("timed_seconds", Double, comment="of its held time, in timed steps"),
+    Column("warmup_seconds", Double, comment="of its held time, in the steps before these; NULL: nobody said"),
+    Column(
+        "fingerprint_digest",
+        Text,
+        ForeignKey("fingerprint.digest"),
+        comment="what it was measured with; of a cell: its newest measurement's",
+    ),
+    Column("processes_killed", Integer, comment="processes that were left beyond the ranks, and killed"),
+    Column(
+        "environment",
+        Json,
+        comment="settings of NCCL, gloo and their like that its ranks got, as JSON: name to value, or to the value on each node",
+    ),
+    # What its node was busy with while steps were timed; of several nodes the one where others disturbed most. NULL: not known.
+    Column("cpu_cores", Double, comment="cores that the attempt could use: its affinity, or the limit of its container"),
+    Column("own_cpu_cores", Double, comment="cores' worth of CPU time of the attempt's own processes while steps were timed"),
+    Column(
+        "sweep_cpu_cores",
+        Double,
+        comment="cores' worth of CPU time of the sweep's other attempts, and of its orchestrator and the Ray that "
+        "it started where they are on the node",
+    ),
+    Column(
+        "others_cpu_cores",
+        Double,
+        comment="cores' worth of CPU time that went to somebody else while steps were timed: [the load by "
+        "others](measuring.md#the-load-by-others)",
+    ),
+    Column(
+        "foreign_gpu_processes",
+        Integer,
+        comment="processes that were not the attempt's, on its GPUs while steps were timed (NVML); NULL: not told",
+    ),
+    Column("gpu_clock_ratio", Double, comment="mean SM clock of its GPUs over the most that they can, while steps were timed (NVML)"),
+    Column("gpu_throttled_fraction", Double, comment="fraction of samples in which heat, power supply or hardware slowed a GPU down"),
+    Column(
+        "gpu_throttle_reasons",
+        Text,
+        comment="why its GPUs ran below their highest clock, in NVML's words, with commas; `sw_power_cap` alone spoils nothing",
+    ),
+    Column("gpu_temperature_celsius", Double, comment="of its hottest GPU while steps were timed (NVML)"),
+    Column("failure_kind", Text, comment="what went wrong: [kinds](troubleshooting.md#kinds-of-failure)"),
+    Column("failure_rank", Integer, comment="the first bad rank"),
+    Column("failure_node", Text, comment="node of the first bad rank"),
+    Column("failure_phase", Text, comment="phase of the first bad rank"),
+    Column("failure_step", Integer, comment="optimizer step that it had begun"),
+    Column("failure_signal", Integer, comment="signal that it died of"),
+    Column("failure_exit_code", Integer, comment="exit code of the first bad rank"),
+    Column("failure_message", Text, comment="one line for a person"),
+    Column("failure_log_path", Text, comment="the rank's log, on the node that ran it"),
+    Column("failure_peak_memory_bytes", BigInteger, comment="of an out-of-memory: allocated when it struck"),
+    Column("failure_device_memory_bytes", BigInteger, comment="of an out-of-memory: the device's memory"),
+    Column("failure_evidence", Text, comment="the text or fact that shows the kind"),
+    # Last: SQLite reads the columns before a long one without it.
+    Column("failure_log_tail", Text, comment="its last lines"),
     UniqueConstraint("trial_id", "number"),
     # At most one attempt of a trial counts, whoever writes.
     Index(
@@ -300,46 +352,57 @@ attempt = Table(
 measurement = Table(
     "measurement",
     metadata,
-    Column("attempt_id", Id, ForeignKey("attempt.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    Column("tokens_per_second", Double, nullable=False),
-    Column("tokens_per_second_per_gpu", Double, nullable=False),
-    Column("step_seconds_median", Double, nullable=False),
-    Column("step_seconds_iqr", Double, nullable=False),
-    Column("num_steps", Integer, nullable=False),
-    Column("relative_confidence", Double),
-    Column("confident", Boolean, nullable=False),
-    Column("mfu", Double),
-    Column("hfu", Double),
-    Column("mfu_formula", Text, nullable=False),
-    Column("peak_flops", Double),
-    Column("peak_flops_source", Text),
-    Column("peak_memory_allocated_bytes", BigInteger),
-    Column("peak_memory_reserved_bytes", BigInteger),
-    Column("device_memory_bytes", BigInteger),
-    Column("allocator_retries", BigInteger),
-    Column("thrashing", Boolean, nullable=False),
-    Column("loss_first", Double),
-    Column("loss_last", Double),
-    Column("gpu_utilisation", Double),
-    Column("gpu_power_watts", Double),
-    Column("memory_by_part", Json),
-    Column("step_seconds", Json, nullable=False),  # every sample: the evidence
+    Column(
+        "attempt_id",
+        Id,
+        ForeignKey("attempt.id", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+        comment="the attempt that was measured",
+    ),
+    Column("tokens_per_second", Double, nullable=False, comment="of the whole gang"),
+    Column("tokens_per_second_per_gpu", Double, nullable=False, comment="what is optimised"),
+    Column("step_seconds_median", Double, nullable=False, comment="median time of an optimizer step"),
+    Column("step_seconds_iqr", Double, nullable=False, comment="interquartile range of the timed steps"),
+    Column("num_steps", Integer, nullable=False, comment="timed steps"),
+    Column("relative_confidence", Double, comment="half-width of the median's 95 % interval over the median; NULL: fewer than 6 steps"),
+    Column("confident", Boolean, nullable=False, comment="whether the precision asked for was reached"),
+    Column("mfu", Double, comment="model FLOPs utilisation, 0 to 1; NULL: no peak is known"),
+    Column("hfu", Double, comment="hardware FLOPs utilisation, 0 to 1: recomputed FLOPs count"),
+    Column("mfu_formula", Text, nullable=False, comment="FLOPs per token that `mfu` rests on"),
+    Column("peak_flops", Double, comment="FLOP/s of one device that `mfu` rests on"),
+    Column(
+        "peak_flops_source",
+        Text,
+        comment="`table: ...` (data sheet) or `measured: ...` (how, and in which trial: one for all trials of a node)",
+    ),
+    Column("peak_memory_allocated_bytes", BigInteger, comment="highest allocated memory, worst rank; on a CPU live tensors"),
+    Column("peak_memory_reserved_bytes", BigInteger, comment="highest memory that the allocator held, worst rank; NULL on a CPU"),
+    Column("device_memory_bytes", BigInteger, comment="memory of one device, as the rank saw it"),
+    Column("allocator_retries", BigInteger, comment="times that the GPU's allocator had to free its cache and try again"),
+    Column("thrashing", Boolean, nullable=False, comment="ran at the memory edge with allocator retries: slower than it looks like"),
+    Column("loss_first", Double, comment="loss of the first step"),
+    Column("loss_last", Double, comment="loss of the last step"),
+    Column("gpu_utilisation", Double, comment="mean share of time that a kernel ran, 0 to 1, while steps were timed (NVML)"),
+    Column("gpu_power_watts", Double, comment="mean power of a GPU while steps were timed (NVML)"),
+    Column("memory_by_part", Json, comment="bytes at the peak by part, worst rank"),
+    Column("step_seconds", Json, nullable=False, comment="every timed step of the slowest rank: the evidence"),
 )
 
 event = Table(
     "event",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
-    Column("trial_id", Id, ForeignKey("trial.id", ondelete="CASCADE")),
-    Column("attempt", Integer),
-    Column("at", UtcTime, nullable=False),
-    Column("event", Text, nullable=False),
-    Column("from_state", Text),
-    Column("to_state", Text),
-    Column("epoch", BigInteger, nullable=False),
-    Column("change_id", Text),  # one per write: tells whether a commit whose answer was lost has happened
-    Column("detail", Json),
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False, comment="number of the sweep"),
+    Column("trial_id", Id, ForeignKey("trial.id", ondelete="CASCADE"), comment="number of the trial: what `sweep show` takes"),
+    Column("attempt", Integer, comment="number of the attempt, from 1; in `v_trial` the one that counts"),
+    Column("at", UtcTime, nullable=False, comment="when it happened"),
+    Column("event", Text, nullable=False, comment="what happened: an event of the lifecycle, `added`, or `superseded`"),
+    Column("from_state", Text, comment="the trial's state before"),
+    Column("to_state", Text, comment="the trial's state after"),
+    Column("epoch", BigInteger, nullable=False, comment="of the orchestrator that wrote it: grows with each new owner of the sweep"),
+    Column("change_id", Text, comment="one per write; tells whether a commit whose answer was lost has happened"),
+    Column("detail", Json, comment="what else is known of the event"),
     Index("ix_event_sweep_id", "sweep_id"),
     Index("ix_event_trial_id", "trial_id"),
 )
@@ -347,43 +410,43 @@ event = Table(
 node_check = Table(
     "node_check",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE")),  # NULL: asked for by `sweep doctor`
-    Column("epoch", BigInteger),  # of the orchestrator that had it looked at; NULL: none had
-    Column("at", UtcTime, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("is_fit", Boolean, nullable=False),
-    Column("failed", Text),  # why it is not
-    Column("host", Text),
-    Column("boot_id", Text),
-    Column("kernel", Text),
-    Column("python", Text),
-    Column("torch", Text),
-    Column("cuda", Text),
-    Column("nccl", Text),
-    Column("driver", Text),
-    Column("device_name", Text),
-    Column("num_gpus", Integer),
-    Column("num_cores", Integer),
-    Column("matmul_flops", Double),  # of its slowest device
-    Column("free_disk_bytes", BigInteger),
-    Column("clock_offset_seconds", Double),
-    Column("checks", Json),  # each with what was found
-    Column("facts", Json),  # all that the node said
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), comment="number of the sweep"),
+    Column("epoch", BigInteger, comment="of the orchestrator that wrote it: grows with each new owner of the sweep"),
+    Column("at", UtcTime, nullable=False, comment="when it happened"),
+    Column("node", Text, nullable=False, comment="the node, as the scheduler calls it"),
+    Column("is_fit", Boolean, nullable=False, comment="no check failed"),
+    Column("failed", Text, comment="the checks that failed; NULL: none"),
+    Column("host", Text, comment="of the orchestrator; in `node_check` of the node"),
+    Column("boot_id", Text, comment="the kernel's name for this boot; the same on two nodes: they are simulated on one machine"),
+    Column("kernel", Text, comment="version of the kernel"),
+    Column("python", Text, comment="version of Python"),
+    Column("torch", Text, comment="version of torch"),
+    Column("cuda", Text, comment="version of CUDA"),
+    Column("nccl", Text, comment="version of NCCL"),
+    Column("driver", Text, comment="version of the GPU driver"),
+    Column("device_name", Text, comment="what the driver calls the device"),
+    Column("num_gpus", Integer, comment="GPUs of the gang (cores, where there are none); of a session: of the cluster"),
+    Column("num_cores", Integer, comment="cores of the node that processes may use"),
+    Column("matmul_flops", Double, comment="FLOP/s of the node's slowest device, kept up over two seconds"),
+    Column("free_disk_bytes", BigInteger, comment="where run folders go"),
+    Column("clock_offset_seconds", Double, comment="how far the node's clock is ahead of the head's"),
+    Column("checks", Json, comment="each check: name, status, what was found, advice"),
+    Column("facts", Json, comment="all that the node said of itself"),
     Index("ix_node_check_sweep_id_node", "sweep_id", "node"),
 )
 
 node_bench = Table(
     "node_bench",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False),
-    Column("node", Text, nullable=False),
-    Column("since", UtcTime, nullable=False),
-    Column("until", UtcTime),  # NULL: nothing is placed there
-    Column("reason", Text, nullable=False),
-    Column("is_remeasured", Boolean, nullable=False),  # what was measured there counts no more
-    Column("evidence", Json),
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column("sweep_id", Id, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=False, comment="number of the sweep"),
+    Column("node", Text, nullable=False, comment="the node, as the scheduler calls it"),
+    Column("since", UtcTime, nullable=False, comment="from when on nothing is placed on the node"),
+    Column("until", UtcTime, comment="when it was used again; NULL: it is benched"),
+    Column("reason", Text, nullable=False, comment="`slow`, `faults`, `asked`"),
+    Column("is_remeasured", Boolean, nullable=False, comment="what was measured there counts no more"),
+    Column("evidence", Json, comment="why, in numbers"),
     # A node is benched once, whoever says so.
     Index(
         "uq_node_bench_open",
@@ -398,22 +461,32 @@ node_bench = Table(
 link = Table(
     "link",
     metadata,
-    Column("id", Id, primary_key=True),
-    Column("run_token", Text, nullable=False),  # one per `sweep netbench`
-    Column("at", UtcTime, nullable=False),
-    Column("device_name", Text),  # NULL: processor cores whose name nobody knows
-    Column("backend", Text, nullable=False),
-    Column("collective", Text, nullable=False),
-    Column("num_ranks", Integer, nullable=False),
-    Column("num_nodes", Integer, nullable=False),
-    Column("message_bytes", BigInteger, nullable=False),
-    Column("num_calls", Integer, nullable=False),
-    Column("seconds", Double, nullable=False),  # the median of the calls, of the slowest rank
-    Column("algorithm_bytes_per_second", Double, nullable=False),
-    Column("bus_bytes_per_second", Double, nullable=False),
-    Column("nodes", Json),
-    Column("torch", Text),
-    Column("nccl", Text),
+    Column("id", Id, primary_key=True, comment="number of the row"),
+    Column(
+        "run_token",
+        Text,
+        nullable=False,
+        comment="random, made with the sweep: tells its run folders from those of a sweep of the same name in another store",
+    ),
+    Column("at", UtcTime, nullable=False, comment="when it happened"),
+    Column("device_name", Text, comment="what the driver calls the device"),
+    Column("backend", Text, nullable=False, comment="what carried it: `nccl`, `gloo`"),
+    Column("collective", Text, nullable=False, comment="`all_reduce`, `all_gather`, `reduce_scatter`, `send_recv`"),
+    Column("num_ranks", Integer, nullable=False, comment="ranks that took part"),
+    Column("num_nodes", Integer, nullable=False, comment="nodes that took part"),
+    Column("message_bytes", BigInteger, nullable=False, comment="of a collective: all that is reduced, gathered or sent"),
+    Column("num_calls", Integer, nullable=False, comment="calls that a time rests on"),
+    Column("seconds", Double, nullable=False, comment="of one call: the median, of the slowest rank"),
+    Column("algorithm_bytes_per_second", Double, nullable=False, comment="message bytes over seconds"),
+    Column(
+        "bus_bytes_per_second",
+        Double,
+        nullable=False,
+        comment="algorithm bandwidth times the collective's factor, which makes numbers of ranks comparable",
+    ),
+    Column("nodes", Json, comment="names of the nodes that it ran on"),
+    Column("torch", Text, comment="version of torch"),
+    Column("nccl", Text, comment="version of NCCL"),
     Index("ix_link_device_name", "device_name"),
 )
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import sqlalchemy as sa
 
@@ -19,6 +19,7 @@ from db import migrate, schema
 from db.connection import url
 from db.connection.engine import Change, Database
 from db.read import observations, queries
+from db.read.holder import holder_is_gone
 from db.read.observations import ObservationRow
 from db.read.rows import (
     BenchRow,
@@ -30,17 +31,17 @@ from db.read.rows import (
     NodeCheckRow,
     PeakRow,
     Repeats,
+    ReservedBySweep,
     SessionRow,
-    SweepHeld,
     SweepRow,
     TrialDetail,
     TrialRow,
 )
-from db.schema import BenchReason, StopRequest, SweepState, now
 from db.sql import readonly, sql_text
 from db.sql.bounded_answer import Answer
+from db.types import BenchReason, StopRequest, SweepState, now
 from db.write import changes, endings, invalidation, lease, link_records, node_records, sessions
-from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned, Recorded
+from db.write.writes import Ended, NewAttempt, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.check import Check
 from orchestrator.core.machines.node_health import NodeFacts
@@ -48,12 +49,9 @@ from orchestrator.core.machines.node_score import NEWEST_RUNS, NodeRun
 from orchestrator.core.physics.links import LinkSample
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
-from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import GpuUsage
-from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import Leased
 
 logger = logging.getLogger(__name__)
@@ -149,7 +147,7 @@ class Store:
         conditions: Mapping[str, Any] | None = None,
         ttl_seconds: float = LEASE_SECONDS,
         takeover: bool = False,
-        holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone,
+        holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone,
     ) -> int:
         """Take the sweep and return the epoch that every write must carry. Raises SweepHeld, naming the holder and the end of its lease.
 
@@ -268,30 +266,6 @@ class Store:
         """The id of the cell in the sweep, made if it is new."""
         return self._database.write(lambda connection, change: changes.ensure_cell(connection, sweep_id, cell, epoch))
 
-    def add_trial(
-        self,
-        cell_id: int,
-        layout: Layout,
-        *,
-        epoch: int,
-        why: str | None = None,
-        predicted_tokens_per_second_per_gpu: float | None = None,
-        predicted_memory_bytes: float | None = None,
-    ) -> TrialRow:
-        """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
-        new = NewTrial(
-            cell_id=cell_id,
-            layout=layout,
-            why=why,
-            predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
-            predicted_memory_bytes=predicted_memory_bytes,
-        )
-
-        def work(connection: sa.Connection, change: Change) -> TrialRow:
-            return queries.trials_by_id(connection, changes.add_trials(connection, change, [new], epoch))[0]
-
-        return self._database.write(work)
-
     def begin_trials(self, begun: Sequence[NewTrial | NewAttempt], *, epoch: int) -> list[tuple[int, int]]:
         """Begin an attempt of each, of any cells of one sweep, in one commit: the trials' ids and the attempts' numbers, in order.
 
@@ -299,28 +273,6 @@ class Store:
         begin, or is named twice: nothing was launched yet, so nothing is lost with the others.
         """
         return self._database.write(lambda connection, change: changes.begin(connection, change, begun, epoch)) if begun else []
-
-    def begin_trial(
-        self,
-        cell_id: int,
-        layout: Layout,
-        *,
-        epoch: int,
-        why: str | None = None,
-        predicted_tokens_per_second_per_gpu: float | None = None,
-        predicted_memory_bytes: float | None = None,
-        nodes: Sequence[str] | None = None,
-    ) -> tuple[int, int]:
-        """`begin_trials` of one."""
-        new = NewTrial(
-            cell_id=cell_id,
-            layout=layout,
-            why=why,
-            predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
-            predicted_memory_bytes=predicted_memory_bytes,
-            nodes=nodes,
-        )
-        return self.begin_trials([new], epoch=epoch)[0]
 
     def add_pruned(self, condemned: Sequence[Pruned], *, epoch: int) -> int:
         """Record layouts as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
@@ -338,9 +290,7 @@ class Store:
         Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
         """
         if event in (TrialEvent.GANG_PLACED, TrialEvent.REPEATED, TrialEvent.MEASURED, TrialEvent.INVALIDATED):
-            raise ValueError(
-                f"{event} is written together with what belongs to it: by start_attempt, start_repeat, record_measurement, invalidate"
-            )
+            raise ValueError(f"{event} is written together with what belongs to it: by begin_trials, record_ends, invalidate")
         return self._database.write(
             lambda connection, change: changes.transition(connection, change, [(trial_id, attempt)], event, epoch, detail)
         )[0]
@@ -351,9 +301,7 @@ class Store:
             event = TrialEvent.FIRST_STEP
             self._database.write(lambda connection, change: changes.transition(connection, change, attempts, event, epoch, None))
 
-    def invalidate(
-        self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = lease.holder_is_gone
-    ) -> int:
+    def invalidate(self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone) -> int:
         """Let trials that have ended and match a condition over v_trial wait again, with those that they condemned; return how many.
 
         Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
@@ -382,22 +330,6 @@ class Store:
         return readonly.query(raw_url, f"WITH matching AS ({matching}) {statement}", max_rows=10_000_000)
 
     # Attempts and how they end.
-
-    def start_attempt(self, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, shared_nodes: bool | None = None) -> int:
-        """`begin_trials` of one that is QUEUED: the number of its new attempt."""
-        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch)[0][1]
-
-    def start_repeat(
-        self,
-        trial_id: int,
-        epoch: int,
-        nodes: Sequence[str] | None = None,
-        *,
-        why: str | None = None,
-        purpose: Purpose = Purpose.CONFIRMATION,
-    ) -> int:
-        """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
-        return self.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch)[0][1]
 
     def record_ends(self, ends: Sequence[Ended], *, epoch: int) -> list[Recorded]:
         """Record how attempts of one sweep ended, with their trials' new states, in one commit; what each came to, in order.
@@ -428,37 +360,6 @@ class Store:
                     exc,
                     extra={"action": "end_refused"},
                 )
-
-    def record_measurement(
-        self,
-        trial_id: int,
-        attempt: int,
-        *,
-        epoch: int,
-        measurement: Measurement,
-        gpu: GpuUsage = NO_USAGE,
-        memory_by_part: Mapping[str, int] | None = None,
-        **facts: Unpack[AttemptFacts],
-    ) -> bool:
-        """`record_ends` of one that was measured. True: it counts; False: another came first, and it is kept beside it."""
-        outcome = MeasuredEnd(measurement=measurement, gpu=gpu, memory_by_part=memory_by_part)
-        return self.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].counts
-
-    def record_failure(
-        self,
-        trial_id: int,
-        attempt: int,
-        *,
-        epoch: int,
-        failure: Failure,
-        event: TrialEvent,
-        peak_memory_bytes: int | None = None,
-        device_memory_bytes: int | None = None,
-        **facts: Unpack[AttemptFacts],
-    ) -> TrialState:
-        """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
-        outcome = FailedEnd(failure=failure, event=event, peak_memory_bytes=peak_memory_bytes, device_memory_bytes=device_memory_bytes)
-        return self.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].state
 
     # Nodes.
 
@@ -553,7 +454,7 @@ class Store:
         """Per cell: how many trials in each state, and the best. What they held is told by `held`."""
         return self._database.read(lambda connection: queries.status(connection, sweep_id))
 
-    def held(self, sweep_id: int) -> SweepHeld:
+    def held(self, sweep_id: int) -> ReservedBySweep:
         """What the sweep has held so far, and what that went into."""
         return self._database.read(lambda connection: queries.held(connection, sweep_id))
 

@@ -45,6 +45,39 @@ def measured_rows() -> list[tuple[str, str, str]]:
     return rows
 
 
+def summary_rows() -> list[tuple[str, str, str]]:
+    """The few figures that the README shows, each with a link to its file."""
+    rows: list[tuple[str, str, str]] = []
+
+    def row(name: str, what: str, said: Callable[[Any], str]) -> None:
+        if (found := newest(name)) is not None:
+            file, result = found
+            rows.append((what, said(result), f"[{name}](benchmarks/results/{file})"))
+
+    row("orchestration", "trials per second, each in fresh processes that do nothing", _said_of_trials)
+    row(
+        "search-efficiency-cold",
+        "launches until a layout within 5 % of the best was measured (tables of published runs)",
+        _said_of_launches,
+    )
+    row("drift", "sweeps on machines that drift: a winner more than 3 % below the true best", _said_of_wrong_winners)
+    row("chaos", "results lost in kills of every process", lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills")
+    row("chaos", "processes left 5 s after such a kill", lambda r: f"{r['leaked_processes']} in {r['looks']:,} looks")
+    row("simulated-scale", "a simulated sweep on 16,384 GPUs", _said_of_a_simulation)
+    row("store-scale", "`sweep best` on 100,000 trials", lambda r: f"{_digits(r['best_seconds'])} s")
+    return rows
+
+
+def _said_of_launches(result: Any) -> str:
+    ours, tpe = (_digits(result["summary"][method]["launches_to_5_percent"]["median"]) for method in ("auto", "tpe"))
+    return f"{ours}. Optuna's TPE in the same run: {tpe}"
+
+
+def _said_of_wrong_winners(result: Any) -> str:
+    now = [rules["now"] for rules in result["drifts"].values()]
+    return f"{sum(one['wrong'] for one in now)} of {sum(one['runs'] for one in now):,}"
+
+
 def _said_of_packing(result: Any) -> str:
     ours, in_line = result["median"]["packing"], result["median"]["first_come"]
     return (

@@ -15,22 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from db import schema
+from db import migrate, schema
 from db.sql import readonly
 from db.store import Store
-from docs.figures import drift_rows, measured_rows, score_rows, scoreboard_rows
-from docs.words import COLUMNS, DRIFTS, FAILURES, FAULTS, KEYS, OPTIONS, PLACEHOLDERS, RESULT, KeyWords
+from db.types import Json
+from docs.figures import drift_rows, measured_rows, score_rows, scoreboard_rows, summary_rows
 from orchestrator.core.physics.step_time import PRIORS
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
-from orchestrator.core.sweepfile.spec import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search, SweepSpec
+from orchestrator.core.sweepfile.sections import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
 from orchestrator.core.sweepfile.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
-from orchestrator.core.sweepfile.workload_options import WORKLOADS, DriftKind, FaultKind, LlamaWorkload
-from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, POLICIES, Fault
+from orchestrator.core.sweepfile.workload_options import DRIFTS, FAULTS, WORKLOADS, LlamaWorkload
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import RankResult
 
@@ -107,12 +109,12 @@ def generated(text: str) -> str:
 def _part(name: str) -> str:
     kind, _, which = name.partition(" ")
     if kind == "keys":
-        return key_table(f"KEYS[{which!r}]", SECTIONS[which], KEYS[which])
+        return key_table(SECTIONS[which])
     if kind == "options":
-        return option_table(which) if which else option_list()
+        return key_table(PROGRAM_OPTIONS[which]) if which else option_list()
     parts: Mapping[str, Callable[[], str]] = {
         "capabilities": capability_table,
-        "faults": lambda: _words("fault", "FAULTS", FAULTS, FaultKind),
+        "faults": lambda: _words("fault", FAULTS),
         "drift": lambda: _table(
             (
                 "drift",
@@ -125,9 +127,10 @@ def _part(name: str) -> str:
             ),
             drift_rows(),
         ),
-        "drifts": lambda: _words("kind", "DRIFTS", DRIFTS, DriftKind),
-        "placeholders": lambda: _words("name", "PLACEHOLDERS", PLACEHOLDERS, TEMPLATE_NAMES),
-        "result": lambda: _words("field", "RESULT", RESULT, RankResult.model_fields),
+        "drifts": lambda: _words("kind", DRIFTS),
+        "placeholders": lambda: _words("name", TEMPLATE_NAMES),
+        "result": lambda: _words("field", {name: _means(field) for name, field in RankResult.model_fields.items()}),
+        "summary": lambda: _table(("what", "measured", "file"), summary_rows()),
         "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
         "scores": lambda: _table(
             ("case", "trials, median", "nine in ten", "found within 400", "healthy sweeps that accused a node"), score_rows()
@@ -160,23 +163,11 @@ def constant_table() -> str:
     return _table(("constant", "prior", "", "meaning"), rows)
 
 
-def key_table(where: str, model: type[BaseModel], words: Mapping[str, KeyWords]) -> str:
-    """The keys of a section, with their defaults out of the code."""
-    _require_same(where, words, model.model_fields)
+def key_table(model: type[BaseModel]) -> str:
+    """The keys of a section or of a workload's options, as their fields describe them."""
     rows = [
-        (f"`{name}`", words[name].takes, "required" if field.is_required() else _default(field.default), words[name].means)
+        (f"`{name}`", _takes(field), "required" if field.is_required() else _default(field.default), _means(field))
         for name, field in model.model_fields.items()
-    ]
-    return _table(("key", "takes", "default", "meaning"), rows)
-
-
-def option_table(workload: str) -> str:
-    """The options of a workload: what each takes, and the default and the meaning that the code has."""
-    options, takes = PROGRAM_OPTIONS[workload].model_fields, OPTIONS[workload]
-    _require_same(f"OPTIONS[{workload!r}]", takes, options)
-    rows = [
-        (f"`{name}`", takes[name], "required" if field.is_required() else _default(field.default), field.description)
-        for name, field in options.items()
     ]
     return _table(("key", "takes", "default", "meaning"), rows)
 
@@ -215,16 +206,15 @@ def module_tables() -> str:
 
 
 def failure_table() -> str:
-    _require_same("FAILURES", FAILURES, POLICIES)
     whose = {Fault.LAYOUT: "the layout's", Fault.CODE: "the code's", Fault.MACHINE: "the machine's", Fault.NOBODY: "nobody's"}
     rows = [
         (
             f"`{kind}`",
-            FAILURES[kind].means,
+            policy.means,
             whose[policy.fault],
             str(policy.max_retries) if policy.fault is not Fault.NOBODY else "next run",
             "waits" if policy.fault is Fault.NOBODY else "out_of_memory" if kind in OUT_OF_MEMORY_KINDS else "failed",
-            FAILURES[kind].do,
+            policy.cure,
         )
         for kind, policy in POLICIES.items()
     ]
@@ -264,7 +254,7 @@ def view_list() -> str:
 def table_list() -> str:
     lines = []
     for table in schema.metadata.sorted_tables:
-        columns = ", ".join(f"`{column.name}`{' (JSON)' if column.type is schema.Json else ''}" for column in table.columns)
+        columns = ", ".join(f"`{column.name}`{' (JSON)' if column.type is Json else ''}" for column in table.columns)
         lines.append(f"- **`{table.name}`**: {columns}")
     return "\n".join(lines)
 
@@ -276,8 +266,8 @@ def column_table() -> str:
         places |= dict.fromkeys(column.name for column in table.columns)
     for columns in view_columns().values():
         places |= dict.fromkeys(columns)
-    _require_same("COLUMNS", COLUMNS, places)
-    return _table(("column", "meaning"), [(f"`{name}`", COLUMNS[name]) for name in sorted(places)])
+    means = migrate.meanings()
+    return _table(("column", "meaning"), [(f"`{name}`", means[name]) for name in sorted(places)])
 
 
 def view_columns() -> dict[str, tuple[str, ...]]:
@@ -288,16 +278,21 @@ def view_columns() -> dict[str, tuple[str, ...]]:
         return {view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
 
 
-def _words(title: str, where: str, words: Mapping[str, str], code: Iterable[str]) -> str:
-    _require_same(where, words, code)
+def _words(title: str, words: Mapping[str, str]) -> str:
     return _table((title, "meaning"), [(f"`{name}`", meaning) for name, meaning in words.items()])
 
 
-def _require_same(where: str, words: Iterable[str], code: Iterable[str]) -> None:
-    """Raise ValueError when docs/words.py lacks a word of the code, or has one too many."""
-    missing, superfluous = set(code) - set(words), set(words) - set(code)
-    if missing or superfluous:
-        raise ValueError(f"docs/words.py, {where}: lacks {sorted(missing)}, and has {sorted(superfluous)} that the code does not have")
+def _means(field: FieldInfo) -> str:
+    """Raises ValueError for a field that does not say what it means."""
+    if not field.description:
+        raise ValueError(f"a field without a description: {field!r}")
+    return field.description
+
+
+def _takes(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    assert isinstance(extra, Mapping), f"a key that does not say what it takes: {field!r}"
+    return str(extra["takes"])
 
 
 def _default(value: Any) -> str:

@@ -15,12 +15,12 @@ import yaml
 from db.sql import readonly
 from db.store import Store
 from docs.figures import chaos_lacks, newest
-from docs.generate import DOCS, documents, generated, view_columns
-from docs.words import KEYS, PLACEHOLDERS
+from docs.generate import DOCS, SECTIONS, documents, generated, view_columns
 from orchestrator.core import errors
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
+from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
@@ -130,13 +130,13 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
 
 def test_the_names_that_a_program_may_be_told_are_all_there(tmp_path: Path) -> None:
     names = template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
-    assert set(PLACEHOLDERS) == set(names)
+    assert set(TEMPLATE_NAMES) == set(names)
 
 
 def test_every_key_and_column_is_explained_somewhere() -> None:
     words = "".join((DOCS / name).read_text() for name in ("glossary.md", "sweep-file.md", "sql.md"))
     known = set(re.findall(r"`([a-z_]+)`", words))
-    assert {key for section in KEYS.values() for key in section} <= known
+    assert {key for section in SECTIONS.values() for key in section.model_fields} <= known
     assert set(view_columns()["v_trial"]) <= known
     assert set(SweepSpec.model_fields) <= known
 

@@ -42,6 +42,10 @@ class ConfigRejected(Exception):
     """The workload cannot run this layout, and never will. Say which field, and what would be possible."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """What torch raises, by name, where no device is there to run out of memory."""
+
+
 class NotFinite(Exception):
     """The training has diverged: what it computes is NaN or infinite, so its speed is not measured. Say what, and in which step."""
 

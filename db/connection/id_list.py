@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from db import schema
 from db.connection.portions import portions
+from db.types import Id
 
 Ids = Sequence[sa.BindParameter[int]]
 
@@ -36,5 +36,5 @@ class ByIds:
 
     def _of(self, length: int) -> sa.Select[Any]:
         if length not in self._made:
-            self._made[length] = self._make([sa.bindparam(f"id_{place}", type_=schema.Id) for place in range(length)])
+            self._made[length] = self._make([sa.bindparam(f"id_{place}", type_=Id) for place in range(length)])
         return self._made[length]

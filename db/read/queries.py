@@ -15,14 +15,26 @@ from db import schema
 from db.connection.id_list import ByIds
 from db.connection.portions import portions
 from db.read import records
-from db.read.rows import AttemptRow, CellRow, CellStatus, EventRow, PeakRow, Repeats, SweepHeld, SweepRow, TrialDetail, TrialRow, run_folder
-from db.schema import AttemptState, StopRequest, SweepState, now
-from db.write import lease
+from db.read.holder import live_holder
+from db.read.rows import (
+    AttemptRow,
+    CellRow,
+    CellStatus,
+    EventRow,
+    PeakRow,
+    Repeats,
+    ReservedBySweep,
+    SweepRow,
+    TrialDetail,
+    TrialRow,
+    run_folder,
+)
+from db.types import AttemptState, StopRequest, SweepState, now
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.protocol import MEASURED_PEAK, GpuUsage
@@ -110,10 +122,10 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
     ]
 
 
-def held(connection: Connection, sweep_id: int) -> SweepHeld:
+def held(connection: Connection, sweep_id: int) -> ReservedBySweep:
     rows = connection.execute(sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"), {"sweep_id": sweep_id}).mappings().all()
     parts = {row["cell_id"]: HeldGpuSeconds(**{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}) for row in rows}
-    return SweepHeld(
+    return ReservedBySweep(
         total=sum(parts.values(), start=HeldGpuSeconds()),
         by_cell={cell_id: part for cell_id, part in parts.items() if cell_id is not None},
         capacity=next((row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None),
@@ -351,7 +363,7 @@ def _sweep_row(row: Any) -> SweepRow:
         conditions=row.conditions,
         state=SweepState(row.state),
         created_at=row.created_at,
-        holder=lease.live_holder(row),
+        holder=live_holder(row),
         owner_epoch=row.owner_epoch,
         stop_requested=StopRequest(row.stop_requested) if row.stop_requested else None,
     )

@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping
 
 from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
 from orchestrator.core.problem.model_shape import ModelShape
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from db.schema import AttemptState, BenchReason, StopRequest, SweepState
+from db.types import AttemptState, BenchReason, StopRequest, SweepState
 from orchestrator.core.machines.check import Check
 from orchestrator.core.physics.links import LinkSample
 from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
@@ -252,7 +252,7 @@ class SessionRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SweepHeld:
+class ReservedBySweep:
     """The GPU-seconds of a sweep by what they went into, over all of its sessions."""
 
     total: HeldGpuSeconds

@@ -1,4 +1,5 @@
 -- Per cell and fingerprint the fastest layout. Numbers of two fingerprints are not comparable: rows with is_current are the ones to read.
+-- is_current: whether the fingerprint is the one of the cell's newest measurement
 CREATE VIEW v_best AS
 SELECT
     v_trial.sweep_id,

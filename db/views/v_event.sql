@@ -1,4 +1,5 @@
 -- The log of what happened, with names.
+-- event_id: number of the event; grows
 CREATE VIEW v_event AS
 SELECT
     event.id AS event_id,

@@ -1,4 +1,12 @@
 -- Where the GPU-seconds went: one row per cell with what its attempts held, and one per sweep, without a cell, with what no attempt did. All rows of a sweep add up to what it held.
+-- useful_gpu_seconds: in timed steps of measurements that count: [held GPU-seconds](measuring.md#held-gpu-seconds)
+-- warmup_gpu_seconds: in the steps before these
+-- startup_gpu_seconds: in the rest of these attempts, around and between their steps
+-- failed_gpu_seconds: in attempts without a measurement that counts, but for the two kinds that follow
+-- out_of_memory_gpu_seconds: in attempts that ran out of memory
+-- lost_gpu_seconds: in attempts that were lost with their node or orchestrator, or preempted
+-- cancelled_gpu_seconds: in attempts that somebody ended: a second Ctrl-C, SIGTERM, `sweep cancel`
+-- in_flight_gpu_seconds: in attempts that have not ended, when the orchestrator was last seen; NULL: not known by cell
 CREATE VIEW v_gpu_seconds AS
 SELECT
     sweep.id AS sweep_id,

@@ -1,4 +1,5 @@
 -- Every layout that does not fit: those that ran out of memory, and those that another trial condemned without a launch.
+-- condemned_by_layout: that trial's layout
 CREATE VIEW v_oom AS
 SELECT
     v_trial.sweep_id,

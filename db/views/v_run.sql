@@ -1,4 +1,5 @@
 -- Every measurement that counts, in the order of time: of a repeat how it changed against the first run of its trial. Anchors show the machine's drift.
+-- change_since_first: of a repeat: its step time over that of its trial's first run, less 1; NULL: it is the first
 CREATE VIEW v_run AS
 SELECT
     sweep.id AS sweep_id,

@@ -1,4 +1,10 @@
 -- One row per trial: its cell, its layout, the numbers of the attempt that counts, and the failure of the last one.
+-- sweep: the sweep's name
+-- cell: the cell's key, such as `llama-3.1-8b_64gpu_s4096_gb1024`
+-- model: the model's name in the sweep
+-- layout: the layout's key, such as `dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16`
+-- is_current_fingerprint: the same for a trial; NULL: not measured
+-- last_attempt_state: how the last attempt ended
 CREATE VIEW v_trial AS
 SELECT
     trial.id AS trial_id,

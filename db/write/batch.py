@@ -17,7 +17,7 @@ from db import schema
 from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.read import records
-from db.schema import now
+from db.types import now
 from db.write import event_log, lease
 from orchestrator.core.errors import LeaseLost, UsageInvalid
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState, advance

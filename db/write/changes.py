@@ -20,13 +20,13 @@ from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.connection.portions import portions
 from db.read import queries, records
-from db.schema import AttemptState, now
+from db.types import AttemptState, now
 from db.write import event_log, lease
 from db.write.batch import Batch
 from db.write.writes import NewAttempt, NewTrial, Pruned
 from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.trial.failures import Failure, FailureKind, may_retry
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, event_after
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
 from orchestrator.core.trial.purpose import Purpose
 
@@ -229,11 +229,11 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         failure, detail = Failure(kind=_LOST, message=message), {"kind": _LOST.value, "message": message}
         if is_repeat:
             batch.log(row.id, event_log.REPEAT_FAILED, standing.num_attempts, detail)
-        elif may_retry(_LOST, {_LOST: times}):
-            batch.advance(row.id, TrialEvent.REQUEUED, detail=detail)
-            waiting.append(int(row.id))
         else:
-            batch.advance(row.id, TrialEvent.FAILED, detail=detail)
+            event = event_after(_LOST, {_LOST: times})
+            batch.advance(row.id, event, detail=detail)
+            if event is TrialEvent.REQUEUED:
+                waiting.append(int(row.id))
         held_seconds = (row.ended_at - row.started_at).total_seconds()  # its end was noted when its owner was replaced
         values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
         lost.append({"of_trial": row.id, "of_number": standing.num_attempts, **values})
@@ -258,7 +258,7 @@ _LOST = FailureKind.ORCHESTRATOR_LOST
 
 def _lost_message(trial_id: int, times: int) -> str:
     found = "the orchestrator of this attempt died; found at the next start"
-    if may_retry(_LOST, {_LOST: times}):
+    if event_after(_LOST, {_LOST: times}) is TrialEvent.REQUEUED:
         return found
     cure = f"see whether this layout takes the machine down, then: sweep invalidate --where 'trial_id = {trial_id}' --yes"
     return f"{found}. It was so {times} times while this trial was under way, so it is not tried again; {cure}"

@@ -17,7 +17,7 @@ from db import schema
 from db.connection.engine import Change
 from db.connection.id_list import ByIds
 from db.read import records
-from db.schema import AttemptState, now
+from db.types import AttemptState, now
 from db.write import event_log, pooling
 from db.write.batch import Batch
 from db.write.changes import INSERTS

@@ -15,7 +15,7 @@ from db import schema
 from db.connection.engine import Change
 from db.connection.portions import portions
 from db.read import records
-from db.schema import now
+from db.types import now
 from orchestrator.core.trial.lifecycle import TrialState
 
 ADDED = "added"  # the word for a trial's first row

@@ -15,7 +15,7 @@ from db.connection.engine import Change
 from db.connection.portions import portions
 from db.read import records
 from db.read.rows import Holder
-from db.schema import SweepState, now
+from db.types import SweepState, now
 from db.write import event_log, lease
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState, advance

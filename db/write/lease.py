@@ -6,18 +6,15 @@ Every write checks its epoch under a lock on the sweep's row, so an owner that s
 from __future__ import annotations
 
 import datetime as dt
-import os
-import socket
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from db import schema
+from db.read.holder import live_holder, process_namespace
 from db.read.rows import Holder
-from db.schema import StopRequest, SweepState, now
+from db.types import StopRequest, SweepState, now
 from db.write import sessions
 from orchestrator.core.errors import LeaseLost, SweepHeld, UsageInvalid
 
@@ -101,33 +98,6 @@ def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
         return f"there is no sweep with id {sweep_id} any more"
     owner = f"now held by host {row.owner_host}, pid {row.owner_pid}, epoch {row.owner_epoch}" if row.owner_token else "now held by nobody"
     return f"sweep {row.name!r}: the lease of epoch {epoch} is lost; {owner}. Nothing was written"
-
-
-def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
-    """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
-    if row.owner_token is None or row.lease_until <= row.now:
-        return None
-    return Holder(host=row.owner_host, pid=row.owner_pid, namespace=row.owner_namespace, since=row.owner_since, lease_until=row.lease_until)
-
-
-def holder_is_gone(holder: Holder) -> bool:
-    """Say whether the holder was a process of this machine and namespace that no longer exists. False: nobody here can tell."""
-    if holder.namespace != process_namespace() or holder.host != socket.gethostname():
-        return False
-    try:
-        state = Path("/proc", str(holder.pid), "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"  # dead, but not yet reaped by its parent
-
-
-def process_namespace() -> str:
-    """In which set of processes a pid of ours means anything: two containers may share a host name and even a pid."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no /proc: then no pid is ever judged, because a fresh name equals no other
-        return f"unknown/{os.urandom(8).hex()}"
 
 
 def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from db import schema
 from db.read.rows import LinkRow
-from db.schema import now
+from db.types import now
 from orchestrator.core.physics.links import Collective, LinkSample, Span
 from orchestrator.core.trial.fingerprint import Stack
 

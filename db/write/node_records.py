@@ -16,13 +16,13 @@ from db.connection.engine import Change
 from db.connection.portions import portions
 from db.read import queries, records
 from db.read.rows import BenchRow, NodeCheckRow
-from db.schema import BenchReason, now
+from db.types import BenchReason, now
 from db.write import event_log, invalidation, lease
 from db.write.changes import insert_absent
 from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.machines.node_health import NodeFacts, unfit
 from orchestrator.core.machines.node_score import NodeRun
-from orchestrator.core.trial.failures import SUSPECT_KINDS, FailureKind
+from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 
 node_check, node_bench, attempt, trial, cell = schema.node_check, schema.node_bench, schema.attempt, schema.trial, schema.cell

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from db import schema
 from db.read import records
 from db.read.rows import SessionRow
-from db.schema import now
+from db.types import now
 from orchestrator.core.trial.reserved_time import Leased
 
 session, sweep, event = schema.session, schema.sweep, schema.event

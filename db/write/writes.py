@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failures import Failure
+from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad

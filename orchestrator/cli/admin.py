@@ -58,7 +58,7 @@ def cancel(
 
     Wherever its orchestrator runs. What is measured stays, and `sweep run` goes on later.
     """
-    from db.schema import StopRequest  # needs SQLAlchemy, which takes 0.3 s
+    from db.types import StopRequest
 
     request = StopRequest.DRAIN if drain else StopRequest.CANCEL
     with existing_store(db, to_read=False) as store:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write_json, write_line, write_table
+from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show_as
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from db.read.rows import SweepRow
     from orchestrator.core.physics.fit_quality import Agreement, Fitted
     from orchestrator.core.sweepfile.spec import SweepSpec
-    from orchestrator.sweep.prior_knowledge import Learned
+    from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
 WORTH_SHOWING = 0.01  # relative: what is predicted as closely as this is no bad prediction
 
@@ -62,7 +62,7 @@ def _spec_of(row: SweepRow) -> SweepSpec:
         ) from None
 
 
-def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> dict[str, Any]:
+def _record(name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: int) -> dict[str, Any]:
     from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
     from orchestrator.sweep.prior_knowledge import sweeps_of
 
@@ -99,7 +99,7 @@ def _record(name: str, learned: Learned, *, gpus_per_node: int, worst: int) -> d
     }
 
 
-def _links(learned: Learned) -> dict[str, Any] | None:
+def _links(learned: PriorKnowledge) -> dict[str, Any] | None:
     """What was measured of links, where anything was."""
     network = learned.network
     if network is None:
@@ -191,7 +191,7 @@ def _print_constants(title: str, constants: Sequence[Mapping[str, Any]]) -> None
         Column(title="", style="dim"),
         Column(title="learned", right=True),
     ]
-    rows: list[list[str | Cell]] = [
+    rows: list[list[str | StyledText]] = [
         [
             f"  {one['name'].replace('_', ' ')}",
             f"{one['prior']:.3g}",
@@ -210,8 +210,8 @@ def _spread(sd: float, *, is_factor: bool) -> str:
     return f"x/ {2.718281828459045**sd:.2f}" if is_factor else f"± {sd:.2f}"
 
 
-def _quality(name: str, found: Mapping[str, Any]) -> list[list[str | Cell]]:
-    lines: list[list[str | Cell]] = []
+def _quality(name: str, found: Mapping[str, Any]) -> list[list[str | StyledText]]:
+    lines: list[list[str | StyledText]] = []
     for kind in ("uncalibrated", "calibrated"):
         quantiles = found[kind]
         if quantiles is not None:
@@ -235,7 +235,7 @@ def _print_worst(name: str, worst: Sequence[Mapping[str, Any]], text: Any) -> No
         Column(title="ratio", right=True),
         Column(title="layout", wrap=True),
     ]
-    rows: list[list[str | Cell]] = [
+    rows: list[list[str | StyledText]] = [
         [str(one["trial_id"]), one["sweep"], text(one["predicted"]), text(one["measured"]), f"{one['ratio']:.2f}", one["short"]]
         for one in worst
     ]

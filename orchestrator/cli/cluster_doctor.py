@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.home import sweep_home
-from orchestrator.cli.output import Cell, Column, note, write_json, write_line, write_table
+from orchestrator.cli.output import Column, StyledText, note, write_json, write_line, write_table
 from orchestrator.core.errors import SweepError, UsageInvalid
 from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.machines.node_health import NodeFacts, judge_nodes, unfit
@@ -107,9 +107,9 @@ def _print(facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]
             write_line(f"not known of {node}: {'; '.join(found.unread)}", style="dim")
 
 
-def _row(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> list[str | Cell]:
+def _row(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> list[str | StyledText]:
     worst = max((check.status for check in checks), key=_ORDER.index)
-    verdict = Cell(text={Status.OK: "fit", Status.WARN: "fit; look at it", Status.FAIL: "not fit"}[worst], style=STYLES[worst])
+    verdict = StyledText(text={Status.OK: "fit", Status.WARN: "fit; look at it", Status.FAIL: "not fit"}[worst], style=STYLES[worst])
     if facts is None:
         return [node, *[show.UNKNOWN] * 7, verdict]
     rates = [gpu.matmul_flops for gpu in facts.gpus] if facts.gpus else [facts.cpu_matmul_flops]

@@ -313,7 +313,7 @@ def _database(db: str | None) -> Check:
     except SweepError as exc:
         return Check(name="database", status=Status.FAIL, found=str(exc))
     if version not in (None, schema.SCHEMA_VERSION):
-        advice = "sweep db upgrade" if str(version) < schema.SCHEMA_VERSION else "upgrade the program: pip install -U layout-sweep"
+        advice = migrate.cure(str(version))
         found = f"{where} has schema {version}, this program needs {schema.SCHEMA_VERSION}"
         return Check(name="database", status=Status.FAIL, found=found, advice=advice)
     return Check(name="database", status=Status.OK, found=f"{where}, writable, " + (f"schema {version}" if version else "still empty"))

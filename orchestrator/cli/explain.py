@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.core.problem.cell import Cell
     from orchestrator.core.problem.layout import Layout
-    from orchestrator.core.search.explanation import Change, Explanation
+    from orchestrator.core.search.explanation import Explanation, LayoutChange
     from orchestrator.core.sweepfile.spec import SweepSpec
 
 MAX_KEYS = 4096  # among which what was meant is looked for
@@ -187,7 +187,7 @@ def _record(known: Planning, found: Explanation, trial: TrialRow | None, sweep: 
     }
 
 
-def _change_record(change: Change) -> dict[str, Any]:
+def _change_record(change: LayoutChange) -> dict[str, Any]:
     return {
         "layout": change.layout.key,
         "short": change.layout.short,
@@ -296,7 +296,7 @@ def _peak(trial: TrialRow) -> int | None:
     return trial.peak_memory_reserved_bytes if trial.peak_memory_reserved_bytes is not None else trial.peak_memory_allocated_bytes
 
 
-def _differs(change: Change) -> str:
+def _differs(change: LayoutChange) -> str:
     """`mbs 8 -> 4, ga 4 -> 8`."""
 
     def text(value: object) -> str:
@@ -305,7 +305,7 @@ def _differs(change: Change) -> str:
     return ", ".join(f"{SHORT.get(name, name)} {text(here)} -> {text(there)}" for name, (here, there) in change.differs.items())
 
 
-def _speed(found: Explanation, change: Change) -> str:
+def _speed(found: Explanation, change: LayoutChange) -> str:
     if found.step_seconds is None or change.step_seconds is None:
         return ""
     gain = found.step_seconds / change.step_seconds - 1

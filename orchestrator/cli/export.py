@@ -15,12 +15,12 @@ import typer
 
 from orchestrator.cli.defaults import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.output import (
-    Cell,
     Column,
     DbOption,
     Format,
     FormatOption,
     JsonOption,
+    StyledText,
     chosen_format,
     csv_text,
     examples,
@@ -113,7 +113,7 @@ def sql(
 def _print_rows(result: Answer) -> None:
     """Rows as a table where it fits, else one column a line, as psql does."""
     columns = _sql_columns(result)
-    rows = [[Cell(text=_sql_text(value)) for value in values] for values in result.rows]
+    rows = [[StyledText(text=_sql_text(value)) for value in values] for values in result.rows]
     if not rows or narrowest(columns, rows) <= terminal().width:
         write_table(columns, rows)
         if not rows:
@@ -121,7 +121,7 @@ def _print_rows(result: Answer) -> None:
         return
     for number, row in enumerate(rows, start=1):
         write_line(f"row {number}", style="bold")
-        facts = [[Cell(text=f"  {name}"), cell] for name, cell in zip(result.columns, row, strict=True)]
+        facts = [[StyledText(text=f"  {name}"), cell] for name, cell in zip(result.columns, row, strict=True)]
         write_table([Column(title=""), Column(title="", wrap=True)], facts, header=False)
 
 
@@ -140,21 +140,22 @@ def _sql_text(value: Any) -> str:
 
 
 def _print_schema(db: str | None, format: Format) -> None:
-    from db import schema  # needs SQLAlchemy
+    from db import migrate, schema  # needs SQLAlchemy
     from db.sql import readonly
 
     # A query that gives no rows names the columns, on every database alike.
     columns = {view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+    means = migrate.meanings()
     if format is Format.JSON:
-        write_json("sql --schema", {"views": columns})
+        write_json("sql --schema", {"views": columns, "meanings": means})
     elif format is Format.TABLE:
         for view, names in columns.items():
             write_line(view, style="bold")
             write_table([Column(title=""), Column(title="", wrap=True)], [[" ", ", ".join(names)]], header=False)
         write_line(f"Beneath them are the tables {', '.join(schema.metadata.tables)}.")
     else:
-        rows = [(view, name) for view, names in columns.items() for name in names]
-        (write_csv if format is Format.CSV else write_markdown)(("view", "column"), rows)
+        rows = [(view, name, means[name]) for view, names in columns.items() for name in names]
+        (write_csv if format is Format.CSV else write_markdown)(("view", "column", "meaning"), rows)
 
 
 def export(
@@ -295,7 +296,7 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
 def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool) -> None:
     """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
-    from orchestrator.core.sweepfile.spec import Objective
+    from orchestrator.core.sweepfile.sections import Objective
     from orchestrator.search.searcher import export_study
     from orchestrator.sweep.cell_search import known_of
 

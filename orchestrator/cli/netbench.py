@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import home
-from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, note, write_json, write_line, write_table
+from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, note, write_json, write_line, write_table
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _span(result: SpanResult) -> dict[str, Any]:
 def _print(fits: Sequence[LinkFit], where: str) -> None:
     titles = ("collective", "ranks", "nodes", "latency", "bus bandwidth", "off the line by")
     columns = [Column(title=title, right=title != "collective") for title in titles]
-    rows: list[list[str | Cell]] = [
+    rows: list[list[str | StyledText]] = [
         [
             one.collective.replace("_", " "),
             str(one.span.num_ranks),

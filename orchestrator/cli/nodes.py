@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write_json, write_line, write_table
+from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def bench(
 
     A running sweep sees it within 5 s; what runs there now may finish.
     """
-    from db.schema import BenchReason  # needs SQLAlchemy, which takes 0.3 s
+    from db.types import BenchReason
 
     with existing_store(db, to_read=False) as store:
         row = chosen_sweep(store, sweep)
@@ -117,7 +117,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     write_table(columns, [_row(one) for one in found])
 
 
-def _row(one: Mapping[str, Any]) -> list[str | Cell]:
+def _row(one: Mapping[str, Any]) -> list[str | StyledText]:
     error = one["standard_error"]
     is_known = error is not None and error != float("inf")
     return [
@@ -130,14 +130,14 @@ def _row(one: Mapping[str, Any]) -> list[str | Cell]:
     ]
 
 
-def _state(one: Mapping[str, Any]) -> Cell:
+def _state(one: Mapping[str, Any]) -> StyledText:
     if one["bench_reason"] is not None:
         from orchestrator.core.machines.node_score import evidence_in_words  # numpy
 
         why = evidence_in_words(one["bench_evidence"] or {})
-        return Cell(text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red")
+        return StyledText(text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red")
     if one["is_fit"] is False:
-        return Cell(text=f"not fit: {one['failed']}", style="red")
+        return StyledText(text=f"not fit: {one['failed']}", style="red")
     if one["twins"] and one["slower"] is not None and one["slower"] > 0.05:
-        return Cell(text=f"always ran with {', '.join(one['twins'])}: nobody can tell which of them it is", style="yellow")
-    return Cell(text="used")
+        return StyledText(text=f"always ran with {', '.join(one['twins'])}: nobody can tell which of them it is", style="yellow")
+    return StyledText(text="used")

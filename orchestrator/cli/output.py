@@ -104,21 +104,26 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class StyledText:
     """Text of one cell with a style of ours; the text may be anything."""
 
     text: str
     style: str = ""
 
 
-def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]], *, header: bool = True) -> None:
+def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | StyledText]], *, header: bool = True) -> None:
     """A table as wide as the terminal, or as wide as it is where stdout is no terminal. Only columns that wrap give way; none is cut."""
     # rich takes 0.1 s to import, and `sweep --help` shows no table.
     from rich.table import Table
     from rich.text import Text
 
     cells = [
-        [Cell(text=plain(c.text, lines=True), style=c.style) if isinstance(c, Cell) else Cell(text=plain(c, lines=True)) for c in row]
+        [
+            StyledText(text=plain(c.text, lines=True), style=c.style)
+            if isinstance(c, StyledText)
+            else StyledText(text=plain(c, lines=True))
+            for c in row
+        ]
         for row in rows
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False, pad_edge=False, show_header=header)
@@ -137,7 +142,7 @@ def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]],
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
-def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> int:
+def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[StyledText]]) -> int:
     """How wide a table is when its columns that wrap are as narrow as can still be read."""
     widths = []
     for i, column in enumerate(columns):

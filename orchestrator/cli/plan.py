@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Cell as Shown
-from orchestrator.cli.output import Column, DbOption, JsonOption, examples, write_json, write_line, write_table
+from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
 from orchestrator.cli.sweep_file import File, Overrides, Planning, limit_warnings_of, load, planning, store_if_any
 from orchestrator.report import quantities as show_as
 
@@ -350,7 +349,7 @@ def _to_run(row: dict[str, Any]) -> str:
     return f"known {row['num_done']:,}, left to run {row['num_to_run']:,}"
 
 
-def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:
+def _line(place: int, best: dict[str, Any], unit: int) -> list[str | StyledText]:
     out, rate, seconds = best["probability_of_out_of_memory"], best["predicted_tokens_per_second_per_gpu"], best["predicted_step_seconds"]
     times, sizes = best["step_seconds_band"], best["memory_bytes_band"]
     rates = [rate * seconds / time for time in reversed(times)] if times is not None and rate is not None else None
@@ -361,7 +360,7 @@ def _line(place: int, best: dict[str, Any], unit: int) -> list[str | Shown]:
         f"{show_as.tokens_rate(rates[0])} - {show_as.tokens_rate(rates[1])}" if rates is not None else show_as.UNKNOWN,
         f"{best['predicted_memory_bytes'] / unit:,.1f}",
         f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}" if sizes is not None else show_as.UNKNOWN,
-        Shown(text=f"{out:.0%}" if out is not None else show_as.UNKNOWN, style="" if out is None or out < 0.5 else "yellow"),
+        StyledText(text=f"{out:.0%}" if out is not None else show_as.UNKNOWN, style="" if out is None or out < 0.5 else "yellow"),
         f"{best['probability_of_another_failure']:.0%}",
         *(f"{size / unit:,.1f}" for size in best["memory_bytes_by_part"].values()),
     ]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.output import plain
-from orchestrator.core.sweepfile.spec import Objective
+from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report.quantities import counted
 from orchestrator.sweep.progress import Running, Snapshot, TimeLeft

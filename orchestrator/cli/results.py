@@ -11,12 +11,12 @@ import typer
 
 from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
 from orchestrator.cli.output import (
-    Cell,
     Column,
     DbOption,
     Format,
     FormatOption,
     JsonOption,
+    StyledText,
     chosen_format,
     examples,
     note,
@@ -38,7 +38,7 @@ from orchestrator.report import records
 if TYPE_CHECKING:
     from db.read.rows import CellRow, CellStatus, SweepRow, TrialRow
     from db.store import Store
-    from orchestrator.core.trial.drift import Change
+    from orchestrator.core.trial.drift import SpeedChange
     from orchestrator.core.trial.winner import Verdict
 
 STATE_STYLES: Mapping[str, str] = {
@@ -133,13 +133,13 @@ class Standing:
 def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> Standing:
     """How sure the first place of a cell is. `leading`: its fastest layouts by their stored numbers."""
     from orchestrator.core.trial.winner import USUAL_VARIATION
-    from orchestrator.sweep.confirmation import leading_contest  # needs SQLAlchemy
+    from orchestrator.sweep.confirmation import leading_confirmation  # needs SQLAlchemy
 
-    contest, rows = leading_contest(store, sweep_id, cell_id, leading)
-    verdict = contest.verdict()
+    confirmation, rows = leading_confirmation(store, sweep_id, cell_id, leading)
+    verdict = confirmation.verdict()
     if verdict is None:
         return Standing(leading=leading, tied=(), text="", drift=None)
-    num_runs = contest.num_runs(verdict.best)
+    num_runs = confirmation.num_runs(verdict.best)
     repeats = show.counted(verdict.num_repeats, "repeat")
     usual = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
     varies = usual if verdict.spread is None else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}){_left_over(verdict)}"
@@ -186,7 +186,7 @@ def _drift_of(of_cell: Standing | None) -> str | None:
     return None if of_cell is None else of_cell.drift
 
 
-def drift_text(change: Change | None) -> str | None:
+def drift_text(change: SpeedChange | None) -> str | None:
     """A line about how the machine drifted; None: it stayed as it was."""
     if change is None:
         return None
@@ -212,8 +212,8 @@ def _markdown_row(trial: TrialRow, cell: CellRow) -> list[str]:
     ]
 
 
-def _text(cell: str | Cell) -> str:
-    return cell.text if isinstance(cell, Cell) else cell
+def _text(cell: str | StyledText) -> str:
+    return cell.text if isinstance(cell, StyledText) else cell
 
 
 def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
@@ -305,11 +305,11 @@ def _cell_title(row: CellRow) -> str:
     return f"{cell.key}  ({cell.model.name} on {gpus}, sequence {cell.sequence_length:,}, global batch {cell.global_batch_size:,}{under})"
 
 
-def _speed_cells(trial: TrialRow) -> list[str | Cell]:
+def _speed_cells(trial: TrialRow) -> list[str | StyledText]:
     sure = show.confidence(trial.relative_confidence)
     return [
-        Cell(text=show.tokens_rate(trial.tokens_per_second_per_gpu), style="green"),
-        sure if trial.confident in (None, True) else Cell(text=f"{sure}?", style="yellow"),
+        StyledText(text=show.tokens_rate(trial.tokens_per_second_per_gpu), style="green"),
+        sure if trial.confident in (None, True) else StyledText(text=f"{sure}?", style="yellow"),
         str(trial.num_measurements or "-"),
         show.percent(trial.mfu),
         show.step_time(trial.step_seconds_median),
@@ -445,6 +445,6 @@ def _explained(trial: TrialRow) -> str:
     return f"{trial.layout.short}\n{reason[:200]}" if reason else trial.layout.short
 
 
-def state_cell(state: TrialState) -> Cell:
+def state_cell(state: TrialState) -> StyledText:
     """A state as a cell in its colour."""
-    return Cell(text=state.replace("_", " "), style=STATE_STYLES.get(state, ""))
+    return StyledText(text=state.replace("_", " "), style=STATE_STYLES.get(state, ""))

@@ -381,7 +381,7 @@ def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
 
 
 def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
-    from orchestrator.core.sweepfile.spec import Strategy
+    from orchestrator.core.sweepfile.sections import Strategy
     from orchestrator.core.trial.lifecycle import TrialState
     from orchestrator.report.quantities import counted
     from orchestrator.sweep.progress import BUDGETS, StopReason

@@ -14,14 +14,14 @@ import typer
 from orchestrator.cli import results as look
 from orchestrator.cli.defaults import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.home import attempt_folders
-from orchestrator.cli.output import Cell, Column, DbOption, JsonOption, examples, write, write_json, write_line, write_table
+from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write, write_json, write_line, write_table
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
 from orchestrator.report import records
 
 if TYPE_CHECKING:
-    from db.read.rows import CellStatus, SessionRow, SweepHeld, SweepRow
+    from db.read.rows import CellStatus, ReservedBySweep, SessionRow, SweepRow
     from db.store import Store
 
 WATCH_SECONDS = 2.0
@@ -150,7 +150,7 @@ def _moment(value: Any) -> datetime:
 
 
 def _status_record(
-    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: SweepHeld, session: SessionRow | None
+    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: ReservedBySweep, session: SessionRow | None
 ) -> records.Record:
     return {
         **records.sweep_record(row),
@@ -182,7 +182,7 @@ def _print_status(
     row: SweepRow,
     cells: Sequence[CellStatus],
     running: Sequence[Mapping[str, Any]],
-    held: SweepHeld,
+    held: ReservedBySweep,
     session: SessionRow | None,
     num_unwaited: int,
     drifts: Sequence[str],
@@ -243,7 +243,7 @@ def _price(session: SessionRow | None) -> float | None:
     return session.price_per_gpu_hour if session is not None else None
 
 
-def _what_for(held: SweepHeld, price: float | None) -> str:
+def _what_for(held: ReservedBySweep, price: float | None) -> str:
     """In money, what they went into, and what the cluster had."""
     if not held.total.held:
         return ""
@@ -269,20 +269,20 @@ def _shown_counts(cells: Sequence[CellStatus]) -> list[str]:
     return [title for title, states in _COUNTED.items() if title in _ALWAYS_SHOWN or any(totals[state] for state in states)]
 
 
-def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[Cell]:
+def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[StyledText]:
     counts = {title: sum(status.num_trials.get(state, 0) for state in _COUNTED[title]) for title in titles}
-    return [Cell(text=f"{n:,}", style=look.STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim") for title, n in counts.items()]
+    return [StyledText(text=f"{n:,}", style=look.STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim") for title, n in counts.items()]
 
 
-def _best_so_far(status: CellStatus) -> list[str | Cell]:
+def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     best = status.best
     if best is None:
-        return [show.UNKNOWN, show.UNKNOWN, Cell(text=look.why_no_best(status), style="yellow"), status.cell.cell.key]
+        return [show.UNKNOWN, show.UNKNOWN, StyledText(text=look.why_no_best(status), style="yellow"), status.cell.cell.key]
     speed = f"{show.tokens_rate(best.tokens_per_second_per_gpu)} tokens/s/GPU"
-    return [Cell(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
+    return [StyledText(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
 
 
-def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], SweepHeld, SessionRow | None]]) -> None:
+def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], ReservedBySweep, SessionRow | None]]) -> None:
     shown = _shown_counts([cell for _, cells, _, _ in rows for cell in cells])
     columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
     columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
@@ -299,7 +299,7 @@ def _totals(cells: Sequence[CellStatus]) -> dict[TrialState, int]:
 
 
 def _state_text(row: SweepRow, session: SessionRow | None) -> str:
-    from db.write.lease import holder_is_gone  # needs SQLAlchemy
+    from db.read.holder import holder_is_gone  # needs SQLAlchemy
 
     if row.holder is None:
         # Its last owner died without giving it back: the same command goes on.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.problem.layout import Options
     from orchestrator.core.search.planner import CellPlan
     from orchestrator.core.sweepfile.spec import SweepSpec
-    from orchestrator.sweep.prior_knowledge import Learned
+    from orchestrator.sweep.prior_knowledge import PriorKnowledge
 
 GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
 
@@ -44,7 +44,7 @@ class Planning:
     spec: SweepSpec
     hardware: Hardware | None  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
     gpus_per_node: int
-    learned: Learned
+    learned: PriorKnowledge
     table: ReplayTable | None = None  # that is replayed
 
     def calibration(self, cell: Cell, options: Options = ()) -> Calibration:

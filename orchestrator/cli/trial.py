@@ -16,10 +16,10 @@ import typer
 from orchestrator.cli.defaults import existing_store
 from orchestrator.cli.home import attempt_folders
 from orchestrator.cli.output import (
-    Cell,
     Column,
     DbOption,
     JsonOption,
+    StyledText,
     examples,
     json_text,
     note,
@@ -39,7 +39,7 @@ from orchestrator.report import records
 if TYPE_CHECKING:
     from db.read.rows import AttemptRow, TrialDetail
     from db.store import Store
-    from orchestrator.core.trial.failures import Failure
+    from orchestrator.core.trial.failure_kinds import Failure
     from orchestrator.core.trial.measurement import Measurement
 
 FOLLOW_SECONDS = 0.5
@@ -290,7 +290,7 @@ def _print_events(detail: TrialDetail) -> None:
         Column(title="state"),
         Column(title="detail", wrap=True),
     ]
-    rows: list[list[str | Cell]] = [
+    rows: list[list[str | StyledText]] = [
         [
             show_as.at(event.at),
             event.event,

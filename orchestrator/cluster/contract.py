@@ -12,9 +12,10 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.core.errors import ResourcesInsufficient
 from orchestrator.core.machines.node_health import NodeFacts
-from orchestrator.core.machines.packing import Floor, Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, Failure, FailureKind, is_aftermath
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, Failure, FailureKind
+from orchestrator.core.trial.failures import is_aftermath
 from orchestrator.core.trial.protocol import Device, Heartbeat, NodeReport, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 
@@ -43,7 +44,7 @@ class Slots:
 
     def hold(self, shape: Shape) -> bool:
         """Whether the empty cluster can hold such a gang. Ray never says "impossible", so we ask ourselves."""
-        return Floor(self.nodes).holds(shape)
+        return FreeSlots(self.nodes).holds(shape)
 
 
 def shapes_of(cells: Iterable[Cell], slots: Slots, *, gpus_per_node: int) -> dict[Cell, Shape]:
@@ -126,7 +127,7 @@ class Scheduler(Protocol):
         """May change from poll to poll: nodes come and go."""
         ...
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         """What one gang can have of nodes where slots are leased: on others an agent has to start first, and all that is free is one room."""
         ...
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from orchestrator.cluster.contract import Finished, Scheduler, SchedulerEvent, Slots
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.machines.packing import Floor, Room, Shape, WaitingGang
+from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
 from orchestrator.core.pretend.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import ReplayOptions
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import Device, NodeReport, RankOutcome, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.text_file import TooLarge, read_text
@@ -70,7 +70,7 @@ def table_text(path: str | Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flight:
+class _ReplayedTrial:
     request: TrialRequest
     nodes: Sequence[str]
     run: MeasuredRun
@@ -84,7 +84,7 @@ class ReplayScheduler:
     def __init__(self, spec: SweepSpec, table: ReplayTable) -> None:
         self._table = table
         self._slots = _slots(spec, table)
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, _ReplayedTrial] = {}
         self._cancelled: set[int] = set()
         self._now = 0.0
         self._held_gpu_seconds = 0.0  # by what has ended
@@ -93,13 +93,15 @@ class ReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         run = self._table.run(cell_of(request), request.layout)
         seconds = held_gpu_seconds(run, request.measurement) / run.num_gpus
-        self._flights[request.trial_id] = _Flight(request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds)
+        self._flights[request.trial_id] = _ReplayedTrial(
+            request=request, nodes=nodes, run=run, began_at=self._now, ends_at=self._now + seconds
+        )
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if not self._flights:
@@ -125,7 +127,7 @@ class ReplayScheduler:
     def close(self) -> None:
         self._flights.clear()
 
-    def _finished(self, trial_id: int, flight: _Flight) -> Finished:
+    def _finished(self, trial_id: int, flight: _ReplayedTrial) -> Finished:
         nodes, run = flight.nodes, flight.run
         held = held_gpu_seconds(run, flight.request.measurement)
         if run.status is RunStatus.OK:
@@ -147,7 +149,7 @@ class RayReplayScheduler:
     def __init__(self, spec: SweepSpec, table: ReplayTable, inner: Scheduler) -> None:
         self._table, self._inner = table, inner
         self._slots = _slots(spec, table)
-        self._floor = Floor(inner.slots.nodes)
+        self._free_slots = FreeSlots(inner.slots.nodes)
         self._waiting: deque[TrialRequest] = deque()
         self._flights: dict[int, TrialRequest] = {}
         self._ended: list[SchedulerEvent] = []
@@ -157,7 +159,7 @@ class RayReplayScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -167,7 +169,7 @@ class RayReplayScheduler:
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         if not self._ended:
             self._ended = [self._told(event) for event in self._inner.poll(timeout_seconds)]
-        self._floor.resize(self._inner.slots.nodes)
+        self._free_slots.resize(self._inner.slots.nodes)
         self._start_what_fits()
         ended, self._ended = self._ended, []
         return ended
@@ -189,9 +191,11 @@ class RayReplayScheduler:
 
     def _start_what_fits(self) -> None:
         gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
-        while self._waiting and (found := self._floor.next_start([gang], now=0.0, rooms=self._inner.rooms())) is not None:
+        while (
+            self._waiting and (found := self._free_slots.next_start([gang], now=0.0, free_on_nodes=self._inner.free_on_nodes())) is not None
+        ):
             request = self._waiting.popleft()
-            self._floor.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
+            self._free_slots.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
             self._flights[request.trial_id] = request
             self._inner.start(for_one_process(request), ONE_PROCESS, found.nodes)
 
@@ -199,7 +203,7 @@ class RayReplayScheduler:
         if not isinstance(event, Finished):
             return event
         request = self._flights.pop(event.trial_id)
-        self._floor.give_back(event.trial_id)
+        self._free_slots.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
         held = held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement)

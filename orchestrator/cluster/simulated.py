@@ -13,14 +13,15 @@ from math import log
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX, chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_values import MAX_NAME
 from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
-from orchestrator.core.trial.failures import Evidence, Failure, FailureKind, classify
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.trial.measurement import enough
@@ -107,7 +108,7 @@ def simulated(spec: SweepSpec) -> SweepSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
+class _SimulatedEnd:
     """What will have become of an attempt, and after how long."""
 
     seconds: float
@@ -116,13 +117,13 @@ class _Outcome:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class _Flight:
+class _SimulatedGang:
     request: TrialRequest
     shape: Shape
     nodes: tuple[str, ...]
     began: float
     ends_at: float
-    outcome: _Outcome
+    outcome: _SimulatedEnd
     shares_nodes: bool
 
 
@@ -144,7 +145,7 @@ class SimulatedScheduler:
         self._slots = self._seen(self._nodes)
         self._now = 0.0
         self._meter = LeaseMeter(self._now)  # a gang is there for its attempt alone
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, _SimulatedGang] = {}
         self._per_node = per_node
         self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node, of those that have a part of one
         self._ends: list[
@@ -161,7 +162,7 @@ class SimulatedScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
@@ -173,7 +174,7 @@ class SimulatedScheduler:
                 self._tenants[node].add(request.trial_id)
         for other in beside:
             self._flights[other].shares_nodes = True
-        flight = _Flight(
+        flight = _SimulatedGang(
             request=request,
             shape=shape,
             nodes=tuple(nodes),
@@ -212,7 +213,7 @@ class SimulatedScheduler:
         flight = self._flights.get(trial_id)
         if flight is not None:
             failure = Failure(kind=FailureKind.CANCELLED, message="cancelled", node=flight.nodes[0])
-            flight.outcome = _Outcome(seconds=0.0, rank=RankOutcome(rank=0), failure=failure)
+            flight.outcome = _SimulatedEnd(seconds=0.0, rank=RankOutcome(rank=0), failure=failure)
             flight.ends_at = self._now
             heapq.heappush(self._ends, (self._now, trial_id, flight.request.attempt))
 
@@ -233,7 +234,7 @@ class SimulatedScheduler:
                 return
             heapq.heappop(self._ends)
 
-    def _finish(self, flight: _Flight, rank: RankOutcome, failure: Failure | None, at: float) -> Finished:
+    def _finish(self, flight: _SimulatedGang, rank: RankOutcome, failure: Failure | None, at: float) -> Finished:
         trial_id = flight.request.trial_id
         del self._flights[trial_id]
         if flight.shape.slots_per_node < self._per_node:
@@ -277,7 +278,7 @@ class SimulatedScheduler:
         return -log(chance(self._seed, node, times)) * self._loss_hours * 3600
 
 
-def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _Outcome:
+def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _SimulatedEnd:
     """Simulate a rank of workload synthetic phase by phase: how it ends and when, limits included."""
     hardware, limits = DEVICES[options.device_name], request.limits
     capacity = options.device_memory_bytes or hardware.memory_bytes
@@ -285,9 +286,9 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
     faults = [fault for fault in options.faults if fault.fault in _KINDS and _is_of(fault, request, shape)]
     name = (request.seed, request.layout.key, request.attempt)
     phases = _launch_seconds(name, limits)
-    place = _Place(request=request, node=node)
+    place = _StrikePlace(request=request, node=node)
 
-    def ends(at: str, needed_bytes: int) -> _Outcome | None:
+    def ends(at: str, needed_bytes: int) -> _SimulatedEnd | None:
         """The end of the attempt at this place, by a fault or for lack of memory; None: it goes on."""
         if (fault := next((fault for fault in faults if fault.at == at), None)) is not None:
             return place.struck(fault)
@@ -340,7 +341,7 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
         peak_flops_source=f"table: {hardware.name}",
         stack=Stack(device_name=f"synthetic {hardware.name}"),
     )
-    return _Outcome(
+    return _SimulatedEnd(
         seconds=place.held + phases[Phase.TEARDOWN],
         rank=RankOutcome(rank=0, exit_code=0, result=result, phase=Phase.TEARDOWN),
         failure=None,
@@ -366,7 +367,7 @@ def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class _Place:
+class _StrikePlace:
     """The place in its phases that an attempt has reached, and how it would end there."""
 
     request: TrialRequest
@@ -382,7 +383,7 @@ class _Place:
             self.seen = SeenSteps(first_seconds=self.held - self.since)
         self.phase, self.since = phase, self.held
 
-    def spend(self, seconds: float) -> _Outcome | None:
+    def spend(self, seconds: float) -> _SimulatedEnd | None:
         """Let time pass: the rest of a phase, or a step. Returns how the attempt ends where a limit comes first."""
         limits = self.request.limits
         base: float = getattr(limits, self.phase)
@@ -396,7 +397,7 @@ class _Place:
             self.seen = SeenSteps(first_seconds=self.seen.first_seconds, slowest_seconds=seconds)
         return None
 
-    def struck(self, fault: SyntheticFault) -> _Outcome:
+    def struck(self, fault: SyntheticFault) -> _SimulatedEnd:
         """A fault on purpose strikes. A hang holds its gang until its limit has passed."""
         kind, rank = _KINDS[fault.fault], fault.rank or 0
         if kind is FailureKind.HUNG:
@@ -409,7 +410,7 @@ class _Place:
         failure = Failure(kind=kind, message=message, rank=rank, node=self.node, phase=phase, step=self.step, evidence=evidence)
         return self._failed(failure)
 
-    def too_large(self, needed_bytes: int, capacity_bytes: int) -> _Outcome:
+    def too_large(self, needed_bytes: int, capacity_bytes: int) -> _SimulatedEnd:
         wanted = needed_bytes - capacity_bytes
         said = out_of_memory_text(0, wanted_bytes=wanted, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
         text = f"OutOfMemoryError: {said}"
@@ -418,7 +419,7 @@ class _Place:
             Failure(kind=FailureKind.OOM_GPU, message=message, rank=0, node=self.node, phase=self.phase, step=self.step, evidence=text)
         )
 
-    def refused(self, why: str) -> _Outcome:
+    def refused(self, why: str) -> _SimulatedEnd:
         message = f"rank 0 refused the layout in {self.phase}: {why}"
         return self._failed(Failure(kind=FailureKind.CONFIG_REJECTED, message=message, rank=0, node=self.node, phase=self.phase, step=0))
 
@@ -431,14 +432,14 @@ class _Place:
             return of_total, told_passed(request, LimitName.TOTAL, self.seen)
         return of_phase, told_passed(request, name, self.seen, step=self.step if self.phase is Phase.STEADY else None)
 
-    def _hangs(self, rank: int, seconds: float, passed: str) -> _Outcome:
+    def _hangs(self, rank: int, seconds: float, passed: str) -> _SimulatedEnd:
         self.held += max(seconds, 0.0)
         return self._failed(classify(Evidence(rank=rank, node=self.node, timed_out=passed, phase=self.phase, step=self.step)))
 
-    def _failed(self, failure: Failure) -> _Outcome:
+    def _failed(self, failure: Failure) -> _SimulatedEnd:
         phase = Phase(failure.phase or Phase.START)
         note = None
         if failure.kind is FailureKind.OOM_GPU:
             note = RankFailure(exception="OutOfMemoryError", message=failure.message, phase=phase, at_unix_seconds=0.0, out_of_memory=True)
         rank = RankOutcome(rank=failure.rank or 0, exit_code=1, failure=note, phase=phase)
-        return _Outcome(seconds=self.held + CLEAN_UP_SECONDS, rank=rank, failure=failure)
+        return _SimulatedEnd(seconds=self.held + CLEAN_UP_SECONDS, rank=rank, failure=failure)

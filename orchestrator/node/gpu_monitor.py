@@ -33,7 +33,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceMemory:
+class GpuMemory:
     """How full a device was at its fullest, all processes together."""
 
     used_bytes: int
@@ -52,7 +52,7 @@ class GpuMonitor:
         self._utilisation: list[float] = []
         self._power_watts: list[float] = []
         self._num_samples = 0
-        self._fullest: DeviceMemory | None = None
+        self._fullest: GpuMemory | None = None
         self._clock_ratios: list[float] = []
         self._temperatures: list[float] = []
         self._reasons: set[str] = set()
@@ -86,7 +86,7 @@ class GpuMonitor:
     def usage(self) -> GpuUsage:
         return GpuUsage(utilisation=_mean(self._utilisation), power_watts=_mean(self._power_watts), num_samples=self._num_samples)
 
-    def fullest(self) -> DeviceMemory | None:
+    def fullest(self) -> GpuMemory | None:
         """The device that was nearest to its limit, whether timed steps ran or not."""
         return self._fullest
 
@@ -153,7 +153,7 @@ class GpuMonitor:
         for index, handle in enumerate(self._handles):
             memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
             if memory is not None:
-                seen = DeviceMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
+                seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
                 if self._fullest is None or seen.used_bytes / seen.total_bytes > self._fullest.used_bytes / self._fullest.total_bytes:
                     self._fullest = seen
             if counting:

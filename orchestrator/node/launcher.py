@@ -20,7 +20,8 @@ from typing import Any
 
 from orchestrator.core.machines.node_health import xids_since
 from orchestrator.core.trial.communication import recorded
-from orchestrator.core.trial.failures import ASKED_TO_END, Failure, FailureKind, is_aftermath
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failures import ASKED_TO_END, is_aftermath
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.protocol import (
     ATTEMPT_VARIABLE,
@@ -37,7 +38,7 @@ from orchestrator.core.trial.protocol import (
 from orchestrator.core.trial.redaction import Secrets, blotted
 from orchestrator.node.cgroups import orphaned_cgroups
 from orchestrator.node.cpu_watch import CpuWatch
-from orchestrator.node.gpu_monitor import DeviceMemory, GpuMonitor, wait_until_clean
+from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, wait_until_clean
 from orchestrator.node.interfaces import rank_interfaces
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import kill_found, launcher_identity, num_oom_kills, orphaned
@@ -197,7 +198,7 @@ class NodeLauncher:
         return self._server.warden if self._server is not None else None
 
     def _judge(
-        self, gang: Gang, server_lost: Failure | None, *, oom_kills: int, memory: DeviceMemory | None, xids: Sequence[int]
+        self, gang: Gang, server_lost: Failure | None, *, oom_kills: int, memory: GpuMemory | None, xids: Sequence[int]
     ) -> tuple[Failure, float]:
         """What this node's ranks died of, and when."""
         peak, capacity = (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)

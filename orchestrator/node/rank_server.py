@@ -75,7 +75,7 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
     Returns 128 + n where signal n ended the child, as a shell does; an inner warden's code is passed on.
     """
     ended_by = 0
-    with _Signals() as signals, selectors.DefaultSelector() as selector:
+    with _SignalHandlers() as signals, selectors.DefaultSelector() as selector:
         is_orphan = not wake_with(parent)
         selector.register(life_line, selectors.EVENT_READ)
         selector.register(signals, selectors.EVENT_READ)
@@ -94,13 +94,13 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
     return 1 if stuck else 128 + ended_by if ended_by else 0
 
 
-class _Signals:
+class _SignalHandlers:
     """SIGCHLD, and the SIGCONT that tells of a parent's death, as something to select on."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> _SignalHandlers:
         for number in _WATCHED_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -140,7 +140,7 @@ class _Server:
         self._control = control
         self._life_line = life_line  # held until it ends: so the launcher sees when it has cleared up
         self._parent = parent
-        self._signals = _Signals()
+        self._signals = _SignalHandlers()
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}  # process id -> rank
 

@@ -1,6 +1,6 @@
 """The launcher's end of a rank server: start it, have ranks forked, have everything below it killed, and know when it is gone.
 
-Knows nothing of trials: what its ranks do and how they are judged is said in launcher_gang.
+Knows nothing of trials: what its ranks do and how they are judged is said in supervisor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.ray.guard import FOLDER_VARIABLE
-from orchestrator.core.trial.rank_environment import needed
+from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, needed
 from orchestrator.node.cgroups import make_cgroup
 from orchestrator.node.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
 from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
@@ -171,5 +170,5 @@ def _environment(identity: str) -> dict[str, str]:
         ORIGINAL_PATH_VARIABLE: os.environ.get("PYTHONPATH", ""),
         LAUNCHER_VARIABLE: identity,
         # The guard of a local Ray ends what carries its folder.
-        **{name: os.environ[name] for name in (FOLDER_VARIABLE,) if name in os.environ},
+        **{name: os.environ[name] for name in (RAY_FOLDER_VARIABLE,) if name in os.environ},
     }

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.core.trial.failures import Evidence, Failure, first_bad
+from orchestrator.core.trial.failure_kinds import Failure
+from orchestrator.core.trial.failures import Evidence, first_bad
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,

@@ -9,7 +9,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
-    from db.read.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, SweepHeld, SweepRow, TrialDetail, TrialRow
+    from db.read.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, ReservedBySweep, SweepRow, TrialDetail, TrialRow
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 
@@ -100,7 +100,7 @@ def cell_status_record(status: CellStatus, sweep: str, held: HeldGpuSeconds) -> 
     }
 
 
-def held_record(held: SweepHeld, price_per_gpu_hour: float | None) -> Record:
+def held_record(held: ReservedBySweep, price_per_gpu_hour: float | None) -> Record:
     """What a sweep has held; in dollars by the price that its last call knew."""
     return {
         "gpu_seconds": held.total.held,

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
 from orchestrator.core.search.proposer import Told
-from orchestrator.core.sweepfile.spec import Search, Strategy
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
 PEAK_MEMORY = "peak_memory_bytes"  # the user attribute of a trial that says what it read

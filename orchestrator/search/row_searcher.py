@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
 from orchestrator.core.search.proposer import Choice, Mask, Proposer, Told
-from orchestrator.core.sweepfile.spec import Search, Strategy
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.blas_threads import one_blas_thread
 from orchestrator.search.optuna_proposals import OptunaProposals
 

@@ -24,7 +24,7 @@ from orchestrator.core.problem.layout_table import COLUMNS, Ints, Mask
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice, Told
-from orchestrator.core.sweepfile.spec import Objective, Search
+from orchestrator.core.sweepfile.sections import Objective, Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.axes import free_axes, lattice_of
 from orchestrator.search.optuna_proposals import HEADROOM, UNKNOWN_EXCESS
@@ -80,7 +80,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class DoubtfulResult:
     """A measured layout to measure once more."""
 
     layout: Layout
@@ -111,7 +111,7 @@ class Searcher:
         self._candidates = candidates
         self._num_layers = num_layers
         self._objective = objective
-        self._of_layout = {candidates.table.layout(row): row for row in range(len(candidates))}
+        self._of_layout = {layout: row for row, layout in enumerate(candidates.table.layouts())}
         self._rows = RowSearcher(
             order=candidates.order,
             lattice=partial(lattice_of, candidates, num_layers=num_layers),
@@ -241,7 +241,7 @@ class Searcher:
         if row is not None:
             self._rows.forget(row)
 
-    def again(self) -> Again | None:
+    def again(self) -> DoubtfulResult | None:
         """A measured layout that its neighbours contradict, where it would matter: to be measured once more before it is believed.
 
         Each layout at most once. Tell what it comes to: it takes the place of what was told before.
@@ -253,7 +253,7 @@ class Searcher:
         self._doubted.add(row)
         was = self._rows.told[row].score
         assert was is not None
-        return Again(
+        return DoubtfulResult(
             layout=self._candidates.table.layout(row),
             why=f"measured {self._in_words(was)}, where its neighbours say {self._in_words(said)}: once more before it is believed",
         )

@@ -10,13 +10,13 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.core.sweepfile.spec import Objective, Plateau, Search, Strategy
+from orchestrator.core.sweepfile.sections import Objective, Plateau, Search, Strategy
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import POLICIES, Fault
+from orchestrator.core.trial.failure_kinds import POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher, SetAside
-from orchestrator.sweep.confirmation import Contest, contest_of
+from orchestrator.sweep.confirmation import Confirmation, confirmation_of
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.verdict import relative_excess
 
@@ -25,7 +25,7 @@ SLOW_ASK_SHARE = 0.1  # of a trial: a search that thinks longer than that keeps 
 
 
 @dataclass(eq=False, kw_only=True)
-class CellRun:
+class CellSearch:
     """What the loop knows of one cell."""
 
     id: int
@@ -52,7 +52,7 @@ class CellRun:
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
-    contest: Contest = field(default_factory=Contest)  # what was measured under that fingerprint
+    confirmation: Confirmation = field(default_factory=Confirmation)  # what was measured under that fingerprint
     nothing_fits: str | None = None  # the evidence, where it is so
     ask_seconds: float = 0.0  # the last ask's
     trial_seconds: float = 0.0  # the last trial's, from launch to end
@@ -96,7 +96,7 @@ class CellRun:
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
         # What an earlier call measured, it measured on the machine as it was then.
-        self.contest = contest_of(rows, repeats, under_way=self.contest, was_paused=not self.was_taken_up)
+        self.confirmation = confirmation_of(rows, repeats, under_way=self.confirmation, was_paused=not self.was_taken_up)
         self.was_taken_up = True
         self.correct_search()
         return list(condemned)
@@ -164,7 +164,7 @@ class CellRun:
     @property
     def has_nothing(self) -> bool:
         """True where nothing is measured yet under the newest fingerprint."""
-        return not self.contest.num_measured
+        return not self.confirmation.num_measured
 
     def expected_gain(self) -> float | None:
         """The most that an untried layout is expected to gain over the best, relative; worked out anew when something has ended."""
@@ -194,7 +194,7 @@ class CellRun:
     def take_doubt(self) -> tuple[int, Layout, str] | None:
         """A measured trial that its neighbours contradict, and why: to be measured once more before it is believed."""
         found = self._doubted()
-        if found is not None and self.contest.is_repeated_now(found[0]):
+        if found is not None and self.confirmation.is_repeated_now(found[0]):
             return None  # an anchor: one attempt of a trial at a time
         self.doubt = None
         return found
@@ -202,15 +202,15 @@ class CellRun:
     def _doubted(self) -> tuple[int, Layout, str] | None:
         # One that was repeated already, before a restart or to confirm it, does not stand in the way of the next.
         while self.doubt is None and (again := self.searcher.again()) is not None:
-            trial_id = self.contest.trial_of(again.layout)
-            if trial_id is not None and not self.contest.was_doubted(trial_id):
+            trial_id = self.confirmation.trial_of(again.layout)
+            if trial_id is not None and not self.confirmation.was_doubted(trial_id):
                 self.doubt = trial_id, again.layout, again.why
         return self.doubt
 
     @property
     def best(self) -> tuple[Layout, float] | None:
         """The fastest layout under the newest fingerprint, and its objective."""
-        found = self.contest.best()
+        found = self.confirmation.best()
         return None if found is None else (found[0], self.value_of(found[1]))
 
     def value_of(self, step_seconds: float) -> float:
@@ -221,14 +221,14 @@ class CellRun:
 
     def note_measured(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A trial was measured for the first time."""
-        self.contest.note(trial_id, layout, run)
+        self.confirmation.note(trial_id, layout, run)
         self._note(run.step_seconds)
 
     def correct_search(self) -> None:
         """Tell the search what was measured as the machine is now, where it was seen to change."""
-        if self.contest.change is not None:
-            for trial_id, seconds in self.contest.seconds.items():
-                self.searcher.correct(self.contest.layout_of(trial_id), self.value_of(seconds))
+        if self.confirmation.change is not None:
+            for trial_id, seconds in self.confirmation.seconds.items():
+                self.searcher.correct(self.confirmation.layout_of(trial_id), self.value_of(seconds))
 
     def note_infeasible(self) -> None:
         """A trial ended without a number."""

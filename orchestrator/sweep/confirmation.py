@@ -1,6 +1,6 @@
 """The measured layouts of one cell and all their runs: which is the best so far, and which to measure once more, and why.
 
-Under one fingerprint: runs of another are of another contest. The machine's drift is taken out where repeats show it (core/trial/drift.py).
+All of it under one fingerprint: runs with other software are not compared. The machine's drift is taken out where repeats show it (core/trial/drift.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from math import exp, inf, log, sqrt
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
-from orchestrator.core.problem.contradiction import Contradiction, Taken, contradictions, shapes
+from orchestrator.core.problem.contradiction import Contradiction, TimedLayout, contradictions, shapes
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.spec import Confirm
-from orchestrator.core.trial.drift import USUAL_SD, Change, Drift, Run, fit
-from orchestrator.core.trial.failures import FailureKind, may_retry
-from orchestrator.core.trial.lifecycle import TrialState
+from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
+from orchestrator.core.trial.failure_kinds import FailureKind, event_after
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run, most_repeats_with_drift
@@ -30,7 +30,7 @@ MOST_QUIET = 3  # doublings of the distance between anchors, as long as the mach
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class Repeat:
     """A measured trial to measure once more."""
 
     trial_id: int
@@ -40,7 +40,7 @@ class Again:
 
 
 @dataclass(eq=False)
-class Contest:
+class Confirmation:
     """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
 
     _layouts: dict[int, Layout] = field(default_factory=dict)
@@ -100,21 +100,20 @@ class Contest:
         """Nothing ran for so long that the machine may be another."""
         self._was_paused = True
 
-    def fail(self, trial_id: int, kind: FailureKind) -> bool:
-        """A repeat came to nothing. Says whether it may be tried again: the machine's fault may, as often as a first attempt."""
+    def fail(self, trial_id: int, kind: FailureKind) -> TrialEvent:
+        """A repeat came to nothing. REQUEUED: it may be tried again, as often as a first attempt."""
         self._judged = None
         self._repeating.pop(trial_id, None)
-        if kind is FailureKind.CANCELLED:
-            return True
-        failures = self._failures.setdefault(trial_id, Counter())
-        failures[kind] += 1
-        if may_retry(kind, failures):
-            return True
-        self._given_up.add(trial_id)
-        return False
+        failures = self._failures.get(trial_id, Counter()) + Counter([kind])
+        if kind is not FailureKind.CANCELLED:
+            self._failures[trial_id] = failures
+        event = event_after(kind, failures)
+        if event is not TrialEvent.REQUEUED:
+            self._given_up.add(trial_id)
+        return event
 
     def end(self, trial_id: int) -> None:
-        """A repeat was measured with other software than its trial: no repeat of this contest can count any more."""
+        """A repeat was measured with other software than its trial: no repeat can count any more."""
         self._repeating.pop(trial_id, None)
         self._is_over = True
 
@@ -189,7 +188,7 @@ class Contest:
         return {trial_id: exp(sum(some) / len(some)) for trial_id, some in logs.items()}
 
     @property
-    def change(self) -> Change | None:
+    def change(self) -> SpeedChange | None:
         """How the machine has changed meanwhile. None: by no more than noise, or no repeat tells."""
         found = self._drift()
         return None if found is None else found.change
@@ -211,7 +210,7 @@ class Contest:
 
     # -- what to measure once more -----------------------------------------------------------------------------------------------
 
-    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+    def next_check(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
@@ -220,7 +219,7 @@ class Contest:
             return anchor
         return self._next_wrong()
 
-    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Again | None:
+    def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
@@ -233,7 +232,7 @@ class Contest:
             return None if self._repeating else self._next_anchor()
         return wanted
 
-    def repeat_of_best(self, confirm: Confirm) -> Again | None:
+    def repeat_of_best(self, confirm: Confirm) -> Repeat | None:
         """The first repeat of the fastest layout, where a budget leaves no more than that; None: it was begun, or cannot count."""
         if not confirm.repeats or not self._runs or self.is_best_repeated:
             return None
@@ -251,7 +250,7 @@ class Contest:
         done = sum(run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some)
         return max(most - done, 0)
 
-    def _next_to_confirm(self, confirm: Confirm) -> Again | None:
+    def _next_to_confirm(self, confirm: Confirm) -> Repeat | None:
         verdict = self._judge(confirm)
         if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
             return None
@@ -277,7 +276,7 @@ class Contest:
             self._judged = None if verdict is None else (confirm, verdict)
         return None if self._judged is None else self._judged[1]
 
-    def _next_anchor(self) -> Again | None:
+    def _next_anchor(self) -> Repeat | None:
         anchor = self._anchor()
         if anchor is None or self._repeating:
             return None  # one at a time, and of its own
@@ -297,7 +296,7 @@ class Contest:
         at = self._runs[first][0].at
         return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
-    def _next_wrong(self) -> Again | None:
+    def _next_wrong(self) -> Repeat | None:
         """A trial of a pair that contradicts physics, each once."""
         if self._unchecked:
             self._check()
@@ -315,7 +314,7 @@ class Contest:
         near = {other for trial_id in unchecked for shape in shapes(self._layouts[trial_id]) for other in self._alike[shape]}
         seconds = self._seconds(list(near))
         measured = {
-            trial_id: Taken(
+            trial_id: TimedLayout(
                 layout=self._layouts[trial_id],
                 seconds=seconds[trial_id],
                 sd=sqrt(max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])),
@@ -336,8 +335,8 @@ class Contest:
         less, more = self._layouts[one.less].short, self._layouts[one.more].short
         return f"trial {one.less} ({less}) does less work than trial {one.more} ({more}), and was {one.slower:.0%} slower: both once more"
 
-    def _again(self, trial_id: int, purpose: Purpose, why: str) -> Again:
-        return Again(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
+    def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
+        return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
     # -- the order so far -----------------------------------------------------------------------------------------------------------
 
@@ -360,14 +359,14 @@ class Contest:
         return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
 
 
-def contest_of(
-    trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Contest | None = None, was_paused: bool = False
-) -> Contest:
-    """The contest of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
+def confirmation_of(
+    trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Confirmation | None = None, was_paused: bool = False
+) -> Confirmation:
+    """The confirmation of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
 
-    `under_way` is the contest that this one replaces: its repeats under way are kept.
+    `under_way` is the confirmation that this one replaces: its repeats under way are kept.
     """
-    contest = Contest()
+    confirmation = Confirmation()
     measured = {
         trial.id: trial
         for trial in trials
@@ -382,17 +381,17 @@ def contest_of(
     for trial_id in repeats.keys() & measured.keys():
         for kind, times in repeats[trial_id].failures.items():
             for _ in range(times):
-                contest.fail(trial_id, kind)
+                confirmation.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
-            contest.end(trial_id)
+            confirmation.end(trial_id)
     # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
     for run, trial_id, _ in sorted(runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])):
-        contest.note(trial_id, measured[trial_id].layout, run)
+        confirmation.note(trial_id, measured[trial_id].layout, run)
     for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
-        contest.begin(trial_id, purpose)
+        confirmation.begin(trial_id, purpose)
     if runs and (was_paused or (under_way is not None and under_way._was_paused)):
-        contest.pause()
-    return contest
+        confirmation.pause()
+    return confirmation
 
 
 def _only_run(trial: TrialRow) -> Run:
@@ -408,14 +407,14 @@ def _only_run(trial: TrialRow) -> Run:
     )
 
 
-def repeated_contest(store: Store, cell_id: int) -> Contest:
-    """The contest of all that was repeated in a cell: it tells how the machine has changed."""
+def repeated_contest(store: Store, cell_id: int) -> Confirmation:
+    """The confirmation of all that was repeated in a cell: it tells how the machine has changed."""
     repeats = store.repeats(cell_id)
-    return contest_of(store.trials_by_id(list(repeats)), repeats)
+    return confirmation_of(store.trials_by_id(list(repeats)), repeats)
 
 
-def leading_contest(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Contest, list[TrialRow]]:
-    """The contest of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
+def leading_confirmation(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Confirmation, list[TrialRow]]:
+    """The confirmation of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
 
     `leading` are the fastest by their stored numbers. Where the machine was seen to change, more of them are read: order tells less then.
     """
@@ -423,13 +422,13 @@ def leading_contest(store: Store, sweep_id: int, cell_id: int, leading: Sequence
     found = {trial.id: trial for trial in leading[:CONSIDERED]}
     absent = [trial_id for trial_id in repeats if trial_id not in found]
     found |= {trial.id: trial for trial in (store.trials_by_id(absent) if absent else ())}
-    contest = contest_of(found.values(), repeats)
-    if contest.change is not None and len(leading) >= CONSIDERED:
+    confirmation = confirmation_of(found.values(), repeats)
+    if confirmation.change is not None and len(leading) >= CONSIDERED:
         more = store.best(sweep_id, LEADING_WITH_DRIFT)[cell_id]
         found |= {trial.id: trial for trial in more}
-        contest = contest_of(found.values(), repeats)
-    verdict = contest.verdict()
+        confirmation = confirmation_of(found.values(), repeats)
+    verdict = confirmation.verdict()
     first = list(verdict.order) if verdict is not None else []
     order = {trial_id: place for place, trial_id in enumerate(first)}
     rows = sorted((found[i] for i in found if i in order), key=lambda trial: order[trial.id])
-    return contest, rows
+    return confirmation, rows

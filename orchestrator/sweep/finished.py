@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 
 from db.read.rows import CellStatus, TrialRow
-from db.schema import SweepState
 from db.store import Store
+from db.types import SweepState
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, TrialState
 from orchestrator.core.trial.winner import CONSIDERED
-from orchestrator.sweep.confirmation import leading_contest
+from orchestrator.sweep.confirmation import leading_confirmation
 from orchestrator.sweep.progress import StopReason, SweepResult
 
 
@@ -40,13 +40,15 @@ def finished_before(
     if of_then is None or of_then.orchestrator_version != program_version:
         return None
     fastest = store.best(row.id, CONSIDERED)
-    contests = {cell.cell.cell: leading_contest(store, row.id, cell.cell.id, fastest.get(cell.cell.id, ()))[0] for cell in cells}
+    confirmations = {cell.cell.cell: leading_confirmation(store, row.id, cell.cell.id, fastest.get(cell.cell.id, ()))[0] for cell in cells}
     search = spec.search
     session = store.newest_session(row.id)
     said = session.stop_reasons if session is not None else ()
     spent = next((bound for bound in (StopReason.GPU_HOURS, StopReason.COST) if bound in said), None)
     # A repeat that the budget had no room for then has none now.
-    is_wanted = any(contest.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None for contest in contests.values())
+    is_wanted = any(
+        confirmation.next_repeat(search.confirm, anchor_every=search.anchor_every) is not None for confirmation in confirmations.values()
+    )
     if is_wanted and spent is None:
         return None
     of_now = code()
@@ -60,10 +62,10 @@ def finished_before(
         interrupted=False,
         nothing_feasible=[cell.cell.cell for cell in cells if cell.best is None],
         nothing_fits={},
-        tied={cell.cell.cell: contests[cell.cell.cell].tied() for cell in cells if cell.best is not None},
+        tied={cell.cell.cell: confirmations[cell.cell.cell].tied() for cell in cells if cell.best is not None},
         untried=None,
         num_fingerprints=len({trial.fingerprint_digest for trial in trials if trial.fingerprint_digest is not None}),
-        unconfirmed=[cell for cell, contest in contests.items() if contest.repeat_of_best(search.confirm) is not None],
+        unconfirmed=[cell for cell, confirmation in confirmations.items() if confirmation.repeat_of_best(search.confirm) is not None],
         launched={cell.cell.cell: _num_launched(cell) for cell in cells},
         code_has_changed=(of_then.git_sha, of_then.dirty_diff_digest) != (of_now.git_sha, of_now.dirty_diff_digest),
     )

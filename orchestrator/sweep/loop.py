@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db.read.rows import SweepRow
-from db.schema import StopRequest, SweepState
 from db.store import LEASE_SECONDS, Store
+from db.types import StopRequest, SweepState
 from orchestrator.cluster.contract import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
 from orchestrator.core.machines.packing import Shape
@@ -29,21 +29,20 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.sweepfile.budget import Price, budget_of, price_of
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import HANG_KINDS, FailureKind
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.purpose import REASONS
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.search.searcher import Searcher
-from orchestrator.sweep.cell_search import CellRun
-from orchestrator.sweep.dispatch import Launches
-from orchestrator.sweep.node_pool import NodeHealth
-from orchestrator.sweep.outcomes import Books, Flight
-from orchestrator.sweep.prior_knowledge import Learned, learned
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.dispatch import Dispatch
+from orchestrator.sweep.node_pool import NodePool
+from orchestrator.sweep.outcomes import Flight, Outcomes
+from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned
 from orchestrator.sweep.progress import (
     BUDGETS,
     DECIDED,
-    Ended,
     Running,
     SearchEnded,
     Snapshot,
@@ -51,9 +50,10 @@ from orchestrator.sweep.progress import (
     StopReason,
     SweepResult,
     TimeLeft,
+    TrialEnded,
     time_left,
 )
-from orchestrator.sweep.recovery import Salvage
+from orchestrator.sweep.recovery import Recovery
 from orchestrator.sweep.spending import Spending
 from orchestrator.sweep.spool import FOLDER, Spool, Spooled
 
@@ -188,39 +188,39 @@ class _Loop:
         self._requested = Stop.GO_ON
         self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
         self._take_up_what_was_left(call.code)
-        self._health = self._look_after_nodes()
+        self._node_pool = self._look_after_nodes()
         self._data_sheet = call.hardware(scheduler.slots)
         self._gpus_per_node = self._spec.gpus_per_node if isinstance(self._spec.gpus_per_node, int) else scheduler.slots.per_node
-        self._books = Books(self._spec, self._sweep_id, self._epoch, store=self._store, slots=scheduler.slots, code=call.code)
+        self._outcomes = Outcomes(self._spec, self._sweep_id, self._epoch, store=self._store, slots=scheduler.slots, code=call.code)
         self._spending = self._begin_session(price_of(self._spec, self._data_sheet))
-        self._learned, self._learned_of = self._learn(), 0  # trials of this call by then
-        self._launches = Launches(
+        self._prior_knowledge, self._learned_of = self._learn(), 0  # trials of this call by then
+        self._dispatch = Dispatch(
             self._spec,
             self._epoch,
             store=self._store,
             scheduler=scheduler,
-            books=self._books,
-            health=self._health,
+            outcomes=self._outcomes,
+            node_pool=self._node_pool,
             clock=self._clock,
             spending=self._spending,
-            trial_cost=lambda: self._learned.trial_cost(),
+            trial_cost=lambda: self._prior_knowledge.trial_cost(),
             learn=self._learn_from_others,
             began=self._began,
         )
-        self._runs: list[CellRun] = []
+        self._runs: list[CellSearch] = []
         self._finished_now = 0
         self._progressed: dict[int, Flight] = {}  # since the lease was renewed
         self._shown = 0.0  # monotonic
-        self._ended: list[Ended] = []  # for the next snapshot
+        self._ended: list[TrialEnded] = []  # for the next snapshot
         self._searched: list[SearchEnded] = []  # as well
         self._told_as_searched: set[int] = set()  # cells
         self._cancelling = False
 
     def run(self) -> SweepResult:
         shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
-        self._health.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
+        self._node_pool.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
-        self._epoch_seconds = max([time.time(), *(run.contest.newest or 0.0 for run in self._runs)])
+        self._epoch_seconds = max([time.time(), *(run.confirmation.newest or 0.0 for run in self._runs)])
         self._store.while_away(self._wait)
         try:
             self._await_nodes(shapes.values())
@@ -244,7 +244,7 @@ class _Loop:
     def _take_up_what_was_left(self, code: Fingerprint) -> None:
         """What earlier calls could not write down, and then what they left under way."""
         if self._spool is not None:
-            salvage = Salvage(
+            recovery = Recovery(
                 store=self._store,
                 sweep_id=self._sweep_id,
                 epoch=self._epoch,
@@ -252,7 +252,7 @@ class _Loop:
                 code=code,
                 device_name=self._scheduler.slots.device_name,
             )
-            if (found := salvage.take_up(self._spool)) > 0:
+            if (found := recovery.take_up(self._spool)) > 0:
                 ended = "trial" if found == 1 else "trials"
                 logger.warning(
                     "Written down: %d %s of an earlier call that ended while the database was away",
@@ -264,12 +264,12 @@ class _Loop:
             wait = "trial of a dead orchestrator waits" if len(lost) == 1 else "trials of a dead orchestrator wait"
             logger.warning("%d %s again", len(lost), wait, extra={"action": "reaped"})
 
-    def _look_after_nodes(self) -> NodeHealth:
+    def _look_after_nodes(self) -> NodePool:
         scheduler = self._scheduler
         prober = scheduler if self._spec.measurement.preflight and isinstance(scheduler, Prober) else None
-        health = NodeHealth(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock)
-        health.refresh(now=True)
-        return health
+        pool = NodePool(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock)
+        pool.refresh(now=True)
+        return pool
 
     def _begin_session(self, price: Price | None) -> Spending:
         """Note that this call works, and what it may spend beside what was held before it."""
@@ -289,7 +289,7 @@ class _Loop:
         )
         return spending
 
-    def _learn(self, begin: Mapping[str, Calibration] | None = None) -> Learned:
+    def _learn(self, begin: Mapping[str, Calibration] | None = None) -> PriorKnowledge:
         slots = self._scheduler.slots
         return learned(
             self._store,
@@ -303,17 +303,17 @@ class _Loop:
 
     def _search(self, cell: Cell, cell_id: int) -> tuple[Searcher, int, float]:
         """A search over a cell that starts from what its relatives taught, how many layouts it has, and how long a trial is predicted to take."""
-        calibration = self._learned.calibration(cell, with_own=False)
+        calibration = self._prior_knowledge.calibration(cell, with_own=False)
         candidates = plan_cell(
             self._spec,
             cell,
-            hardware=self._learned.hardware,
+            hardware=self._prior_knowledge.hardware,
             gpus_per_node=self._gpus_per_node,
             calibration=calibration,
             among=self._among(cell),
         ).candidates
         search, objective = self._spec.search, self._spec.objective
-        cost = self._learned.trial_cost()
+        cost = self._prior_knowledge.trial_cost()
         searcher = Searcher(
             candidates,
             search=search,
@@ -327,10 +327,10 @@ class _Loop:
         steps = candidates.step_seconds[candidates.order[:1]].sum() if candidates.predict is not None else 0.0
         return searcher, len(candidates), cost.launch_seconds + cost.num_steps * float(steps)
 
-    def _open_cell(self, cell: Cell, shape: Shape) -> CellRun:
+    def _open_cell(self, cell: Cell, shape: Shape) -> CellSearch:
         cell_id = self._store.ensure_cell(self._sweep_id, cell, epoch=self._epoch)
         searcher, num_candidates, predicted_seconds = self._search(cell, cell_id)
-        run = CellRun(
+        run = CellSearch(
             id=cell_id,
             cell=cell,
             shape=shape,
@@ -339,7 +339,7 @@ class _Loop:
             num_candidates=num_candidates,
             predicted_seconds=predicted_seconds,
         )
-        self._books.take_up(run)
+        self._outcomes.take_up(run)
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
         run.suspects = self._store.trials_that_met(cell_id, FailureKind.NODE_LOST)
         hung = [trial.id for trial in run.waiting if trial.failure_kind in HANG_KINDS]
@@ -349,7 +349,7 @@ class _Loop:
 
     def _await_nodes(self, shapes: Collection[Shape]) -> None:
         """Wait until nodes have said how they are, unless somebody asks to stop."""
-        while self._asked() is Stop.GO_ON and not self._health.may_begin(shapes, self._scheduler.slots.nodes):
+        while self._asked() is Stop.GO_ON and not self._node_pool.may_begin(shapes, self._scheduler.slots.nodes):
             self._poll(POLL_SECONDS)
             self._show()
             self._keep_lease()
@@ -365,32 +365,32 @@ class _Loop:
                 for trial_id in self._flights:
                     self._scheduler.cancel(trial_id)
             if asked is Stop.GO_ON:
-                self._launches.what_fits(self._runs)
-                self._launches.think_ahead(self._runs)
+                self._dispatch.what_fits(self._runs)
+                self._dispatch.think_ahead(self._runs)
                 self._note_searched()
-            if not self._flights and not (asked is Stop.GO_ON and self._launches.waits_for_nodes(self._runs)):
+            if not self._flights and not (asked is Stop.GO_ON and self._dispatch.waits_for_nodes(self._runs)):
                 break
             self._poll(POLL_SECONDS)
             self._hear()
             self._show()
             self._stop_stuck_cells()
             self._keep_lease()
-            self._measure_again(self._health.refresh(self._flights))
+            self._measure_again(self._node_pool.refresh(self._flights))
         self._show(at_once=True)
 
     def _stop_stuck_cells(self) -> None:
         """Stop the cells that fail again and again while others run. Raises UsageInvalid or ClusterUnavailable where it is not their fault."""
-        blame = self._books.blame
-        if not blame.may_stop:
+        stop_rules = self._outcomes.stop_rules
+        if not stop_rules.may_stop:
             return
-        open_runs = {run.id: run for run in self._runs if self._launches.is_open(run)}
-        for cell_id in blame.stuck_cells(open_runs):
+        open_runs = {run.id: run for run in self._runs if self._dispatch.is_open(run)}
+        for cell_id in stop_rules.stuck_cells(open_runs):
             run = open_runs[cell_id]
             run.stopped = StopReason.FAULTS
             run.take_back()
-            why = f"{run.cell.key}: stopped: {blame.told_stuck(cell_id)}. The same command tries it again"
+            why = f"{run.cell.key}: stopped: {stop_rules.told_stuck(cell_id)}. The same command tries it again"
             logger.warning("%s", why, extra={"action": "stuck", "cell_id": cell_id})
-            blame.forget(cell_id)
+            stop_rules.forget(cell_id)
 
     def _poll(self, seconds: float) -> None:
         self._inbox.extend((event, self._flights[event.trial_id]) for event in self._scheduler.poll(seconds))
@@ -407,12 +407,12 @@ class _Loop:
                     flight.phase, flight.step = event.phase, event.step
                     self._progressed[event.trial_id] = flight
                 case Finished():
-                    self._launches.ended(flight)
+                    self._dispatch.ended(flight)
                     over.append((flight, event))
                     self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
         self._finished_now += len(over)
         to_come, launched = len(over), self._num_launched
-        ended = self._books.ended(over, now=self._clock(), at=self._date())
+        ended = self._outcomes.ended(over, now=self._clock(), at=self._date())
         for (flight, end), (words, counts) in zip(over, ended, strict=True):
             to_come -= 1
             self._say(flight, words, counts, num_launched=launched, num_running=len(self._flights) + to_come)
@@ -421,7 +421,7 @@ class _Loop:
         for _ in heard:  # what came while the database was away stands behind it
             self._inbox.popleft()
         for flight, event in over:
-            self._measure_again(self._health.ended(flight.trial_id, event, self._flights, began=flight.since))
+            self._measure_again(self._node_pool.ended(flight.trial_id, event, self._flights, began=flight.since))
 
     def _date(self) -> dt.datetime:
         """Now, by the clock that the sweep goes by: simulated time has dates of its own."""
@@ -434,15 +434,15 @@ class _Loop:
         if now - before > STOOD_STILL_SECONDS:
             logger.warning("The orchestrator stood still for %.0f s: the machine may have changed meanwhile", now - before)
             for run in self._runs:
-                run.contest.pause()
+                run.confirmation.pause()
 
     def _measure_again(self, cells: Collection[int]) -> None:
         """Trials of these cells wait again, since a node that they were measured on is sick: their searches begin anew with what still counts."""
         if cells:
-            self._books.recount(self._store.trials(self._sweep_id))
+            self._outcomes.recount(self._store.trials(self._sweep_id))
         for run in (run for run in self._runs if run.id in cells):
             run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-            self._books.take_up_again(run)
+            self._outcomes.take_up_again(run)
             run.stopped = None
 
     def _wait(self, seconds: float) -> None:
@@ -468,7 +468,7 @@ class _Loop:
         # Leases end by the database's clock, whatever clock the sweep goes by.
         if time.monotonic() - self._renewed <= RENEW_SECONDS:
             return
-        self._books.progressed(self._progressed.values())  # not at once: nobody acts on it, and it would be a commit for each trial
+        self._outcomes.progressed(self._progressed.values())  # not at once: nobody acts on it, and it would be a commit for each trial
         self._progressed.clear()
         request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased())
         self._renewed = time.monotonic()
@@ -477,19 +477,19 @@ class _Loop:
 
     @property
     def _flights(self) -> dict[int, Flight]:
-        return self._launches.flights
+        return self._dispatch.flights
 
     def _asked(self) -> Stop:
         self._requested = max(self._stop(), self._requested)
         return self._requested
 
-    def _learn_from_others(self, run: CellRun) -> None:
+    def _learn_from_others(self, run: CellSearch) -> None:
         """Begin the search of a cell anew, of which nothing was launched, where other cells have taught something since it was opened."""
         if self._finished_now <= self._learned_of:
             return
-        self._learned, self._learned_of = self._learn(self._learned.fits), self._finished_now
+        self._prior_knowledge, self._learned_of = self._learn(self._prior_knowledge.fits), self._finished_now
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
-        self._books.take_up_again(run)
+        self._outcomes.take_up_again(run)
 
     # -- ending --------------------------------------------------------------------------------------------------------------
 
@@ -497,18 +497,20 @@ class _Loop:
         interrupted = self._asked() is not Stop.GO_ON
         nothing = [run.cell for run in self._runs if run.has_nothing and not interrupted]
         unconfirmed = [
-            run.cell for run in self._runs if run.stopped in BUDGETS and run.contest.repeat_of_best(self._spec.search.confirm) is not None
+            run.cell
+            for run in self._runs
+            if run.stopped in BUDGETS and run.confirmation.repeat_of_best(self._spec.search.confirm) is not None
         ]
         return SweepResult(
             sweep_id=self._sweep_id,
-            counts=dict(self._books.counts),
+            counts=dict(self._outcomes.counts),
             stopped={run.cell: run.stopped or StopReason.INTERRUPTED for run in self._runs},
             interrupted=interrupted,
             nothing_feasible=nothing,
             nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
-            tied={run.cell: run.contest.tied() for run in self._runs if run.best is not None},
+            tied={run.cell: run.confirmation.tied() for run in self._runs if run.best is not None},
             untried=self._untried,
-            num_fingerprints=len(self._books.fingerprints),
+            num_fingerprints=len(self._outcomes.fingerprints),
             launched={run.cell: run.launched for run in self._runs},
             unconfirmed=unconfirmed,
         )
@@ -521,7 +523,7 @@ class _Loop:
         line = f"trial {flight.trial_id}{again}, {num} {'GPU' if num == 1 else 'GPUs'}, {flight.layout.short}: {what}"
         logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
         seconds = self._clock() - self._began
-        self._ended.append(Ended(text=line, seconds=seconds, counts=counts, num_launched=num_launched, num_running=num_running))
+        self._ended.append(TrialEnded(text=line, seconds=seconds, counts=counts, num_launched=num_launched, num_running=num_running))
 
     def _note_searched(self) -> None:
         for run in self._runs:
@@ -536,14 +538,14 @@ class _Loop:
     def _untried(self) -> int:
         return sum(self._untried_of(run) for run in self._runs)
 
-    def _untried_of(self, run: CellRun) -> int:
+    def _untried_of(self, run: CellSearch) -> int:
         return run.searcher.untried + (run.ahead is not None)
 
     @property
     def _num_launched(self) -> int:
         return sum(run.launched for run in self._runs)
 
-    def _most_trials(self, run: CellRun) -> int:
+    def _most_trials(self, run: CellSearch) -> int:
         """The most trials that a cell will have, those that were launched included."""
         if run.stopped is not None:
             return run.launched
@@ -558,9 +560,9 @@ class _Loop:
         new, most = sum(new_of.values()), confirm.contenders * confirm.repeats  # of a machine that does not drift
         searching = [run for run in self._runs if run.stopped is None]
         anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
-        # Counted only where a search has ended: a contest of thousands of trials is not gone through for every picture.
+        # Counted only where a search has ended: the runs of thousands of trials are not gone through for every snapshot.
         confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
-        repeats = anchors + most * len(searching) + sum(run.contest.most_to_confirm(confirm) for run in confirming)
+        repeats = anchors + most * len(searching) + sum(run.confirmation.most_to_confirm(confirm) for run in confirming)
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
@@ -582,7 +584,7 @@ class _Loop:
         self._observe(
             Snapshot(
                 sweep=self._spec.name,
-                counts=dict(self._books.counts),
+                counts=dict(self._outcomes.counts),
                 untried=self._untried,
                 num_launched=self._num_launched,
                 at_most=sum(most_trials.values()),

@@ -16,7 +16,7 @@ from orchestrator.core.trial.protocol import MEASURED_PEAK, KnownPeak, Measureme
 _Key = tuple[Precision, str, str | None]
 
 
-class Peaks:
+class MeasuredPeaks:
     """Knows nothing of a device whose peak is in the makers' table: nobody measures there."""
 
     def __init__(self, stored: Iterable[PeakRow], *, device_name: str | None) -> None:

@@ -16,7 +16,7 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.physics.links import Collective, LinkSample, Span
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 
 logger = logging.getLogger(__name__)

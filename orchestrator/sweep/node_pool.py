@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from db.read.rows import BenchRow
-from db.schema import BenchReason
 from db.store import Store
+from db.types import BenchReason
 from orchestrator.cluster.contract import Finished, Prober
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_score import NodeScore, evidence_in_words, score_nodes
-from orchestrator.core.machines.packing import Floor, Shape
-from orchestrator.core.trial.failures import HANG_KINDS, SUSPECT_KINDS, Failure, FailureKind
+from orchestrator.core.machines.packing import FreeSlots, Shape
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, SUSPECT_KINDS, Failure, FailureKind
 from orchestrator.sweep.preflight import Preflight
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Hang:
     at: float
 
 
-class NodeHealth:
+class NodePool:
     """Decides which nodes one call of `run_sweep` may use. Without a prober nodes are taken as fit."""
 
     def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
@@ -98,8 +98,8 @@ class NodeHealth:
         Raises ClusterUnavailable where all have, and what may be used of them holds none, though all of them together would.
         """
         self._shapes = set(shapes)
-        floor = Floor(self.usable(nodes))
-        has_room = any(floor.holds(shape) for shape in self._shapes)
+        free_slots = FreeSlots(self.usable(nodes))
+        has_room = any(free_slots.holds(shape) for shape in self._shapes)
         if has_room or self.is_looking:
             return has_room and (not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS)
         why = [f"{node} ({reason})" for node, reason in sorted(self._preflight.unfit.items())]
@@ -198,5 +198,5 @@ class NodeHealth:
     def _can_spare(self, node: str) -> bool:
         """Whether every gang that has room now has room without this node."""
         usable = {name: slots for name, slots in self._usable.items() if name not in self._benched}
-        with_it, without = Floor(usable), Floor({name: slots for name, slots in usable.items() if name != node})
+        with_it, without = FreeSlots(usable), FreeSlots({name: slots for name, slots in usable.items() if name != node})
         return all(without.holds(shape) for shape in self._shapes if with_it.holds(shape))

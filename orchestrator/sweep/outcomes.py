@@ -10,34 +10,26 @@ from dataclasses import dataclass, replace
 
 from db.read.rows import TrialRow
 from db.store import REFUSED, Store
-from db.write.writes import Ended, FailedEnd, MeasuredEnd, Pruned, Recorded
+from db.write.writes import NO_USAGE, AttemptFacts, Ended, Pruned, Recorded
 from orchestrator.cluster.contract import Finished, Slots
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.proofs import MemoryProof
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import (
-    HANG_KINDS,
-    OUT_OF_MEMORY_KINDS,
-    POLICIES,
-    Failure,
-    FailureKind,
-    Fault,
-    may_retry,
-    proves_out_of_memory,
-)
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, POLICIES, Failure, FailureKind, Fault, event_after
+from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import of_gang, relative_sd, said_of
-from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
-from orchestrator.core.trial.protocol import Device, Phase, RankResult
+from orchestrator.core.trial.measurement import Measurement
+from orchestrator.core.trial.protocol import Device, Phase
 from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.search.searcher import Failed, Measured, OutOfMemory
-from orchestrator.sweep.cell_search import CellRun
-from orchestrator.sweep.measured_peaks import Peaks
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.progress import StopReason
-from orchestrator.sweep.stop_rules import Blame
-from orchestrator.sweep.verdict import attempt_facts, failed_memory, fingerprint_of, gpu_usage, relative_excess, worst_parts
+from orchestrator.sweep.stop_rules import StopRules
+from orchestrator.sweep.verdict import AttemptVerdict, attempt_facts, judge_attempt, relative_excess
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Flight:
     """One attempt under way."""
 
-    run: CellRun
+    run: CellSearch
     trial_id: int
     layout: Layout
     attempt: int
@@ -81,26 +73,29 @@ class _Ending:
 
     flight: Flight
     event: Finished
-    results: Sequence[RankResult]
-    fingerprint: Fingerprint | None  # None: no rank left a result
-    outcome: Measurement | Failure
+    verdict: AttemptVerdict
     at: dt.datetime  # by the clock that the sweep goes by
 
+    @property
+    def outcome(self) -> Measurement | Failure:
+        return self.verdict.outcome
 
-class Books:
+
+class Outcomes:
     """Records the attempts of one call of `run_sweep`, and counts its trials."""
 
     def __init__(self, spec: SweepSpec, sweep_id: int, epoch: int, *, store: Store, slots: Slots, code: Fingerprint) -> None:
         self._spec, self._sweep_id, self._epoch, self._store, self._slots, self._code = spec, sweep_id, epoch, store, slots, code
         self.counts: Counter[TrialState] = Counter()  # trials of the sweep in the store
         self.fingerprints: set[str] = set()
-        self.peaks = Peaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
-        self.blame = Blame(spec.name)
+        self.peaks = MeasuredPeaks(store.measured_peaks(sweep_id), device_name=slots.device_name)
+        self.stop_rules = StopRules(spec.name)
+        self._plan = spec.measurement.plan
         self._condemned: list[Pruned] = []  # proven, and not written yet
         self._dominance = f"search.dominance is {spec.dominance}"
         self._is_load_told = False  # since an attempt that no load disturbed
 
-    def take_up(self, run: CellRun) -> None:
+    def take_up(self, run: CellSearch) -> None:
         """Have a cell go on from what earlier calls left of it, and count that."""
         trials = self._take_up(run)
         self.counts.update(trial.state for trial in trials)
@@ -137,11 +132,11 @@ class Books:
         for ending, came_to in zip(endings, recorded, strict=True):
             ending.flight.run.note_held(ending.event.gpu_seconds, is_measured=isinstance(ending.outcome, Measurement))
             if isinstance(ending.outcome, Measurement):
-                self.blame.note_measured(ending.flight.run.id, now=now)
+                self.stop_rules.note_measured(ending.flight.run.id, now=now)
                 said = self._measured(ending, ending.outcome, counts=came_to.counts)
             else:
                 trial_id = ending.flight.trial_id
-                self.blame.note_failure(ending.outcome, cell_id=ending.flight.run.id, began=ending.flight.since, now=now)
+                self.stop_rules.note_failure(ending.outcome, cell_id=ending.flight.run.id, began=ending.flight.since, now=now)
                 said = self._failed(ending, ending.outcome, events[trial_id], rows.get(trial_id))
             words.append((said, dict(self.counts)))
         self._write_condemned()
@@ -167,12 +162,12 @@ class Books:
                 recorded += self._store.record_ends([_ended(refused, events)], epoch=self._epoch)
         return endings, events, recorded
 
-    def take_up_again(self, run: CellRun) -> None:
+    def take_up_again(self, run: CellSearch) -> None:
         """Have a cell go on from what the store knows by now, after its search began anew or results were withdrawn."""
         self._take_up(run)
         self._write_condemned()
 
-    def _take_up(self, run: CellRun) -> list[TrialRow]:
+    def _take_up(self, run: CellSearch) -> list[TrialRow]:
         """Have a cell go on from what the store knows of it: all its trials, which are returned as they stood before."""
         trials = self._store.trials(self._sweep_id, cell_id=run.id)
         self._condemn(run, run.take_up(trials, self._store.repeats(run.id), self._num_proofs(run, trials)))
@@ -180,7 +175,7 @@ class Books:
         self._free(run)
         return trials
 
-    def _num_proofs(self, run: CellRun, trials: Sequence[TrialRow]) -> Mapping[int, int]:
+    def _num_proofs(self, run: CellSearch, trials: Sequence[TrialRow]) -> Mapping[int, int]:
         """The number of attempts that prove that a trial does not fit its device, by trial that ran out of memory."""
         if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
             return {}
@@ -188,7 +183,7 @@ class Books:
         failures = self._store.out_of_memories(run.id)
         return {trial_id: sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in some) for trial_id, some in failures.items()}
 
-    def _condemn(self, run: CellRun, condemned: Collection[Layout]) -> None:
+    def _condemn(self, run: CellSearch, condemned: Collection[Layout]) -> None:
         """Note what out-of-memories prove of other layouts, to be written without launching them."""
         for layout in condemned:
             proofs = [(run.ran_out[proof.layout], proof) for proof in run.searcher.proofs_of(layout)]
@@ -197,7 +192,7 @@ class Books:
         self.counts[TrialState.QUEUED] -= len(run.added & set(condemned))
         run.added -= set(condemned)
 
-    def _free(self, run: CellRun) -> None:
+    def _free(self, run: CellSearch) -> None:
         """Let layouts be launched again that no out-of-memory rules out any more."""
         freed = run.searcher.take_freed()
         if not freed:
@@ -216,33 +211,22 @@ class Books:
         self._condemned.clear()
 
     def _judge(self, flight: Flight, event: Finished, at: dt.datetime) -> _Ending:
-        """What an attempt came to, by what its ranks left."""
-        results = [outcome.result for report in event.reports for outcome in report.ranks if outcome.result is not None]
-        fingerprint = fingerprint_of(event, results, code=self._code, device_name=self._slots.device_name) if results else None
-        return _Ending(
-            flight=flight,
-            event=event,
-            results=results,
-            fingerprint=fingerprint,
-            outcome=self._outcome(flight, event, fingerprint),
+        cell, layout, device_name = flight.run.cell, flight.layout, self._slots.device_name
+        verdict = judge_attempt(
+            event,
+            cell=cell,
+            layout=layout,
+            plan=self._plan,
+            peaks=self.peaks,
+            code=self._code,
+            device_name=device_name,
             at=at,
         )
-
-    def _outcome(self, flight: Flight, event: Finished, fingerprint: Fingerprint | None) -> Measurement | Failure:
-        if event.failure is not None:
-            return event.failure
-        if fingerprint is None:
-            return Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
-        cell, layout = flight.run.cell, flight.layout
-        try:
-            measurement = self.peaks.measure(
-                event.reports, model=cell.model, sequence_length=cell.sequence_length, layout=layout, plan=self._spec.measurement.plan
-            )
-        except ImplausibleMeasurement as exc:
-            return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
-        # At once: the next attempt of the same poll is measured by what this one has shown.
-        self.peaks.note(event.reports, measurement, precision=layout.precision, device_name=fingerprint.stack.device_name)
-        return measurement
+        if isinstance(verdict.outcome, Measurement) and verdict.fingerprint is not None:
+            # At once: the next attempt of the same poll is measured by what this one has shown.
+            stack = verdict.fingerprint.stack
+            self.peaks.note(event.reports, verdict.outcome, precision=layout.precision, device_name=stack.device_name)
+        return _Ending(flight=flight, event=event, verdict=verdict, at=at)
 
     def _events_of(self, failed: Sequence[_Ending]) -> dict[int, TrialEvent]:
         """What becomes of the trials whose attempts failed."""
@@ -258,23 +242,19 @@ class Books:
         for ending in failed:
             flight, kind = ending.flight, kinds[ending.flight.trial_id]
             if flight.is_repeat:
-                again = flight.run.contest.fail(flight.trial_id, kind)
-            elif kind is FailureKind.CANCELLED:
-                again = True  # asked to stop: the trial waits for the next call rather than being given up
+                events[flight.trial_id] = flight.run.confirmation.fail(flight.trial_id, kind)
             else:
-                again = may_retry(kind, earlier.get(flight.trial_id, Counter()) + Counter([kind]))
-            last = TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
-            events[flight.trial_id] = TrialEvent.REQUEUED if again else last
+                events[flight.trial_id] = event_after(kind, earlier.get(flight.trial_id, Counter()) + Counter([kind]))
         return events
 
-    def _measured_with_other_software(self, endings: Sequence[_Ending], recorded: Sequence[Recorded]) -> dict[int, CellRun]:
+    def _measured_with_other_software(self, endings: Sequence[_Ending], recorded: Sequence[Recorded]) -> dict[int, CellSearch]:
         """The cells of which trials were measured with something else than those before them: nobody compares the two from now on.
 
         What such a cell's search knows is all of another fingerprint, so it begins anew from the store, which has this poll's ends too.
         """
         anew = {}
         for ending, came_to in zip(endings, recorded, strict=True):
-            run, fingerprint = ending.flight.run, ending.fingerprint
+            run, fingerprint = ending.flight.run, ending.verdict.fingerprint
             if came_to.counts and not ending.flight.is_repeat and fingerprint is not None:
                 if run.fingerprint not in (None, fingerprint.digest):
                     anew[run.id] = run
@@ -282,7 +262,7 @@ class Books:
         return anew
 
     def _measured(self, ending: _Ending, measurement: Measurement, *, counts: bool) -> str:
-        flight, fingerprint = ending.flight, ending.fingerprint
+        flight, fingerprint = ending.flight, ending.verdict.fingerprint
         assert fingerprint is not None, "a measurement without a result"
         self.fingerprints.add(fingerprint.digest)
         run, trial_id, layout = flight.run, flight.trial_id, flight.layout
@@ -300,12 +280,12 @@ class Books:
             self._move(flight.state, TrialState.MEASURED)
             run.note_measured(trial_id, layout, taken)
         elif counts:
-            run.contest.note(trial_id, layout, taken)
+            run.confirmation.note(trial_id, layout, taken)
         else:
-            run.contest.end(trial_id)
+            run.confirmation.end(trial_id)
         if counts:
             peak = measurement.peak_memory_reserved_bytes or measurement.peak_memory_allocated_bytes
-            run.searcher.tell(layout, Measured(value=run.value_of(run.contest.seconds_of(trial_id)), peak_memory_bytes=peak))
+            run.searcher.tell(layout, Measured(value=run.value_of(run.confirmation.seconds_of(trial_id)), peak_memory_bytes=peak))
             if flight.is_repeat:
                 run.correct_search()
             self._free(run)
@@ -354,8 +334,7 @@ class Books:
         failures = self._store.out_of_memories(run.id, trial_id=flight.trial_id) if flight.attempt > 1 else {flight.trial_id: [failure]}
         on_cpu = self._slots.device is Device.CPU
         num_proofs = sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in failures[flight.trial_id])
-        peak, device = failed_memory(ending.event.reports)
-        excess = relative_excess(peak, device, failure.message)
+        excess = relative_excess(ending.verdict.peak_memory_bytes, ending.verdict.device_memory_bytes, failure.message)
         run.ran_out[flight.layout] = flight.trial_id
         condemned = run.searcher.tell(flight.layout, OutOfMemory(excess=excess, num_proofs=num_proofs))
         self._condemn(run, condemned)
@@ -381,20 +360,13 @@ def _refused(ending: _Ending, exc: Exception) -> _Ending:
     said = str(exc).partition("\n")[0]
     failure = Failure(kind=FailureKind.BAD_RESULT, message=f"the database refuses how it ended: {type(exc).__name__}: {said}")
     event = replace(ending.event, reports=(), failure=failure)
-    return _Ending(flight=ending.flight, event=event, results=(), fingerprint=None, outcome=failure, at=ending.at)
+    facts: AttemptFacts = {**attempt_facts(event, (), None, num_gpus=ending.flight.run.cell.num_gpus), "measured_at": ending.at}
+    verdict = AttemptVerdict(outcome=failure, fingerprint=None, facts=facts, gpu=NO_USAGE, memory_by_part=None)
+    return replace(ending, event=event, verdict=verdict)
 
 
 def _ended(ending: _Ending, events: Mapping[int, TrialEvent]) -> Ended:
     """As the store is told it."""
-    flight, event, results = ending.flight, ending.event, ending.results
-    outcome: MeasuredEnd | FailedEnd
-    if isinstance(ending.outcome, Measurement):
-        outcome = MeasuredEnd(measurement=ending.outcome, gpu=gpu_usage(event.reports), memory_by_part=worst_parts(results))
-    else:
-        peak, device = failed_memory(event.reports)
-        failed = events[flight.trial_id]
-        outcome = FailedEnd(failure=ending.outcome, event=failed, peak_memory_bytes=peak, device_memory_bytes=device)
-    measurement = ending.outcome if isinstance(ending.outcome, Measurement) else None
-    facts = attempt_facts(event, results, ending.fingerprint, num_gpus=flight.run.cell.num_gpus, measurement=measurement)
-    facts["measured_at"] = ending.at
-    return Ended(trial_id=flight.trial_id, attempt=flight.attempt, outcome=outcome, stepped=flight.made_first_step, facts=facts)
+    flight = ending.flight
+    event = events.get(flight.trial_id, TrialEvent.MEASURED)
+    return ending.verdict.ended(flight.trial_id, flight.attempt, event=event, stepped=flight.made_first_step)

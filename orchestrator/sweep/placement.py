@@ -7,40 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from orchestrator.core.machines.packing import Floor, Room, Shape, WaitingGang
-from orchestrator.sweep.cell_search import CellRun
+from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
+from orchestrator.sweep.cell_search import CellSearch
 
 FIRST_TRIALS = 8  # of each cell, before any goes on: a search is near its best by then, and a budget may end soon after
 
 
-class Turns:
+class Placement:
     """Decides which cell starts the next gang in one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
 
     def __init__(
-        self, slots_of: Mapping[str, int], *, exclusive: bool, turn_of: Callable[[CellRun], tuple[float, ...]] | None = None
+        self, slots_of: Mapping[str, int], *, exclusive: bool, turn_of: Callable[[CellSearch], tuple[float, ...]] | None = None
     ) -> None:
         """`turn_of` gives the place of a cell among those that share a budget, smallest first; None: what fills the cluster goes first."""
-        self._floor = Floor(slots_of)
+        self._free_slots = FreeSlots(slots_of)
         self._exclusive, self._turn_of = exclusive, turn_of
         self._num_starts = 0
         self._since: dict[int, int] = {}  # cell id -> starts by when it began to wait
 
     def see(self, slots_of: Mapping[str, int]) -> None:
         """Nodes may have come or gone."""
-        self._floor.resize(slots_of)
+        self._free_slots.resize(slots_of)
 
     def is_possible(self, shape: Shape) -> bool:
         """Whether the nodes that are left hold such a gang, once they are free."""
-        return self._floor.holds(shape)
+        return self._free_slots.holds(shape)
 
-    def may_have_room(self, runs: Sequence[CellRun]) -> bool:
+    def may_have_room(self, runs: Sequence[CellSearch]) -> bool:
         """Whether as many slots are free as the narrowest gang has; where not, whose turn it is need not be worked out."""
-        free = self._floor.free_slots
+        free = self._free_slots.count
         return any(run.shape.num_slots <= free for run in runs)
 
     def next(
-        self, runs: Sequence[CellRun], now: float, rooms: Mapping[str, Room], *, suspected: Collection[int] = ()
-    ) -> tuple[CellRun, tuple[str, ...]] | None:
+        self, runs: Sequence[CellSearch], now: float, free_on_nodes: Mapping[str, FreeOnNode], *, suspected: Collection[int] = ()
+    ) -> tuple[CellSearch, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first.
 
         Cells that are `suspected`, by id, let others go first.
@@ -57,32 +57,34 @@ class Turns:
             )
             for run in runs
         ]
-        start = self._floor.next_start(waiting, now=now, rooms=rooms)
+        start = self._free_slots.next_start(waiting, now=now, free_on_nodes=free_on_nodes)
         return None if start is None else (runs[start.index], start.nodes)
 
     def is_possible_without(self, shape: Shape, nodes: Collection[str]) -> bool:
         """Say whether the other nodes, once they are free, hold such a gang."""
-        return self._floor.holds_without(shape, nodes)
+        return self._free_slots.holds_without(shape, nodes)
 
-    def elsewhere(self, run: CellRun, without: Collection[str], rooms: Mapping[str, Room]) -> tuple[str, ...] | None:
+    def elsewhere(self, run: CellSearch, without: Collection[str], free_on_nodes: Mapping[str, FreeOnNode]) -> tuple[str, ...] | None:
         """Free nodes for a gang of the cell, none of these among them; None: there are not enough now."""
         gang = WaitingGang(shape=run.shape, seconds=run.expected_seconds, exclusive=self._is_exclusive(run))
-        return self._floor.place_elsewhere(gang, without, rooms=rooms)
+        return self._free_slots.place_elsewhere(gang, without, free_on_nodes=free_on_nodes)
 
-    def _is_exclusive(self, run: CellRun) -> bool:
+    def _is_exclusive(self, run: CellSearch) -> bool:
         """Whether all gangs of the cell get their nodes for themselves: as asked, or since one of its trials ran a node out of memory."""
         return self._exclusive or run.needs_own_nodes
 
     def are_unused(self, nodes: Sequence[str]) -> bool:
         """Whether nothing else runs on these nodes."""
-        return self._floor.are_unused(nodes)
+        return self._free_slots.are_unused(nodes)
 
-    def began(self, run: CellRun, nodes: Sequence[str], now: float, *, alone: bool) -> int:
+    def began(self, run: CellSearch, nodes: Sequence[str], now: float, *, alone: bool) -> int:
         """A gang of the cell starts, and nothing else on its nodes where it is to be alone. Returns the ticket to give back when it has ended."""
         self._num_starts += 1
         self._since[run.id] = self._num_starts
-        self._floor.take(self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self._is_exclusive(run))
+        self._free_slots.take(
+            self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self._is_exclusive(run)
+        )
         return self._num_starts
 
     def ended(self, ticket: int) -> None:
-        self._floor.give_back(ticket)
+        self._free_slots.give_back(ticket)

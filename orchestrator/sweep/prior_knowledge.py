@@ -56,7 +56,7 @@ class Taught:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Learned:
+class PriorKnowledge:
     """The device that a sweep is predicted for, and its relatives' trials. Fits are made when they are asked for, each once."""
 
     spec: SweepSpec
@@ -153,7 +153,7 @@ def learned(
     gpus_per_node: int,
     nodes: Collection[str] | None = None,
     begin: Mapping[str, Calibration] | None = None,
-) -> Learned:
+) -> PriorKnowledge:
     """What the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
 
     `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
@@ -174,7 +174,7 @@ def learned(
     found = [(row, device) for row in rows if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)]
     if not found:
         unplaced = sum(devices.of(row) is None for row in rows)
-        return Learned(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes), num_unplaced=unplaced)
+        return PriorKnowledge(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes), num_unplaced=unplaced)
     newest = found[-1][0]
     # Processor cores differ from machine to machine: the newest trial's are meant.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
@@ -194,7 +194,7 @@ def learned(
         for row, device in found
     ]
     device = hardware or found[-1][1]
-    return Learned(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes), begin=begin or {})
+    return PriorKnowledge(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes), begin=begin or {})
 
 
 def _links(store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None) -> list[LinkRow]:

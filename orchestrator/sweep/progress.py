@@ -55,7 +55,7 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class TrialEnded:
     """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
 
     text: str  # the trial and its outcome
@@ -127,7 +127,7 @@ class Snapshot:
     gpu_seconds: float  # held by all calls, idle leases included
     seconds: float  # since this call began
     left: TimeLeft | None  # None: nothing tells yet
-    ended: Sequence[Ended]  # since the last snapshot, in order
+    ended: Sequence[TrialEnded]  # since the last snapshot, in order
     searched: Sequence[SearchEnded]  # as well
 
 

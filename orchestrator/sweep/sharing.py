@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.core.sweepfile.spec import Confirm
-from orchestrator.sweep.cell_search import CellRun
+from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.placement import FIRST_TRIALS
 from orchestrator.sweep.progress import CONFIRMED
 
@@ -22,7 +22,7 @@ LITTLE = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class ReservedBudget:
     """The part of a budget that is kept for other attempts."""
 
     gpu_seconds: float = 0.0
@@ -30,10 +30,10 @@ class Kept:
     seconds: float = 0.0
 
 
-NOTHING = Kept()
+NOTHING = ReservedBudget()
 
 
-def turn(run: CellRun) -> tuple[float, float, float]:
+def turn(run: CellSearch) -> tuple[float, float, float]:
     """The place of a cell among those that share a budget, smallest first.
 
     Cells of which nothing is measured, the cheapest first; then in rounds of one launch each, in each of them what should gain most per
@@ -49,13 +49,15 @@ def turn(run: CellRun) -> tuple[float, float, float]:
     return (1 if gain >= LITTLE else 2), run.launched, -gain / max(run.guessed_gpu_seconds, 1e-9)
 
 
-def expected_by_others(run: CellRun, runs: Sequence[CellRun]) -> float | None:
+def expected_by_others(run: CellSearch, runs: Sequence[CellSearch]) -> float | None:
     """Expected GPU-seconds of a trial in a cell without any ended trial, by what trials of other cells held. None: nothing was measured."""
     scale = _scale(runs)
     return None if scale is None else run.guessed_gpu_seconds * scale
 
 
-def kept_from(run: CellRun, runs: Sequence[CellRun], *, confirm: Confirm, is_repeat: bool, slots: int, at_once: int) -> Kept:
+def reserved_from(
+    run: CellSearch, runs: Sequence[CellSearch], *, confirm: Confirm, is_repeat: bool, slots: int, at_once: int
+) -> ReservedBudget:
     """The part of a budget that a cell leaves to the others, and to the confirmation of its own best, when it launches one more.
 
     A cell of which nothing is measured leaves nothing; the repeat that something is kept for leaves what first trials of other cells take.
@@ -73,28 +75,28 @@ def kept_from(run: CellRun, runs: Sequence[CellRun], *, confirm: Confirm, is_rep
     return _sum([*firsts, *repeats], slots=slots, at_once=at_once)
 
 
-def _sum(some: Iterable[tuple[CellRun, float]], *, slots: int, at_once: int) -> Kept:
+def _sum(some: Iterable[tuple[CellSearch, float]], *, slots: int, at_once: int) -> ReservedBudget:
     held = list(some)
     gpu_seconds = MARGIN * sum(one for _, one in held)
     one_by_one = MARGIN * sum(one / run.cell.num_gpus for run, one in held)
-    return Kept(gpu_seconds=gpu_seconds, seconds=max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1)))
+    return ReservedBudget(gpu_seconds=gpu_seconds, seconds=max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1)))
 
 
-def _wants_a_first(run: CellRun) -> bool:
+def _wants_a_first(run: CellSearch) -> bool:
     return run.has_nothing and run.stopped is None and not run.num_new and run.launched < FIRST_TRIALS and run.searcher.untried > 0
 
 
-def _wants_a_repeat(run: CellRun) -> bool:
+def _wants_a_repeat(run: CellSearch) -> bool:
     may_be_confirmed = (run.stopped is None or run.stopped in CONFIRMED) and not run.is_settled
-    return may_be_confirmed and run.contest.num_measured >= FEWEST_TO_CONFIRM and not run.contest.is_best_repeated
+    return may_be_confirmed and run.confirmation.num_measured >= FEWEST_TO_CONFIRM and not run.confirmation.is_best_repeated
 
 
-def _will_want_a_repeat(run: CellRun, *, is_alone: bool) -> bool:
+def _will_want_a_repeat(run: CellSearch, *, is_alone: bool) -> bool:
     """Say whether a cell that launches another layout should have a repeat left after it. A single cell measures a second layout first."""
-    return not run.contest.is_best_repeated and (not is_alone or _wants_a_repeat(run))
+    return not run.confirmation.is_best_repeated and (not is_alone or _wants_a_repeat(run))
 
 
-def _scale(runs: Iterable[CellRun]) -> float | None:
+def _scale(runs: Iterable[CellSearch]) -> float | None:
     """The ratio of what trials held to what was predicted, the median over cells that have measured. None: no cell has."""
     known = [
         run.trial_gpu_seconds / (run.predicted_seconds * run.cell.num_gpus)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.trial.failures import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
 
 # Then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries.
 MACHINE_FAULTS_IN_A_ROW = 5
@@ -42,7 +42,7 @@ class _Streak:
             self.last, self.known_at = failure.message, now
 
 
-class Blame:
+class StopRules:
     """Counts over one call of `run_sweep`. `cell_id` is the cell of the attempt that is told."""
 
     def __init__(self, sweep: str) -> None:

@@ -1,19 +1,103 @@
-"""What the reports of an attempt's nodes say together: its cost, its GPUs' use, its memory."""
+"""Judges what an attempt came to, by the reports of its nodes: a measurement or a failure, and all that is known besides.
+
+The same function judges an attempt that ends now and one whose end an earlier orchestrator left on disk. It writes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from db.write.writes import AttemptFacts
+from db.write.writes import AttemptFacts, Ended, FailedEnd, MeasuredEnd
 from orchestrator.cluster.contract import Finished
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.communication import counted, over_nodes
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import refused_allocation
 from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
-from orchestrator.core.trial.measurement import Measurement
-from orchestrator.core.trial.protocol import GpuUsage, NodeReport, Phase, RankResult
+from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
+from orchestrator.core.trial.protocol import GpuUsage, MeasurementPlan, NodeReport, Phase, RankResult
 from orchestrator.core.trial.reserved_time import step_seconds_within
+from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptVerdict:
+    """What an attempt came to."""
+
+    outcome: Measurement | Failure
+    # What it was measured with; None: no rank left a result.
+    fingerprint: Fingerprint | None
+    facts: AttemptFacts
+    gpu: GpuUsage
+    memory_by_part: Mapping[str, int] | None
+    # Of a rank that ran out of memory: bytes that it had allocated, and its device's.
+    peak_memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+
+    def ended(self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False) -> Ended:
+        """The end of the attempt as the store is told it. `event` is what becomes of a trial whose attempt failed."""
+        outcome: MeasuredEnd | FailedEnd
+        if isinstance(self.outcome, Measurement):
+            outcome = MeasuredEnd(measurement=self.outcome, gpu=self.gpu, memory_by_part=self.memory_by_part)
+        else:
+            outcome = FailedEnd(
+                failure=self.outcome,
+                event=event,
+                peak_memory_bytes=self.peak_memory_bytes,
+                device_memory_bytes=self.device_memory_bytes,
+            )
+        return Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, stepped=stepped, facts=self.facts)
+
+
+def judge_attempt(
+    end: Finished,
+    *,
+    cell: Cell,
+    layout: Layout,
+    plan: MeasurementPlan,
+    peaks: MeasuredPeaks,
+    code: Fingerprint,
+    device_name: str | None,
+    at: dt.datetime | None = None,
+) -> AttemptVerdict:
+    """Judge how an attempt of a layout ended. `device_name` is the cluster's, for ranks that do not name theirs.
+
+    `at`: when it ended, by the clock that the sweep goes by; None: the store's clock counts.
+    """
+    results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
+    outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
+    measurement = outcome if isinstance(outcome, Measurement) else None
+    fingerprint = fingerprint_of(end, results, code=code, device_name=device_name) if results else None
+    peak, device = failed_memory(end.reports)
+    facts = attempt_facts(end, results, fingerprint, num_gpus=cell.num_gpus, measurement=measurement)
+    return AttemptVerdict(
+        outcome=outcome,
+        fingerprint=fingerprint,
+        facts=facts if at is None else {**facts, "measured_at": at},
+        gpu=gpu_usage(end.reports),
+        memory_by_part=worst_parts(results),
+        peak_memory_bytes=peak,
+        device_memory_bytes=device,
+    )
+
+
+def _outcome(
+    end: Finished, results: Sequence[RankResult], *, cell: Cell, layout: Layout, plan: MeasurementPlan, peaks: MeasuredPeaks
+) -> Measurement | Failure:
+    if end.failure is not None:
+        return end.failure
+    if not results:
+        return Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
+    try:
+        return peaks.measure(end.reports, model=cell.model, sequence_length=cell.sequence_length, layout=layout, plan=plan)
+    except ImplausibleMeasurement as exc:
+        return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
 
 
 def attempt_facts(

@@ -19,7 +19,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.node.processes import descendants, start_time
 
 SWEEP = Path(sys.executable).parent / "sweep"
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Running:
         self.look()
         self.process.send_signal(number)
 
-    def end(self, *, timeout: float = 60.0) -> tuple[int, str, str]:
+    def end(self, *, timeout: float = 180.0) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, err
 

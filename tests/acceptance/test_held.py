@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.accounts import GANG, RESERVE_SECONDS, held, sessions, status
 from tests.acceptance.command import Command, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
 EIGHT = {"micro_batch_size": [1, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]}  # as many layouts

@@ -13,7 +13,7 @@ from orchestrator.sweep.loop import POLL_SECONDS, RENEW_SECONDS
 from tests.acceptance.accounts import held, sessions
 from tests.acceptance.command import Command, measured, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
 UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5  # between two renewals: what a kill leaves uncounted

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.command import Command, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 
 def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_path: Path) -> None:

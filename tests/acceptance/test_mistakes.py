@@ -127,7 +127,7 @@ def test_ray_that_is_ended_from_outside_is_said_and_nothing_hangs(command: Comma
         raylet = next(pid for pid in descendants(running.process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet")
         running.look()
         os.kill(raylet, signal.SIGKILL)
-        code, _, err = running.end(timeout=60)
+        code, _, err = running.end()
         assert code == 75, err
         assert "the same command goes on" in err
         assert running.survivors(seconds=10) == []

@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.command import Command, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 PROGRAM = """
 import json, os, sys

@@ -9,7 +9,7 @@ import pytest
 from tests import measured_table
 from tests.acceptance.command import Command
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 BEST = "dp8_tp1_pp1_cp1_mbs2_ga2_none_z1_bf16-attention_kernel=flash"
 BEST_SPEED = 32 * 4096 / 4.4 / 8
 

@@ -15,12 +15,12 @@ import pytest
 from orchestrator.node.processes import descendants, start_time
 from tests.acceptance.command import SWEEP, Command, write_sweep
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  # 1 to 6 s a trial
 PROMISED_SECONDS = 5.0
 END_SECONDS = 15.0  # promised for SIGTERM
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 # Moments of the start, told by what there is already; each with seconds to wait beyond it.
 MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {

@@ -14,7 +14,7 @@ from orchestrator.core.trial.lifecycle import IN_FLIGHT, TrialState
 from tests.acceptance.command import Command, Running, measured, write_sweep
 from tests.listening import listeners
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 100.0}}  # 1 to 6 s a trial
 

@@ -9,11 +9,11 @@ from db.store import Store
 from db.write.writes import Pruned
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.protocol import GpuUsage, Phase
-from tests.db.builders import Bench, cell, failure, fingerprint, measurement
+from tests.db.builders import Bench, add_trial, begin_trial, cell, failure, fingerprint, measurement, record_failure, record_measurement
 
 HOSTILE = '[/bold] [link=x]y \x1b[31mred\x1b]0;title\x07 \x9b2J\u202eevil | <script>alert(1)</script>\n=cmd("calc")'
 FORMULA = "=HYPERLINK(1)"
@@ -62,7 +62,8 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     log.write_text(f"first line\n{HOSTILE}\nlast line\n")
 
     def started(shape: Layout, cell_id: int = bench.cell_id) -> tuple[int, int]:
-        return store.begin_trial(
+        return begin_trial(
+            store,
             cell_id,
             shape,
             epoch=bench.epoch,
@@ -75,7 +76,8 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     def measured(shape: Layout, speed: float, torch: str = "2.13.0", load: MachineLoad = NO_LOAD) -> int:
         trial_id, attempt = started(shape)
         store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
-        store.record_measurement(
+        record_measurement(
+            store,
             trial_id,
             attempt,
             epoch=bench.epoch,
@@ -91,7 +93,8 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
 
     def failed(shape: Layout, kind: FailureKind, event: TrialEvent, message: str, cell_id: int = bench.cell_id) -> int:
         trial_id, attempt = started(shape, cell_id)
-        store.record_failure(
+        record_failure(
+            store,
             trial_id,
             attempt,
             epoch=bench.epoch,
@@ -112,7 +115,7 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
     running, attempt = started(layout(1, "full"))
     store.transition(running, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
     launching, _ = started(layout(2, "full"))
-    queued = store.add_trial(bench.cell_id, layout(4, "full"), epoch=bench.epoch, why=FORMULA).id
+    queued = add_trial(store, bench.cell_id, layout(4, "full"), epoch=bench.epoch, why=FORMULA).id
     large = store.ensure_cell(bench.sweep_id, cell(model=replace(PRESETS["llama-tiny"], num_layers=99, name=FORMULA)), bench.epoch)
     failed(layout(1), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 0 ran out of device memory in rendezvous", large)
     pruned = next(trial.id for trial in store.trials(bench.sweep_id) if trial.condemned_by == oom)

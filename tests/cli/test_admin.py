@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from db.schema import SCHEMA_VERSION, StopRequest
+from db.schema import SCHEMA_VERSION
 from db.store import Store
+from db.types import StopRequest
 from orchestrator import cli
 from orchestrator.cli import console_log, doctor
 from orchestrator.core.machines.check import Status

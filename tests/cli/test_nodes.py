@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from db.schema import BenchReason
 from db.sql import readonly
 from db.store import Store
+from db.types import BenchReason
 from orchestrator.core.machines.node_health import judge_nodes
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from tests.cli.test_admin import Sweep, store, sweep
 from tests.core.machines.test_node_health import node
-from tests.db.builders import Bench, failure
+from tests.db.builders import Bench, failure, record_failure
 from tests.db.write.test_nodes import measured
 
 __all__ = ["store", "sweep"]  # fixtures
@@ -28,7 +28,7 @@ def fill(store: Store) -> Bench:
         measured(bench, number, "b" if number % 2 else "a", rate=2000.0 / slower)
     trial_id, attempt = bench.start(50)
     lost = failure(FailureKind.NODE_LOST, node="c")
-    store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED)
+    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED)
     facts = node("d", xids={79: 1})
     store.record_node_checks(bench.sweep_id, bench.epoch, {"d": facts}, judge_nodes([facts]))
     return bench
@@ -64,7 +64,7 @@ def test_a_person_benches_a_node_and_takes_it_back(store: Store, sweep: Sweep) -
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_doctor_looks_at_every_node_of_a_cluster(store: Store, sweep: Sweep, sqlite_url: str) -> None:
     out, err = sweep("doctor", "--cluster", "--json")
     assert "Starting a local Ray" in err

@@ -21,7 +21,18 @@ from orchestrator import cli
 from orchestrator.cli import console_log
 from orchestrator.cli import results as look
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
-from orchestrator.cli.output import Cell, Column, Format, chosen_format, csv_text, json_text, plain, shortened, write_markdown, write_table
+from orchestrator.cli.output import (
+    Column,
+    Format,
+    StyledText,
+    chosen_format,
+    csv_text,
+    json_text,
+    plain,
+    shortened,
+    write_markdown,
+    write_table,
+)
 from orchestrator.core.errors import SweepHeld, UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.cli.cli_store import HOSTILE
@@ -77,7 +88,7 @@ def test_escape_sequences_go_with_their_arguments() -> None:
 
 
 def test_a_table_shows_markup_in_data_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    write_table([Column(title="[red]a[/nope]", wrap=True)], [[HOSTILE], [Cell(text="[/bold]", style="green")]])
+    write_table([Column(title="[red]a[/nope]", wrap=True)], [[HOSTILE], [StyledText(text="[/bold]", style="green")]])
     out = capsys.readouterr().out
     assert "[/bold] [link=x]y" in out
     assert "[red]a[/nope]" in out

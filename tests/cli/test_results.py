@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
-from db.schema import SweepState
 from db.store import Store
+from db.types import SweepState
 from orchestrator import cli
 from orchestrator.cli import console_log
 from orchestrator.cli.sweep_file import store_if_any
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.reserved_time import Leased
 from tests.cli.cli_store import FORMULA, Filled, fill, layout
-from tests.db.builders import CONDITIONS, Bench, cell
+from tests.db.builders import CONDITIONS, Bench, begin_trial, cell, record_measurement
 
 Sweep = Callable[..., str]
 
@@ -332,7 +332,7 @@ def test_rows_wider_than_the_terminal_are_shown_one_column_a_line(sweep: Sweep, 
 def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
     assert "tokens_per_second_per_gpu" in document(sweep("sql", "--schema", "--json"))["views"]["v_best"]
     assert "v_scaling" in sweep("sql", "--schema")
-    assert "v_trial,trial_id" in sweep("sql", "--schema", "--format", "csv").splitlines()
+    assert "v_trial,trial_id,number of the trial: what `sweep show` takes" in sweep("sql", "--schema", "--format", "csv").splitlines()
 
 
 def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
@@ -491,9 +491,9 @@ def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, mo
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/edge.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        trial_id, attempt = store.begin_trial(bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"])
+        trial_id, attempt = begin_trial(store, bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"])
         edge = measurement(500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None)
-        store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
+        record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
     text = sweep("best")
     assert "thrashing" in text
     assert "±1.5%?" in text
@@ -531,10 +531,10 @@ def unsure_trial(bench: Bench, micro_batch_size: int, num_steps: int, relative_c
     from orchestrator.core.trial.measurement import StepTime
     from tests.db.builders import fingerprint, measurement
 
-    trial_id, attempt = bench.store.begin_trial(bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"])
+    trial_id, attempt = begin_trial(bench.store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"])
     steps = StepTime(median=0.5, iqr=0.0, num_steps=num_steps, relative_confidence=relative_confidence)
     unsure = measurement(500.0 - trial_id, step_time=steps, confident=False)
-    bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=unsure, fingerprint=fingerprint())
+    record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=unsure, fingerprint=fingerprint())
 
 
 def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
@@ -549,7 +549,7 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
             trial_id, attempt = bench.start(micro_batch_size)
             told = measurement(step_seconds=(1.0, 1.0, 1.0))
             facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}
-            store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
+            record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
     assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep("status", "tiny")
     assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
     assert "the program reported 3.0 s of steps, but held its GPUs for 2.0 s" in sweep("show", "2")

@@ -15,7 +15,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
-from tests.db.builders import Bench, measurement
+from tests.db.builders import Bench, begin_trial, measurement, record_measurement
 
 CPU = Fingerprint(orchestrator_version="0", stack=Stack(device_name="Some CPU"))
 
@@ -208,9 +208,9 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
         bench, _ = command_sweep(file, store)
         assert cli.main(["explain", str(file), "mbs=1"]) == 0
         assert "nothing of this workload was measured on it yet: have the program tell peak_flops" in capsys.readouterr().out
-        trial_id, attempt = store.begin_trial(bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"])
+        trial_id, attempt = begin_trial(store, bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"])
         told = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None)
-        store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=CPU, gpu_seconds=8.0)
+        record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=CPU, gpu_seconds=8.0)
     for arguments in (["explain", str(file), "mbs=1"], ["calibration"]):
         assert cli.main(arguments) == 0
         said = capsys.readouterr().out
@@ -235,8 +235,8 @@ def test_a_plan_counts_what_earlier_calls_left(
         bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, spec.cells()[0], epoch), epoch)
         for micro_batch_size in (1, 2):
             known = full(micro_batch_size)
-            trial_id, attempt = store.begin_trial(bench.cell_id, known, epoch=epoch, nodes=["here"])
-            store.record_measurement(trial_id, attempt, epoch=epoch, measurement=measurement(), fingerprint=CPU, gpu_seconds=8.0)
+            trial_id, attempt = begin_trial(store, bench.cell_id, known, epoch=epoch, nodes=["here"])
+            record_measurement(store, trial_id, attempt, epoch=epoch, measurement=measurement(), fingerprint=CPU, gpu_seconds=8.0)
             assert left() == (micro_batch_size, 2 - micro_batch_size)
             assert left("search.max_trials=1") == (micro_batch_size, 0)
     assert "known 2, left to run 0" in planned(capsys, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.cluster.contract import first_failure, least_advanced
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import Heartbeat, NodeReport, Phase
 
 K = FailureKind

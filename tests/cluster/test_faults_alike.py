@@ -17,7 +17,8 @@ from orchestrator.cluster.simulated import CLEAN_UP_SECONDS, SimulatedScheduler,
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.workload_options import FaultKind
-from orchestrator.core.trial.failures import Failure, FailureKind, may_retry, proves_out_of_memory
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, may_retry
+from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import LaunchOrder, Phase
@@ -210,7 +211,7 @@ class Launched(FakeScheduler):
             return []
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
-        self._floor.give_back(trial_id)
+        self._free_slots.give_back(trial_id)
         asked = LaunchOrder(request=request, program="workloads.synthetic", local_world_size=shape.num_slots)
         report = self._launcher.run(asked)
         return [Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=report.seconds * shape.num_slots)]

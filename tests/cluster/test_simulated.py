@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from db.schema import AttemptState
 from db.store import Store
+from db.types import AttemptState
 from orchestrator import cli
 from orchestrator.cluster.contract import Finished
 from orchestrator.cluster.simulated import NODE_AWAY_SECONDS, SimulatedScheduler, simulated
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.sweepfile.spec import WAIT_FOR_NODES_SECONDS, SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.sweepfile.sections import WAIT_FOR_NODES_SECONDS
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from db.connection.engine import Change, Database
+from db.read import queries
 from db.read.rows import TrialRow
 from db.store import Store
-from db.write.writes import Pruned
+from db.write import changes
+from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
+from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.measurement import Measurement, StepTime
+from orchestrator.core.trial.protocol import GpuUsage
+from orchestrator.core.trial.purpose import Purpose
 
 CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
 
@@ -65,6 +70,105 @@ def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
     return replace(value, **changes)
 
 
+def begin_trial(
+    store: Store,
+    cell_id: int,
+    layout: Layout,
+    *,
+    epoch: int,
+    why: str | None = None,
+    predicted_tokens_per_second_per_gpu: float | None = None,
+    predicted_memory_bytes: float | None = None,
+    nodes: Sequence[str] | None = None,
+) -> tuple[int, int]:
+    """`begin_trials` of one."""
+    new = NewTrial(
+        cell_id=cell_id,
+        layout=layout,
+        why=why,
+        predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
+        predicted_memory_bytes=predicted_memory_bytes,
+        nodes=nodes,
+    )
+    return store.begin_trials([new], epoch=epoch)[0]
+
+
+def start_attempt(store: Store, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, shared_nodes: bool | None = None) -> int:
+    """`begin_trials` of one that is QUEUED: the number of its new attempt."""
+    return store.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch)[0][1]
+
+
+def start_repeat(
+    store: Store,
+    trial_id: int,
+    epoch: int,
+    nodes: Sequence[str] | None = None,
+    *,
+    why: str | None = None,
+    purpose: Purpose = Purpose.CONFIRMATION,
+) -> int:
+    """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
+    return store.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch)[0][1]
+
+
+def record_measurement(
+    store: Store,
+    trial_id: int,
+    attempt: int,
+    *,
+    epoch: int,
+    measurement: Measurement,
+    gpu: GpuUsage = NO_USAGE,
+    memory_by_part: Mapping[str, int] | None = None,
+    **facts: Unpack[AttemptFacts],
+) -> bool:
+    """`record_ends` of one that was measured. True: it counts; False: another came first, and it is kept beside it."""
+    outcome = MeasuredEnd(measurement=measurement, gpu=gpu, memory_by_part=memory_by_part)
+    return store.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].counts
+
+
+def record_failure(
+    store: Store,
+    trial_id: int,
+    attempt: int,
+    *,
+    epoch: int,
+    failure: Failure,
+    event: TrialEvent,
+    peak_memory_bytes: int | None = None,
+    device_memory_bytes: int | None = None,
+    **facts: Unpack[AttemptFacts],
+) -> TrialState:
+    """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
+    outcome = FailedEnd(failure=failure, event=event, peak_memory_bytes=peak_memory_bytes, device_memory_bytes=device_memory_bytes)
+    return store.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].state
+
+
+def add_trial(
+    store: Store,
+    cell_id: int,
+    layout: Layout,
+    *,
+    epoch: int,
+    why: str | None = None,
+    predicted_tokens_per_second_per_gpu: float | None = None,
+    predicted_memory_bytes: float | None = None,
+) -> TrialRow:
+    """The trial of the layout, QUEUED if it is new; one that exists is returned as it stands, with its results."""
+    new = NewTrial(
+        cell_id=cell_id,
+        layout=layout,
+        why=why,
+        predicted_tokens_per_second_per_gpu=predicted_tokens_per_second_per_gpu,
+        predicted_memory_bytes=predicted_memory_bytes,
+    )
+
+    def work(connection: sa.Connection, change: Change) -> TrialRow:
+        return queries.trials_by_id(connection, changes.add_trials(connection, change, [new], epoch))[0]
+
+    return store._database.write(work)
+
+
 @dataclass(frozen=True)
 class Bench:
     """A sweep with one cell, held by this process."""
@@ -82,11 +186,11 @@ class Bench:
 
     def add(self, micro_batch_size: int = 1, **changes: Any) -> TrialRow:
         """A trial that waits and has no attempt yet."""
-        return self.store.add_trial(self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch)
+        return add_trial(self.store, self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch)
 
     def start(self, micro_batch_size: int = 1) -> tuple[int, int]:
         """A trial in flight: its id and the attempt's number."""
-        return self.store.begin_trial(self.cell_id, layout(micro_batch_size), epoch=self.epoch, nodes=["node-a", "node-b"])
+        return begin_trial(self.store, self.cell_id, layout(micro_batch_size), epoch=self.epoch, nodes=["node-a", "node-b"])
 
     def prune(self, micro_batch_sizes: Iterable[int], *, condemned_by: int | None = None) -> int:
         """Trials that are never launched, for another proves them too large. How many are newly so."""
@@ -97,7 +201,8 @@ class Bench:
     def measure(self, micro_batch_size: int = 1, tokens_per_second_per_gpu: float = 1000.0, torch: str = "2.13.0") -> int:
         """A measured trial's id."""
         trial_id, attempt = self.start(micro_batch_size)
-        self.store.record_measurement(
+        record_measurement(
+            self.store,
             trial_id,
             attempt,
             epoch=self.epoch,

@@ -17,9 +17,8 @@ from db.connection.engine import Database
 from db.sql import readonly
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
+from tests.db import next_version
 from tests.db.builders import Bench
-
-MIGRATIONS = Path(migrate.__file__).parent / "migrations"
 
 
 def run(store_url: str, statement: str) -> None:
@@ -29,7 +28,7 @@ def run(store_url: str, statement: str) -> None:
 
 
 def test_the_newest_migration_is_the_version_that_the_code_asks_for() -> None:
-    assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [schema.SCHEMA_VERSION]
+    assert ScriptDirectory(str(migrate.MIGRATIONS)).get_heads() == [schema.SCHEMA_VERSION]
 
 
 def test_the_migrations_make_the_tables_that_the_code_knows(store: Store) -> None:
@@ -42,26 +41,45 @@ def test_the_migrations_make_the_tables_that_the_code_knows(store: Store) -> Non
     assert store._database.read(differences) == []
 
 
-def test_a_store_goes_down_and_up_again(store_url: str) -> None:
-    Store.open(store_url).close()
-    before, after, _ = migrate.downgrade(store_url, "base")
-    assert (before, after) == (schema.SCHEMA_VERSION, "base")
-    database = Database(url.resolve(store_url))
-    assert database.read(lambda connection: sa.inspect(connection).get_table_names()) == ["alembic_version"]
-    database.close()
-    assert migrate.upgrade(store_url)[1] == schema.SCHEMA_VERSION
-    with Store.open(store_url) as store:
-        Bench.on(store).measure()
+def test_postgresql_says_what_every_column_means(postgresql_url: str) -> None:
+    """Of tables and views: `\\d+ v_best` in psql."""
+    with Store.open(postgresql_url) as store:
+        said = store._database.read(
+            lambda connection: connection.execute(
+                sa.text(
+                    "SELECT c.table_name, c.column_name, col_description(c.table_name::regclass, c.ordinal_position)"
+                    " FROM information_schema.columns c WHERE table_schema = 'public' AND table_name <> 'alembic_version'"
+                )
+            ).all()
+        )
+    means = migrate.meanings()
+    assert {(table, name, text) for table, name, text in said} == {(table, name, means[name]) for table, name, _ in said}
+    assert {table for table, _, _ in said} == {*schema.metadata.tables, *schema.VIEWS}
 
 
-def test_what_was_measured_before_repeats_were_known_counts_as_measured_once(store_url: str) -> None:
+def test_a_store_of_an_earlier_version_is_upgraded_with_all_that_was_in_it(store_url: str, tmp_path: Path) -> None:
     with Store.open(store_url) as store:
         trial_id = Bench.on(store).measure()
-    migrate.downgrade(store_url, "0001")
-    assert migrate.upgrade(store_url)[:2] == ("0001", schema.SCHEMA_VERSION)
-    with Store.open(store_url) as store:
-        row = store.trial(trial_id)
-        assert (row.trial.num_measurements, [a.pooled for a in row.attempts]) == (1, [True])
+    before = schema.SCHEMA_VERSION
+    with next_version.in_force(tmp_path):
+        with pytest.raises(StoreUnavailable, match=r"run `sweep db upgrade` \(it makes a copy first\)"):
+            Store.open(store_url)
+        assert migrate.upgrade(store_url)[:2] == (before, next_version.VERSION)
+        with Store.open(store_url) as store:
+            assert store.trial(trial_id).trial.tokens_per_second_per_gpu == 1000.0
+    with pytest.raises(StoreUnavailable, match="newer than this program"):
+        Store.open(store_url)
+
+
+def test_a_store_from_before_the_first_release_is_refused_by_all(store_url: str) -> None:
+    Store.open(store_url).close()
+    run(store_url, "UPDATE alembic_version SET version_num = '0007'")
+    for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
+        with pytest.raises(
+            StoreUnavailable, match="has schema 0007, and not this program's 0008: it is older than the first release"
+        ) as caught:
+            ask(store_url)
+        assert "Keep it for the program that made it, and begin another (SWEEP_DB)" in str(caught.value)
 
 
 def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(sqlite_url: str) -> None:
@@ -78,7 +96,7 @@ def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first
     ("version", "says"),
     [
         ("9999", f"newer than this program's {schema.SCHEMA_VERSION}: upgrade the program"),
-        ("0000", f"this program needs {schema.SCHEMA_VERSION}: run `sweep db upgrade`"),
+        ("0000", "it is older than the first release and cannot be upgraded"),
     ],
 )
 def test_a_database_of_another_version_is_refused_with_what_to_do(store_url: str, version: str, says: str) -> None:
@@ -123,13 +141,15 @@ def test_several_processes_that_meet_an_empty_database_create_it_once(store_url:
         Bench.on(store).measure()
 
 
-def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with Store.open(store_url) as store:
         trial_id = Bench.on(store).measure()
-    with monkeypatch.context() as patch:
+    with next_version.in_force(tmp_path), monkeypatch.context() as patch:
         patch.setattr(schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist"))  # fails when all tables and views are dropped and made
         with pytest.raises(FileNotFoundError, match="v_that_does_not_exist"):
-            migrate.downgrade(store_url, schema.SCHEMA_VERSION)
+            migrate.upgrade(store_url)
     with Store.open(store_url) as store:
         assert store.trial(trial_id).trial.tokens_per_second_per_gpu == 1000.0
     assert readonly.query(store_url, "SELECT count(*) FROM v_best").rows == [(1,)]

@@ -13,18 +13,32 @@ import sqlalchemy as sa
 from db import schema
 from db.connection.engine import Change
 from db.read import records
-from db.schema import AttemptState, SweepState
 from db.store import Store
+from db.types import AttemptState, SweepState, now
 from db.write.batch import Batch
 from db.write.writes import Pruned
 from orchestrator.core.errors import LeaseLost, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import POLICIES, FailureKind
+from orchestrator.core.trial.failure_kinds import POLICIES, FailureKind
 from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 from orchestrator.core.trial.protocol import GpuUsage, Phase
-from tests.db.builders import CONDITIONS, Bench, cell, failure, fingerprint, layout, measurement
+from tests.db.builders import (
+    CONDITIONS,
+    Bench,
+    add_trial,
+    begin_trial,
+    cell,
+    failure,
+    fingerprint,
+    layout,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_attempt,
+    start_repeat,
+)
 
 
 @pytest.fixture
@@ -61,7 +75,7 @@ def test_a_sweep_of_the_same_name_in_another_store_has_another_run_token(tmp_pat
 def test_other_conditions_are_refused_and_each_difference_is_named(store: Store) -> None:
     sweep_id = store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
     epoch = store.acquire(sweep_id, host="node-7", pid=1)
-    store.add_trial(store.ensure_cell(sweep_id, cell(), epoch), layout(1), epoch=epoch)
+    add_trial(store, store.ensure_cell(sweep_id, cell(), epoch), layout(1), epoch=epoch)
     with pytest.raises(SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"):
         store.ensure_sweep("a", "{}", {"precision": "fp8", "seed": 1})
 
@@ -110,17 +124,28 @@ def test_every_field_of_a_layout_comes_back(bench: Bench) -> None:
         zero_stage=3,
         precision=Precision.FP8,
     )
-    row = bench.store.add_trial(
-        bench.cell_id, rich, epoch=bench.epoch, why="predicted best", predicted_memory_bytes=7.9e10, predicted_tokens_per_second_per_gpu=9e3
+    row = add_trial(
+        bench.store,
+        bench.cell_id,
+        rich,
+        epoch=bench.epoch,
+        why="predicted best",
+        predicted_memory_bytes=7.9e10,
+        predicted_tokens_per_second_per_gpu=9e3,
     )
     assert (row.layout, row.state, row.why, row.predicted_memory_bytes) == (rich, TrialState.QUEUED, "predicted best", 79_000_000_000)
-    again = bench.store.add_trial(bench.cell_id, rich, epoch=bench.epoch, why="other")
+    again = add_trial(bench.store, bench.cell_id, rich, epoch=bench.epoch, why="other")
     assert again == row
 
 
 def test_a_prediction_that_is_no_number_is_unknown(bench: Bench) -> None:
-    row = bench.store.add_trial(
-        bench.cell_id, layout(), epoch=bench.epoch, predicted_memory_bytes=float("inf"), predicted_tokens_per_second_per_gpu=float("nan")
+    row = add_trial(
+        bench.store,
+        bench.cell_id,
+        layout(),
+        epoch=bench.epoch,
+        predicted_memory_bytes=float("inf"),
+        predicted_tokens_per_second_per_gpu=float("nan"),
     )
     assert row.predicted_memory_bytes is None
     assert row.predicted_tokens_per_second_per_gpu is None
@@ -149,7 +174,8 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     trial_id, number = bench.start()
     assert number == 1
     assert store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1) is TrialState.RUNNING
-    counts = store.record_measurement(
+    counts = record_measurement(
+        store,
         trial_id,
         1,
         epoch=epoch,
@@ -187,7 +213,7 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
 def test_unknown_numbers_stay_unknown(bench: Bench) -> None:
     trial_id, number = bench.start()
     unknown = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None, allocator_retries=None, device_memory_bytes=None)
-    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=unknown)
+    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=unknown)
     (attempt,) = bench.store.trial(trial_id).attempts
     assert attempt.measurement == unknown
     assert attempt.fingerprint is None
@@ -214,7 +240,8 @@ def test_the_log_folds_to_the_state(bench: Bench) -> None:
 
 def test_an_out_of_memory_is_a_result_with_its_memory(bench: Bench) -> None:
     trial_id, number = bench.start()
-    state = bench.store.record_failure(
+    state = record_failure(
+        bench.store,
         trial_id,
         number,
         epoch=bench.epoch,
@@ -236,7 +263,7 @@ def test_an_out_of_memory_is_a_result_with_its_memory(bench: Bench) -> None:
 def test_text_of_a_program_is_stored_whatever_bytes_it_holds(bench: Bench) -> None:
     trial_id, number = bench.start()
     odd = failure(FailureKind.USER_ERROR, message="nul \0 surrogate \ud800 [/bold] ' ; drop table trial; --", log_tail="\x1b[31m\0")
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=odd, event=TrialEvent.FAILED)
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=odd, event=TrialEvent.FAILED)
     (attempt,) = bench.store.trial(trial_id).attempts
     assert attempt.failure is not None
     assert attempt.failure.message == "nul \ufffd surrogate ? [/bold] ' ; drop table trial; --"
@@ -245,20 +272,20 @@ def test_text_of_a_program_is_stored_whatever_bytes_it_holds(bench: Bench) -> No
 def test_a_lost_node_lets_the_trial_wait_again_and_counts_by_kind(bench: Bench) -> None:
     trial_id, number = bench.start()
     lost = failure(FailureKind.NODE_LOST)
-    assert bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED) is TrialState.QUEUED
+    assert record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED) is TrialState.QUEUED
     assert bench.store.failure_counts([trial_id]) == {trial_id: {FailureKind.NODE_LOST: 1}}
-    assert bench.store.start_attempt(trial_id, bench.epoch, ["node-c"]) == 2
-    assert bench.store.record_measurement(trial_id, 2, epoch=bench.epoch, measurement=measurement())
+    assert start_attempt(bench.store, trial_id, bench.epoch, ["node-c"]) == 2
+    assert record_measurement(bench.store, trial_id, 2, epoch=bench.epoch, measurement=measurement())
     assert [a.state for a in bench.store.trial(trial_id).attempts] == [AttemptState.REQUEUED, AttemptState.MEASURED]
 
 
 def test_a_late_result_is_kept_but_does_not_count(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     trial_id, number = bench.start()
-    store.record_failure(trial_id, number, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
-    second = store.start_attempt(trial_id, epoch, ["node-b"])
-    assert not store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(9999.0))
-    assert store.record_measurement(trial_id, second, epoch=epoch, measurement=measurement(10.0))
+    record_failure(store, trial_id, number, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    second = start_attempt(store, trial_id, epoch, ["node-b"])
+    assert not record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement(9999.0))
+    assert record_measurement(store, trial_id, second, epoch=epoch, measurement=measurement(10.0))
     detail = store.trial(trial_id)
     assert [a.superseded for a in detail.attempts] == [True, False]
     assert detail.attempts[0].measurement == measurement(9999.0)
@@ -269,8 +296,8 @@ def test_what_is_told_twice_is_recorded_once(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     trial_id, number = bench.start()
     for _ in range(2):
-        assert store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement())
-    assert store.record_failure(trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.FAILED) is TrialState.MEASURED
+        assert record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement())
+    assert record_failure(store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.FAILED) is TrialState.MEASURED
     assert len(store.events(bench.sweep_id)) == 4
     assert store.trial(trial_id).attempts[0].failure is None
 
@@ -301,8 +328,8 @@ def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothi
 
 def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
     trial_id, number = bench.start()
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
-    bench.store.start_attempt(trial_id, bench.epoch, ["n"])
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    start_attempt(bench.store, trial_id, bench.epoch, ["n"])
     with pytest.raises(IllegalTransition, match="of attempt 1, but its latest is 2"):
         bench.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=1)
 
@@ -316,7 +343,7 @@ def test_a_trial_that_waits_again_closes_its_attempt(bench: Bench) -> None:
 def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     proof, number = bench.start(4)
-    store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    record_failure(store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
     waiting, measured = bench.add(5).id, bench.measure(1)
     bigger = [
         Pruned(cell_id=bench.cell_id, layout=layout(size), why=f"needs more than {size - 1}", condemned_by=proof)
@@ -354,8 +381,8 @@ def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_a
         assert other.trial(running).attempts[0].state is AttemptState.LOST
         assert other.failure_counts([running]) == {running: {FailureKind.ORCHESTRATOR_LOST: 1}}
         with pytest.raises(LeaseLost, match="elsewhere"):
-            store.record_measurement(running, 1, epoch=old.epoch, measurement=measurement())
-        assert other.start_attempt(running, epoch, ["n"]) == 2
+            record_measurement(store, running, 1, epoch=old.epoch, measurement=measurement())
+        assert start_attempt(other, running, epoch, ["n"]) == 2
 
 
 def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
@@ -365,7 +392,7 @@ def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
     for _ in range(retries):
         epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
         assert [row.id for row in store.reap(bench.sweep_id, epoch)] == [trial_id]
-        store.start_attempt(trial_id, epoch)
+        start_attempt(store, trial_id, epoch)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
     assert store.reap(bench.sweep_id, epoch) == []
     detail = store.trial(trial_id)
@@ -402,7 +429,7 @@ def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_unti
 
 
 def _set_time(store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1") -> None:
-    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: schema.now(seconds_from_now)})
+    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: now(seconds_from_now)})
     store._database.write(lambda connection, change: connection.execute(statement))
 
 
@@ -432,7 +459,7 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     store = bench.store
     slow, fast = bench.measure(1, 10.0), bench.measure(2, 100.0)
     failed, number = bench.start(3)
-    store.record_failure(failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    record_failure(store, failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
     with pytest.raises(SweepHeld):
         Store.invalidate(_another(store), "tokens_per_second_per_gpu < 50")
     store.release(bench.sweep_id, bench.epoch)
@@ -446,14 +473,14 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     assert store.trial(fast).trial.state is TrialState.MEASURED
     again = Bench.on(store)
     assert again.start(1) == (slow, 2)
-    assert store.record_measurement(slow, 2, epoch=again.epoch, measurement=measurement(11.0))
+    assert record_measurement(store, slow, 2, epoch=again.epoch, measurement=measurement(11.0))
 
 
 def test_an_invalidated_out_of_memory_frees_what_it_condemned(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     proofs = {size: bench.start(size) for size in (4, 40)}
     for size, (proof, number) in proofs.items():
-        store.record_failure(proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        record_failure(store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
         bench.prune([size + 1], condemned_by=proof)
     store.release(bench.sweep_id, epoch)
     where = f"trial_id = {proofs[4][0]}"
@@ -494,7 +521,7 @@ def test_invalidate_keeps_to_the_sweep_it_is_given(store: Store) -> None:
 
 def test_two_attempts_of_one_trial_cannot_both_count_whoever_writes(bench: Bench) -> None:
     trial_id = bench.measure()
-    statement = sa.insert(schema.attempt).values(trial_id=trial_id, number=2, epoch=1, state="measured", started_at=schema.now())
+    statement = sa.insert(schema.attempt).values(trial_id=trial_id, number=2, epoch=1, state="measured", started_at=now())
     with pytest.raises(sa.exc.IntegrityError):
         bench.store._database.write(lambda connection, change: connection.execute(statement))
 
@@ -523,14 +550,14 @@ def test_what_does_not_exist_is_said_so(bench: Bench) -> None:
     with pytest.raises(UsageInvalid, match="no trial with id 4711"):
         bench.store.trial(4711)
     with pytest.raises(UsageInvalid, match="no trial with id 4711"):
-        bench.store.start_attempt(4711, bench.epoch, [])
+        start_attempt(bench.store, 4711, bench.epoch, [])
     with pytest.raises(UsageInvalid, match="no cell with id 4711"):
-        bench.store.add_trial(4711, layout(), epoch=bench.epoch)
+        add_trial(bench.store, 4711, layout(), epoch=bench.epoch)
 
 
 def test_a_new_trial_is_added_and_started_in_one_commit(store: Store) -> None:
     bench = Bench.on(store)
-    trial_id, attempt = store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch, why="the first", nodes=["node-a"])
+    trial_id, attempt = begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch, why="the first", nodes=["node-a"])
     detail = store.trial(trial_id)
     assert (attempt, detail.trial.state, detail.trial.num_attempts) == (1, TrialState.LAUNCHING, 1)
     assert (detail.trial.why, detail.attempts[0].nodes) == ("the first", ("node-a",))
@@ -540,7 +567,7 @@ def test_a_new_trial_is_added_and_started_in_one_commit(store: Store) -> None:
 def test_a_trial_that_waits_without_an_attempt_is_begun_as_it_stands(store: Store) -> None:
     bench = Bench.on(store)
     waiting = bench.add(2)
-    assert store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch) == (waiting.id, 1)
+    assert begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch) == (waiting.id, 1)
     assert len(store.trials(bench.sweep_id)) == 1
 
 
@@ -549,16 +576,16 @@ def test_a_layout_that_has_been_measured_is_not_begun_again(store: Store) -> Non
     trial_id = bench.measure(2)
     before = store.events(bench.sweep_id)
     with pytest.raises(IllegalTransition):
-        store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
+        begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch)
     assert store.trial(trial_id).trial.state is TrialState.MEASURED
     assert store.events(bench.sweep_id) == before
 
 
 def repeat(bench: Bench, trial_id: int, tokens_per_second_per_gpu: float, step_seconds: float, torch: str = "2.13.0") -> bool:
-    attempt = bench.store.start_repeat(trial_id, bench.epoch, ["node-a"])
+    attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"])
     taken = measurement(tokens_per_second_per_gpu)
     taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
-    return bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint(torch))
+    return record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint(torch))
 
 
 def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: Store) -> None:
@@ -580,8 +607,8 @@ def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: 
 def test_a_repeat_that_fails_takes_nothing_from_its_trial(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)
-    attempt = store.start_repeat(trial_id, bench.epoch)
-    state = store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    attempt = start_repeat(store, trial_id, bench.epoch)
+    state = record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
     assert state is TrialState.MEASURED
     row = store.trial(trial_id)
     assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
@@ -593,7 +620,7 @@ def test_a_repeat_that_fails_takes_nothing_from_its_trial(store: Store) -> None:
 def test_a_repeat_of_a_dead_orchestrator_is_given_back_and_its_trial_stays_measured(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)
-    store.start_repeat(trial_id, bench.epoch)
+    start_repeat(store, trial_id, bench.epoch)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
     assert store.reap(bench.sweep_id, epoch) == []
     row = store.trial(trial_id)
@@ -623,8 +650,8 @@ def test_an_invalidated_trial_starts_from_no_measurement(store: Store) -> None:
     assert store.invalidate(f"trial_id = {trial_id}") == 1
     assert store.trial(trial_id).trial.num_measurements == 0
     again = Bench(store, bench.sweep_id, bench.cell_id, store.acquire(bench.sweep_id, host="h", pid=1))
-    attempt = store.start_attempt(trial_id, again.epoch)
-    assert store.record_measurement(trial_id, attempt, epoch=again.epoch, measurement=measurement(700.0), fingerprint=fingerprint())
+    attempt = start_attempt(store, trial_id, again.epoch)
+    assert record_measurement(store, trial_id, attempt, epoch=again.epoch, measurement=measurement(700.0), fingerprint=fingerprint())
     row = store.trial(trial_id).trial
     assert (row.tokens_per_second_per_gpu, row.num_measurements) == (700.0, 1)
 
@@ -633,19 +660,19 @@ def test_only_what_is_measured_is_repeated(store: Store) -> None:
     bench = Bench.on(store)
     waiting = bench.add(2)
     with pytest.raises(IllegalTransition):
-        store.start_repeat(waiting.id, bench.epoch)
+        start_repeat(store, waiting.id, bench.epoch)
     with pytest.raises(IllegalTransition):
-        store.start_attempt(bench.measure(1), bench.epoch)
+        start_attempt(store, bench.measure(1), bench.epoch)
 
 
 def test_a_repeat_told_twice_counts_both_times_though_it_is_not_the_median(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)
-    attempt = store.start_repeat(trial_id, bench.epoch)
+    attempt = start_repeat(store, trial_id, bench.epoch)
     taken = measurement(2000.0)
     taken = replace(taken, step_time=replace(taken.step_time, median=0.25))
     for _ in range(2):
-        assert store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
+        assert record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
     assert store.trial(trial_id).trial.num_measurements == 2
 
 
@@ -654,23 +681,23 @@ def test_the_peak_that_a_repeat_measured_is_known_though_it_is_not_the_median(st
     trial_id, attempt = bench.start(2)
     source = "measured: matmul, in trial 1"
     first = measurement(1000.0, peak_flops=1e12, peak_flops_source=source)
-    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=first, fingerprint=fingerprint())
-    attempt = store.start_repeat(trial_id, bench.epoch, ["node-a", "node-b"])
+    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=first, fingerprint=fingerprint())
+    attempt = start_repeat(store, trial_id, bench.epoch, ["node-a", "node-b"])
     faster = measurement(2000.0, peak_flops=2e12, peak_flops_source=source)
     faster = replace(faster, step_time=replace(faster.step_time, median=0.25))
-    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=faster, fingerprint=fingerprint())
+    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=faster, fingerprint=fingerprint())
     assert max(peak.flops for peak in store.measured_peaks(bench.sweep_id)) == 2e12
 
 
 def test_what_repeats_came_to_is_told_from_the_first_measurement_on(store: Store) -> None:
     bench = Bench.on(store)
     trial_id, attempt = bench.start(2)
-    store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
-    attempt = store.start_attempt(trial_id, bench.epoch)
-    store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    attempt = start_attempt(store, trial_id, bench.epoch)
+    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
     assert store.repeats(bench.cell_id) == {}
-    attempt = store.start_repeat(trial_id, bench.epoch)
-    store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    attempt = start_repeat(store, trial_id, bench.epoch)
+    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
     found = store.repeats(bench.cell_id)[trial_id]
     assert (len(found.runs), dict(found.failures), found.num_apart) == (1, {FailureKind.NODE_LOST: 1}, 1)

@@ -9,11 +9,23 @@ import pytest
 
 from db.sql import readonly
 from db.store import Store
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import outcome_of
-from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
+from tests.db.builders import (
+    Bench,
+    begin_trial,
+    cell,
+    failure,
+    fingerprint,
+    layout,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_attempt,
+    start_repeat,
+)
 
 
 @pytest.fixture
@@ -28,10 +40,10 @@ def ask(url: str, sql: str) -> list[dict[str, Any]]:
 
 def test_v_trial_has_one_row_per_trial_however_many_attempts(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
-    second = bench.store.start_attempt(trial_id, bench.epoch, ["node-b"])
-    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=measurement(9999.0))
-    bench.store.record_measurement(trial_id, second, epoch=bench.epoch, measurement=measurement(50.0), fingerprint=fingerprint())
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    second = start_attempt(bench.store, trial_id, bench.epoch, ["node-b"])
+    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=measurement(9999.0))
+    record_measurement(bench.store, trial_id, second, epoch=bench.epoch, measurement=measurement(50.0), fingerprint=fingerprint())
     bench.add(2)
     measured, queued = ask(store_url, "SELECT * FROM v_trial ORDER BY trial_id")
     assert (measured["attempt"], measured["num_attempts"], measured["tokens_per_second_per_gpu"]) == (2, 2, 50.0)
@@ -41,8 +53,8 @@ def test_v_trial_has_one_row_per_trial_however_many_attempts(bench: Bench, store
 
 def test_v_trial_shows_no_failure_that_was_invalidated(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
-    bench.store.record_failure(
-        trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED, gpu_seconds=2.0
+    record_failure(
+        bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED, gpu_seconds=2.0
     )
     columns = "state, last_attempt_state, failure_kind, failure_message, gpu_seconds"
     (before,) = ask(store_url, f"SELECT {columns} FROM v_trial")
@@ -68,8 +80,15 @@ def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_u
 
 def test_v_oom_shows_what_ran_out_and_what_it_condemned(bench: Bench, store_url: str) -> None:
     proof, number = bench.start(4)
-    bench.store.record_failure(
-        proof, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY, peak_memory_bytes=90, device_memory_bytes=80
+    record_failure(
+        bench.store,
+        proof,
+        number,
+        epoch=bench.epoch,
+        failure=failure(),
+        event=TrialEvent.OUT_OF_MEMORY,
+        peak_memory_bytes=90,
+        device_memory_bytes=80,
     )
     bench.prune([8], condemned_by=proof)
     bench.measure(1)
@@ -87,9 +106,9 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
     bench.measure(1, 1000.0)
     for num_gpus, per_gpu in ((4, 900.0), (8, 750.0)):
         cell_id = store.ensure_cell(bench.sweep_id, cell(num_gpus=num_gpus), epoch)
-        trial_id, number = store.begin_trial(cell_id, layout(), epoch=epoch, nodes=["n"])
+        trial_id, number = begin_trial(store, cell_id, layout(), epoch=epoch, nodes=["n"])
         numbers = measurement(per_gpu, tokens_per_second=per_gpu * num_gpus)
-        store.record_measurement(trial_id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
+        record_measurement(store, trial_id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
     rows = ask(store_url, "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus")
     assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
     assert [row["speed_up"] for row in rows] == pytest.approx([1.0, 1.8, 3.0])  # 2000, 3600 and 6000 tokens/s over 2000
@@ -100,7 +119,7 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
 def test_v_failure_names_the_node_rank_and_evidence(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
     crash = failure(FailureKind.SEGFAULT, signal=11, log_path="/runs/1/log-1.txt")
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=crash, event=TrialEvent.FAILED, processes_killed=2)
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=crash, event=TrialEvent.FAILED, processes_killed=2)
     (row,) = ask(store_url, "SELECT * FROM v_failure")
     names = ("failure_kind", "failure_node", "failure_rank", "failure_signal", "failure_log_path", "processes_killed")
     assert [row[name] for name in names] == ["segfault", "node-a", 1, 11, "/runs/1/log-1.txt", 2]
@@ -130,8 +149,8 @@ def test_options_that_vary_are_asked_for_by_name(bench: Bench, store_url: str) -
 def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
     for kernel in ("a", "b"):
         varied = layout(options=(("kernel", kernel),))
-        trial_id, attempt = bench.store.begin_trial(bench.cell_id, varied, epoch=bench.epoch, nodes=["node-a"])
-        bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+        trial_id, attempt = begin_trial(bench.store, bench.cell_id, varied, epoch=bench.epoch, nodes=["node-a"])
+        record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
     bench.store.release(bench.sweep_id, bench.epoch)
     assert bench.store.invalidate("options ->> 'kernel' = 'a'") == 1
 
@@ -139,10 +158,10 @@ def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
 def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_url: str) -> None:
     trial_id = bench.measure(2, tokens_per_second_per_gpu=1000.0)
     for purpose, seconds in ((Purpose.ANCHOR, 0.8), (Purpose.CONFIRMATION, 0.5)):
-        number = bench.store.start_repeat(trial_id, bench.epoch, ["node-a"], purpose=purpose)
+        number = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"], purpose=purpose)
         taken = measurement()
         taken = replace(taken, step_time=replace(taken.step_time, median=seconds))
-        bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
+        record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
     rows = ask(store_url, "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY attempt")
     assert [(row["attempt"], row["purpose"], row["step_seconds_median"]) for row in rows] == [
         (1, "new", 0.5),
@@ -154,15 +173,15 @@ def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_
 
 def test_an_attempt_says_why_it_was_made(bench: Bench) -> None:
     trial_id, number = bench.start()
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
-    bench.store.start_attempt(trial_id, bench.epoch, ["node-b"])
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    start_attempt(bench.store, trial_id, bench.epoch, ["node-b"])
     assert [attempt.purpose for attempt in bench.store.trial(trial_id).attempts] == [Purpose.NEW, Purpose.RETRY]
 
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_v_gpu_seconds_sorts_failures_as_the_core_does(bench: Bench, store_url: str, kind: FailureKind) -> None:
     trial_id, number = bench.start()
-    bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(kind), event=TrialEvent.REQUEUED, gpu_seconds=2.0)
+    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(kind), event=TrialEvent.REQUEUED, gpu_seconds=2.0)
     part = outcome_of(kind, counts=False)
     (row,) = ask(store_url, f"SELECT {part}_gpu_seconds AS own, held_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL")
     assert (row["own"], row["held"]) == (2.0, 2.0)

@@ -16,8 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
-from orchestrator.core.machines.packing import Room, Shape
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.machines.packing import FreeOnNode, Shape
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.launcher import NodeLauncher
@@ -49,7 +49,7 @@ class AgentScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ SURVIVOR_SECONDS = 5.0  # promised: after it nobody is left of what was killed
 LONGEST_WAIT_SECONDS = 0.1  # from a launch to a kill: a trial takes 0.05 s and more
 PATIENCE_SECONDS = 3.0  # for something new to be launched between two kills, without which nobody would ever get far
 LONGEST_SCRIPTED_SECONDS = 0.4  # from the fork of an orchestrator without processes to its death
-START_SECONDS = 60.0  # for an orchestrator to launch its first trial, however busy the machine
+START_SECONDS = 180.0  # for an orchestrator to launch its first trial, however busy the machine
 # How often each is the victim; by how far it is below the orchestrator.
 VICTIMS = {"orchestrator": 3, "agent": 2, "warden": 1, "inner_warden": 1, "rank_server": 1, "rank": 6}
 LEVELS = ("orchestrator", "agent", "warden", "inner_warden", "rank_server", "rank")

@@ -18,13 +18,12 @@ import sqlalchemy as sa
 from db import migrate
 from db.connection import url as urls
 from db.store import Store
+from tests.db import next_version
 from tests.db.builders import Bench
 from tests.faults import forks, small_sweep
 from tests.faults.crash_points import DIED, Play, die_at, die_everywhere, small_play
 from tests.faults.fresh_stores import fresh_postgresql, fresh_sqlite
 from tests.faults.sick_nodes import AMONG_SICK_NODES
-
-OLDEST = "0001"
 
 
 def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
@@ -49,7 +48,8 @@ def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
         migrate.upgrade(url)
         return partial(_use, url, measured=point + 1)
 
-    return _until_it_is_done(lambda: migrate.downgrade(url, OLDEST), partial(migrate.upgrade, url), go_on)
+    with next_version.in_force(folder):
+        return _until_it_is_done(partial(next_version.take_back, url), partial(migrate.upgrade, url), go_on)
 
 
 def _until_it_is_done(before: Callable[[], None], work: Callable[[], object], after: Callable[[int], Callable[[], None]]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from db import schema
-from db.schema import AttemptState
 from db.store import Store
+from db.types import AttemptState
 from db.write import event_log
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
 

@@ -23,7 +23,7 @@ from tests.faults.campaign import SURVIVOR_SECONDS, VICTIMS, Campaign, Outcome
 
 EVIDENCE = "evidence"  # the name of the files that programs write: in each attempt's folder
 _PROGRAM = [sys.executable, "-I", "-S", stubborn.__file__]
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 MOST_LATE_SECONDS = 1.0
 FOLDERS_SECONDS = 5.0
 # Who is killed, together where there are several. Of the wardens and the server one at least is left: see the decision.

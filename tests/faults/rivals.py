@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.core.errors import SweepHeld
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep import loop as sweep
 from tests.faults import forks, small_sweep
@@ -31,7 +31,7 @@ from tests.sweep.fake_scheduler import FakeScheduler
 HELD = SweepHeld.exit_code
 LEASE_SECONDS = 0.15  # of 30 s: nobody waits long for it to end
 TRIAL_SECONDS = 0.005
-START_SECONDS = 60.0  # for a first launch, however busy the machine
+START_SECONDS = 180.0  # for a first launch, however busy the machine
 OF = small_sweep.spec(gpus=[1])
 NUM_TRIALS = 6
 

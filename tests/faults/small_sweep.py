@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.cluster.contract import Scheduler
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep.loop import run_sweep

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 KILLS = {"sqlite": 130, "postgresql": 70}  # 5,000 in `make chaos`
 MOST_SECONDS = 450.0  # on a machine that others use; both together take 40 s where nobody does
-ENDING_SECONDS = 120.0  # for the last sweep to come to its end, and to be judged
+ENDING_SECONDS = 300.0  # for the last sweep to come to its end, and to be judged
 
 
 def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(

@@ -10,7 +10,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.errors import SweepHeld
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import TrialRequest
 from tests.faults import small_sweep
 from tests.faults.history import Log, judge

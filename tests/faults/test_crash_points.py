@@ -10,7 +10,7 @@ import pytest
 from tests import programs
 from tests.faults.sick_nodes import AMONG_SICK_NODES
 
-pytestmark = pytest.mark.timeout(600)  # a quarter of a minute where nobody else uses the cores
+pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nobody else uses the cores
 
 MOST_SECONDS = 580.0
 

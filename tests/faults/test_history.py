@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from db import schema
-from db.schema import now
+from db.types import now
 from orchestrator.core.trial.lifecycle import TrialState
 from tests.faults import small_sweep
 from tests.faults.fresh_stores import fresh_sqlite

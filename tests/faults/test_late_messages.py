@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from db.schema import AttemptState
+from db.types import AttemptState
 from orchestrator.core.errors import LeaseLost
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
 from tests import new_store
-from tests.db.builders import Bench, failure, layout, measurement
+from tests.db.builders import Bench, failure, layout, measurement, record_failure, record_measurement, start_repeat
 from tests.faults.history import judge
 
-pytestmark = pytest.mark.timeout(400)  # a quarter of a minute where nobody else uses the cores
+pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nobody else uses the cores
 
 Attempt = tuple[int, int]
 ENDS = {TrialEvent.OUT_OF_MEMORY: TrialState.OUT_OF_MEMORY, TrialEvent.FAILED: TrialState.FAILED, TrialEvent.REQUEUED: TrialState.QUEUED}
@@ -65,7 +65,7 @@ class LateMessages(RuleBasedStateMachine):
         trial_id, _ = attempt
         if self.state[trial_id] is not TrialState.MEASURED or trial_id in self.running:
             return multiple()
-        number = self.store.start_repeat(trial_id, self.bench.epoch)
+        number = start_repeat(self.store, trial_id, self.bench.epoch)
         self.running[trial_id] = number
         return trial_id, number
 
@@ -82,7 +82,7 @@ class LateMessages(RuleBasedStateMachine):
     @rule(attempt=attempts, value=st.integers(1, 9))
     def measure(self, attempt: Attempt, value: int) -> None:
         trial_id, number = attempt
-        counts = self.store.record_measurement(trial_id, number, epoch=self.bench.epoch, measurement=measurement(float(value)))
+        counts = record_measurement(self.store, trial_id, number, epoch=self.bench.epoch, measurement=measurement(float(value)))
         assert counts == (self._is_running(attempt) or attempt in self.value), "only what runs may count, and what counts goes on to"
         if self._is_running(attempt):
             del self.running[trial_id]
@@ -92,7 +92,7 @@ class LateMessages(RuleBasedStateMachine):
     def fail(self, attempt: Attempt, event: TrialEvent) -> None:
         trial_id, number = attempt
         told = failure(FailureKind.OOM_GPU if event is TrialEvent.OUT_OF_MEMORY else FailureKind.KILLED)
-        state = self.store.record_failure(trial_id, number, epoch=self.bench.epoch, failure=told, event=event)
+        state = record_failure(self.store, trial_id, number, epoch=self.bench.epoch, failure=told, event=event)
         if self._is_running(attempt):
             del self.running[trial_id]
             if self.state[trial_id] in IN_FLIGHT:
@@ -116,9 +116,9 @@ class LateMessages(RuleBasedStateMachine):
     def write_as_one_that_was_replaced(self, epoch: int, attempt: Attempt) -> None:
         trial_id, number = attempt
         with pytest.raises(LeaseLost):
-            self.store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(6.66))
+            record_measurement(self.store, trial_id, number, epoch=epoch, measurement=measurement(6.66))
         with pytest.raises(LeaseLost):
-            self.store.record_failure(trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+            record_failure(self.store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
 
     @invariant()
     def the_store_says_what_came_of_it(self) -> None:

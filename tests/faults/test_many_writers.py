@@ -15,7 +15,7 @@ from orchestrator.core.trial.lifecycle import TrialState
 from tests.db.builders import Bench
 from tests.faults import forks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 NUM_WRITERS, NUM_TRIALS = 8, 25  # two commits a trial
 

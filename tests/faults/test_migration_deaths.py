@@ -8,7 +8,7 @@ import pytest
 
 from tests import programs
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 MOST_SECONDS = 380.0
 

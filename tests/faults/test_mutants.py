@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from db import schema
 from db.read import records
-from db.schema import SweepState, now
+from db.read.holder import holder_is_gone, live_holder, process_namespace
 from db.store import Store
+from db.types import SweepState, now
 from db.write import batch, changes, lease
 from db.write.writes import Ended, MeasuredEnd, Recorded
 from orchestrator.core.errors import SweepHeld
@@ -23,7 +24,7 @@ from tests.faults.crash_points import die_everywhere, small_play
 from tests.faults.fresh_stores import fresh_sqlite
 from tests.faults.rivals import pauses, races
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 MOST_RACES = 40
 
@@ -36,14 +37,14 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
         row = self._database.read(
             lambda connection: connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id)).one()
         )
-        holder = lease.live_holder(row)
-        if holder is not None and not lease.holder_is_gone(holder):
+        holder = live_holder(row)
+        if holder is not None and not holder_is_gone(holder):
             raise SweepHeld("held")
         values = {
             "state": SweepState.RUNNING,
             "owner_host": host,
             "owner_pid": pid,
-            "owner_namespace": lease.process_namespace(),
+            "owner_namespace": process_namespace(),
             "owner_token": self._token,
             "owner_since": now(),
             "owner_epoch": row.owner_epoch + 1,

@@ -17,7 +17,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.errors import StoreUnavailable
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep.progress import Stop
 from orchestrator.sweep.spool import FOLDER
@@ -28,7 +28,7 @@ from tests.faults.postgresql import Server, server
 from tests.faults.witness import WitnessedStore
 from tests.sweep.fake_scheduler import FakeScheduler
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 OF = small_sweep.spec(
     gpus=[1],

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 KILLS, RAY_KILLS = 15, 2  # on Ray: of the orchestrator, and of the raylet
 MOST_SECONDS = 200.0
-ENDING_SECONDS = 120.0
+ENDING_SECONDS = 300.0
 
 
 @pytest.mark.parametrize(("where", "kills"), [("agents", KILLS), pytest.param("ray", RAY_KILLS, marks=pytest.mark.ray)])
@@ -39,7 +39,7 @@ def test_the_campaign_sees_what_shows_no_sign_of_whose_it_is(tmp_path: Path) -> 
     evidence = tmp_path / "evidence"
     environment = os.environ | {stubborn.THEN_VARIABLE: "end", "SWEEP_METRICS_FILE": str(tmp_path / "metrics"), "SWEEP_NUM_STEPS": "1"}
     subprocess.run([sys.executable, stubborn.__file__, str(evidence), "emptied", "stopped"], env=environment, check=True)
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + 60.0
     while {who.split()[0] for who in alive([evidence])} != {"emptied", "stopped"}:
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.fresh_stores import Fresh
 from tests.faults.rivals import HELD, pauses, races
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 NUM_RACES = 5
 NUM_REPLACED = 5

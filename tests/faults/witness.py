@@ -10,7 +10,7 @@ from db.write import changes
 from db.write.writes import Ended, MeasuredEnd, Recorded
 from orchestrator.cluster.contract import Prober, Scheduler, SchedulerEvent, Slots
 from orchestrator.core.machines.node_health import NodeFacts
-from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
@@ -57,8 +57,8 @@ class WitnessedScheduler:
     def slots(self) -> Slots:
         return self._inner.slots
 
-    def rooms(self) -> Mapping[str, Room]:
-        return self._inner.rooms()
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
+        return self._inner.free_on_nodes()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         self._log.note(Seen.LAUNCHED, request.trial_id, request.attempt)

@@ -78,7 +78,7 @@ class Host:
         return process
 
     def run(
-        self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 60.0
+        self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in the host, with its output in a file: what it leaves behind may hold that open."""
         with tempfile.TemporaryFile("w+", errors="replace") as out:

@@ -18,7 +18,7 @@ from tests.multi_host.hosts import Host, Network
 BIN = Path(sys.executable).parent
 RAY, SWEEP = BIN / "ray", BIN / "sweep"
 PORT, DASHBOARD_PORT = 6379, 8265
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 
 def runs_one(file: Path) -> bool:
@@ -78,7 +78,7 @@ class RayHosts:
         told = json.dumps({"env_vars": dict(env)})
         return self.head.start(RAY, "job", "submit", "--working-dir", ".", "--runtime-env-json", told, *arguments, cwd=cwd)
 
-    def sweep(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120.0) -> str:
+    def sweep(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
         """What a command about a sweep printed to stdout, on the head."""
         process = self.head.start(SWEEP, *arguments, env=env)
         out, err = process.communicate(timeout=timeout)

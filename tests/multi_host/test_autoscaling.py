@@ -15,7 +15,7 @@ from tests.acceptance.command import write_sweep
 from tests.multi_host.hosts import Host, Network
 from tests.multi_host.ray_hosts import BIN, RAY, SWEEP
 
-pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
 WORKER = {"resources": {"CPU": 2, "object_store_memory": 80_000_000}, "node_config": {}, "min_workers": 0, "max_workers": 2}
 HEAD = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}

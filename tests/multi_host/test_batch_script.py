@@ -16,7 +16,7 @@ import pytest
 
 from tests.multi_host.hosts import PROJECT
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 SBATCH = PROJECT / "deploy/slurm/sweep.sbatch"
 MOST_SECONDS = 60.0

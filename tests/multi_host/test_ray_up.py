@@ -18,12 +18,12 @@ from tests.multi_host.conftest import need
 from tests.multi_host.hosts import PROJECT, Host, Network
 from tests.multi_host.ray_hosts import BIN, RAY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
 TEMPLATE = PROJECT / "deploy/local/cluster.yaml"
 DRIVER = PROJECT / "deploy/local/sweep_on_cluster.py"
 SMALL = "--num-cpus=1 --object-store-memory=80000000 --disable-usage-stats"
-STEP_SECONDS = 120.0
+STEP_SECONDS = 300.0
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
 _USERS = "root:x:0:0:root:{home}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
 _PASSWORDS = "root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n"

@@ -19,11 +19,10 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import write_sweep
-from tests.faults.campaign import SURVIVOR_SECONDS
 from tests.multi_host.hosts import Host
 from tests.multi_host.ray_hosts import RayHosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(600)]
 
 NODE_LOSS_SECONDS = 30.0  # what this project promises
 CLEAN_SECONDS = 60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
@@ -62,7 +61,7 @@ def told(three_hosts: RayHosts, store: str) -> Told:
     told.seen_after_seconds = time.monotonic() - cut_at
     with ThreadPoolExecutor(1) as pool:
         cleaned = pool.submit(_clean_after_seconds, victim, cut_at)  # meanwhile the sweep goes on
-        out, told.remarks = running.communicate(timeout=120)
+        out, told.remarks = running.communicate(timeout=300)
         told.clean_after_seconds = cleaned.result()
     told.exit_code, told.answer = running.returncode, json.loads(out)
     told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
@@ -151,7 +150,7 @@ def _one_to_cut(cluster: RayHosts, store: str) -> Host:
     return next(host for host in cluster.workers if host.name in nodes)
 
 
-def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, seconds: float = 90.0) -> None:
+def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert running.poll() is None, running.communicate()
@@ -167,8 +166,8 @@ def _clean_after_seconds(host: Host, since: float) -> float:
 
 
 def _still_there(host: Host) -> list[int]:
-    """Processes of ours that outlive the sweep by more than they may."""
-    until = time.monotonic() + SURVIVOR_SECONDS
+    """Processes of ours that do not end. How soon they end is for `make chaos`: here Ray may end its actors on a machine full of other work."""
+    until = time.monotonic() + CLEAN_SECONDS
     while (left := _ours(host)) and time.monotonic() < until:
         time.sleep(0.1)
     return left

@@ -18,10 +18,10 @@ from tests.acceptance.command import write_sweep
 from tests.multi_host.hosts import PROJECT, Host, Network
 from tests.multi_host.ray_hosts import BIN, SWEEP, runs_one
 
-pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
 SBATCH = PROJECT / "deploy/slurm/sweep.sbatch"
-JOB_SECONDS = 120.0
+JOB_SECONDS = 300.0
 # What follows srun's own options runs once per node; here there is one.
 _SRUN = '#!/usr/bin/env bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
 _SCONTROL = '#!/usr/bin/env bash\ncase $1 in show) echo "$3" ;; requeue) echo "$2" >>"$HOME/requeued" ;; esac\n'

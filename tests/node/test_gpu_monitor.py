@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.node.gpu_monitor import DeviceMemory, GpuMonitor, clean, driver_version, gpu_facts, wait_until_clean
+from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, clean, driver_version, gpu_facts, wait_until_clean
 
 GIB = 1 << 30
 
@@ -106,7 +106,7 @@ def test_the_fullest_device_is_remembered_whether_steps_are_timed_or_not() -> No
     monitor.sample()
     used[1] = 1
     monitor.sample()
-    assert monitor.fullest() == DeviceMemory(used_bytes=75 * GIB, total_bytes=80 * GIB)
+    assert monitor.fullest() == GpuMemory(used_bytes=75 * GIB, total_bytes=80 * GIB)
 
 
 def test_clocks_heat_and_throttling_are_those_of_timed_steps() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, Phase
 from orchestrator.node.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, gang_environment, hold_port
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.trial.failures import Evidence, FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failures import Evidence
 from orchestrator.core.trial.limits import SeenSteps, resolve_limits
 from orchestrator.core.trial.protocol import Heartbeat, LaunchOrder, LimitName, Phase, encode, heartbeat_file
 from orchestrator.node.rank_log import RankLog

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
 from orchestrator.core.search.proposer import Told
-from orchestrator.core.sweepfile.spec import Search, Strategy
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import CONSIDERED, RowSearcher, RowStatus
 
 GIB = 2.0**30

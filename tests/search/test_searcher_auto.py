@@ -17,7 +17,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
-from orchestrator.core.sweepfile.spec import Search, Strategy
+from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.searcher import Failed, Known, Measured, OutOfMemory, Searcher
 from tests.search.test_searcher import LIMIT_BYTES, NUM_LAYERS, TOKENS, Planted, drive, planted, searcher
 

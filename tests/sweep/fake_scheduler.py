@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.cluster.contract import Finished, Placed, Progressed, SchedulerEvent, Slots
-from orchestrator.core.machines.packing import Floor, Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
@@ -33,7 +33,7 @@ class FakeScheduler:
         self._script, self._seconds = script, seconds
         at_once = 1 if device is Device.CPU else None
         self._slots = Slots(device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once)
-        self._floor = Floor(self._slots.nodes)
+        self._free_slots = FreeSlots(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
         self.nodes_of: dict[int, Sequence[str]] = {}  # of every trial, where it ran last
@@ -51,12 +51,12 @@ class FakeScheduler:
     def slots(self) -> Slots:
         return self._slots
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         assert request.trial_id not in self._running
-        self._floor.take(request.trial_id, shape, nodes, ends_at=0.0)  # raises where a slot would be given twice
+        self._free_slots.take(request.trial_id, shape, nodes, ends_at=0.0)  # raises where a slot would be given twice
         self.nodes_of[request.trial_id] = nodes
         self._running[request.trial_id] = (request, shape)
         self.started.append((request.layout, request.attempt))
@@ -67,7 +67,7 @@ class FakeScheduler:
             return []
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
-        self._floor.give_back(trial_id)
+        self._free_slots.give_back(trial_id)
         held = self._seconds(request) * shape.num_slots
         self._held_gpu_seconds += held
         node = self.nodes_of[trial_id][0]

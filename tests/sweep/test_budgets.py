@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from db.schema import SweepState
 from db.store import Store
+from db.types import SweepState
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, TrialRequest

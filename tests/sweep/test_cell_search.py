@@ -12,15 +12,15 @@ from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.trial_cost import TrialCost
-from orchestrator.core.sweepfile.spec import Measuring, Objective, Strategy
+from orchestrator.core.sweepfile.sections import Measuring, Objective, Strategy
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
-from orchestrator.sweep.cell_search import CellRun, known_of
+from orchestrator.sweep.cell_search import CellSearch, known_of
 from tests.cli.cli_store import fill
-from tests.db.builders import Bench, failure
+from tests.db.builders import Bench, failure, record_failure
 from tests.search.test_searcher import TOKENS, drive, planted, searcher
 
 
@@ -48,7 +48,7 @@ def test_numbers_of_other_conditions_and_faults_of_the_machine_say_nothing(tmp_p
         ids = fill(store, tmp_path)
         bench = Bench.on(store, "lost")
         lost, number = bench.start()
-        store.record_failure(lost, number, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.FAILED)
+        record_failure(store, lost, number, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.FAILED)
         rows = {t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)}
     assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [None, None]
 
@@ -69,8 +69,8 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
     assert known_of(silent, Objective.TOKENS_PER_SECOND_PER_GPU) == Measured(value=1234.5)
 
 
-def on_16_gpus(search: Searcher) -> CellRun:
-    return CellRun(
+def on_16_gpus(search: Searcher) -> CellSearch:
+    return CellSearch(
         id=1,
         cell=Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256),
         shape=Shape(num_nodes=2, slots_per_node=8),
@@ -93,7 +93,7 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
         run.note_measured(trial_id, layout, Run(step_seconds=1.0))
-    run.contest.begin(1, Purpose.CONFIRMATION)
+    run.confirmation.begin(1, Purpose.CONFIRMATION)
     found = run.take_doubt()
     assert found is not None
     assert found[:2] == (2, lone)

@@ -1,4 +1,4 @@
-"""The contest of one cell: who leads it, however its runs come in."""
+"""The confirmation of one cell: which layout leads, however its runs come in."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.problem.layout import Layout, Recompute
-from orchestrator.core.sweepfile.spec import Confirm
+from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.winner import median_run
-from orchestrator.sweep.confirmation import Again, Contest
+from orchestrator.sweep.confirmation import Confirmation, Repeat
 
 
 def layout(trial_id: int) -> Layout:
@@ -21,157 +22,159 @@ def layout(trial_id: int) -> Layout:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0])), min_size=1))
 def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(runs: list[tuple[int, float]]) -> None:
-    contest, all_of = Contest(), dict[int, list[Run]]()
+    confirmation, all_of = Confirmation(), dict[int, list[Run]]()
     for trial_id, step_seconds in runs:
         run = Run(step_seconds=step_seconds, relative_confidence=None)
-        contest.note(trial_id, layout(trial_id), run)
+        confirmation.note(trial_id, layout(trial_id), run)
         all_of.setdefault(trial_id, []).append(run)
         seconds, fastest = min((median_run(some).step_seconds, one) for one, some in all_of.items())
-        assert contest.best() == (layout(fastest), seconds)
+        assert confirmation.best() == (layout(fastest), seconds)
 
 
 CONFIRM = Confirm(contenders=3, repeats=2)
 
 
-def note(contest: Contest, trial_id: int, seconds: float, at: float, *, of: Layout | None = None, purpose: Purpose = Purpose.NEW) -> None:
-    contest.note(trial_id, of or layout(trial_id), Run(step_seconds=seconds, relative_confidence=0.005, at=at, purpose=purpose))
+def note(
+    confirmation: Confirmation, trial_id: int, seconds: float, at: float, *, of: Layout | None = None, purpose: Purpose = Purpose.NEW
+) -> None:
+    confirmation.note(trial_id, of or layout(trial_id), Run(step_seconds=seconds, relative_confidence=0.005, at=at, purpose=purpose))
 
 
-def check(contest: Contest, every: int = 4) -> Again | None:
-    return contest.next_check(CONFIRM, anchor_every=every)
+def check(confirmation: Confirmation, every: int = 4) -> Repeat | None:
+    return confirmation.next_check(CONFIRM, anchor_every=every)
 
 
 def test_the_first_that_was_measured_is_measured_again_after_so_many_trials() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 5):
-        assert check(contest) is None
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
-    anchor = check(contest)
+        assert check(confirmation) is None
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+    anchor = check(confirmation)
     assert anchor is not None
     assert (anchor.trial_id, anchor.purpose) == (1, Purpose.ANCHOR)
-    contest.begin(1, Purpose.ANCHOR)
-    assert check(contest) is None  # it is under way
-    note(contest, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
+    confirmation.begin(1, Purpose.ANCHOR)
+    assert check(confirmation) is None  # it is under way
+    note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
     due = []
     for trial_id in range(5, 20):
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
-        due.append(check(contest) is not None)
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
+        due.append(check(confirmation) is not None)
     assert due.index(True) == 7  # twice as many trials later, since the machine stayed as it was
 
 
 def test_a_machine_that_changed_is_looked_at_after_as_many_trials_again() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 5):
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
-    note(contest, 1, 3.5, 300.0, purpose=Purpose.ANCHOR)
-    assert contest.change is not None
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+    note(confirmation, 1, 3.5, 300.0, purpose=Purpose.ANCHOR)
+    assert confirmation.change is not None
     for trial_id in range(5, 9):
-        assert check(contest) is None
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
-    assert check(contest) is not None
+        assert check(confirmation) is None
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id + 100)
+    assert check(confirmation) is not None
 
 
 def test_after_a_pause_the_anchor_is_measured_before_anything_new() -> None:
-    contest = Contest()
-    contest.pause()
-    assert check(contest) is None  # nothing was measured before it
-    note(contest, 1, 1.0, 0.0)
-    note(contest, 2, 1.1, 60.0)
-    contest.pause()
-    anchor = check(contest)
+    confirmation = Confirmation()
+    confirmation.pause()
+    assert check(confirmation) is None  # nothing was measured before it
+    note(confirmation, 1, 1.0, 0.0)
+    note(confirmation, 2, 1.1, 60.0)
+    confirmation.pause()
+    anchor = check(confirmation)
     assert anchor is not None
     assert "after a pause" in anchor.why
-    note(contest, 1, 1.0, 9000.0, purpose=Purpose.ANCHOR)
-    assert check(contest) is None
+    note(confirmation, 1, 1.0, 9000.0, purpose=Purpose.ANCHOR)
+    assert check(confirmation) is None
 
 
 def test_nothing_is_measured_again_where_nothing_is_confirmed() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 30):
-        note(contest, trial_id, 1.0, 60.0 * trial_id)
+        note(confirmation, trial_id, 1.0, 60.0 * trial_id)
     none = Confirm(repeats=0)
-    assert contest.next_check(none, anchor_every=4) is None
-    assert contest.next_repeat(none, anchor_every=4) is None
-    assert contest.next_repeat(CONFIRM, anchor_every=0) is not None
-    assert contest.next_check(CONFIRM, anchor_every=0) is None
+    assert confirmation.next_check(none, anchor_every=4) is None
+    assert confirmation.next_repeat(none, anchor_every=4) is None
+    assert confirmation.next_repeat(CONFIRM, anchor_every=0) is not None
+    assert confirmation.next_check(CONFIRM, anchor_every=0) is None
 
 
 def test_an_anchor_comes_before_what_is_confirmed_and_once() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 4):
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
-    first = contest.next_repeat(CONFIRM, anchor_every=8)
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+    first = confirmation.next_repeat(CONFIRM, anchor_every=8)
     assert first is not None
     assert (first.trial_id, first.purpose) == (1, Purpose.ANCHOR)
-    contest.begin(1, Purpose.ANCHOR)
-    assert contest.next_repeat(CONFIRM, anchor_every=8) is None
-    note(contest, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
-    assert contest.next_repeat(CONFIRM, anchor_every=8) is None  # the anchor is the best, twice so, and nothing comes near it
-    contest.pause()
-    assert contest.next_repeat(CONFIRM, anchor_every=8) is None  # nothing is wanted that the pause could have spoilt
+    confirmation.begin(1, Purpose.ANCHOR)
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
+    note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None  # the anchor is the best, twice so, and nothing comes near it
+    confirmation.pause()
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None  # nothing is wanted that the pause could have spoilt
 
 
 def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 4):
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
-    contest.begin(2, Purpose.PHYSICS)
-    assert contest.next_repeat(CONFIRM, anchor_every=8) is None
-    note(contest, 2, 3.0, 240.0, purpose=Purpose.PHYSICS)
-    anchor = contest.next_repeat(CONFIRM, anchor_every=8)
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+    confirmation.begin(2, Purpose.PHYSICS)
+    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
+    note(confirmation, 2, 3.0, 240.0, purpose=Purpose.PHYSICS)
+    anchor = confirmation.next_repeat(CONFIRM, anchor_every=8)
     assert anchor is not None
     assert (anchor.purpose, anchor.why) == (Purpose.ANCHOR, "to see whether the machine has changed, after 3 measured trials")
 
 
 def test_an_anchor_under_way_is_no_doubt() -> None:
-    contest = Contest()
-    note(contest, 1, 1.0, 0.0)
-    note(contest, 2, 1.1, 60.0)
-    contest.begin(1, Purpose.ANCHOR)
-    contest.begin(2, Purpose.DOUBT)
-    assert [contest.was_doubted(trial_id) for trial_id in (1, 2)] == [False, True]
+    confirmation = Confirmation()
+    note(confirmation, 1, 1.0, 0.0)
+    note(confirmation, 2, 1.1, 60.0)
+    confirmation.begin(1, Purpose.ANCHOR)
+    confirmation.begin(2, Purpose.DOUBT)
+    assert [confirmation.was_doubted(trial_id) for trial_id in (1, 2)] == [False, True]
 
 
 def test_anchors_leave_as_many_confirmations_to_come() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 4):
-        note(contest, trial_id, 1.0, 60.0 * trial_id)
-    assert contest.most_to_confirm(CONFIRM) == 6
-    note(contest, 1, 1.0, 240.0, purpose=Purpose.ANCHOR)
-    assert contest.most_to_confirm(CONFIRM) == 6
-    note(contest, 1, 1.0, 300.0, purpose=Purpose.CONFIRMATION)
-    assert contest.most_to_confirm(CONFIRM) == 5
-    assert contest.most_to_confirm(Confirm(repeats=0)) == 0
+        note(confirmation, trial_id, 1.0, 60.0 * trial_id)
+    assert confirmation.most_to_confirm(CONFIRM) == 6
+    note(confirmation, 1, 1.0, 240.0, purpose=Purpose.ANCHOR)
+    assert confirmation.most_to_confirm(CONFIRM) == 6
+    note(confirmation, 1, 1.0, 300.0, purpose=Purpose.CONFIRMATION)
+    assert confirmation.most_to_confirm(CONFIRM) == 5
+    assert confirmation.most_to_confirm(Confirm(repeats=0)) == 0
 
 
 def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id in range(1, 6):
-        note(contest, trial_id, 1.0 + trial_id, 60.0 * trial_id)
+        note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
     for expected in (1, 2):
-        anchor = check(contest)
+        anchor = check(confirmation)
         assert anchor is not None
         assert anchor.trial_id == expected
-        contest.begin(expected, Purpose.ANCHOR)
-        assert not contest.fail(expected, FailureKind.OOM_GPU)
-    assert check(contest) is None
+        confirmation.begin(expected, Purpose.ANCHOR)
+        assert confirmation.fail(expected, FailureKind.OOM_GPU) is TrialEvent.OUT_OF_MEMORY
+    assert check(confirmation) is None
 
 
 def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     none, selective = (Layout(micro_batch_size=4, recompute=Recompute.parse(text)) for text in ("none", "selective_attention"))
-    note(contest, 1, 2.0, 0.0, of=none)
-    note(contest, 2, 1.0, 60.0, of=selective)
+    note(confirmation, 1, 2.0, 0.0, of=none)
+    note(confirmation, 2, 1.0, 60.0, of=selective)
     taken = []
     for at in (120.0, 180.0, 240.0, 300.0):
-        again = check(contest, every=100)
+        again = check(confirmation, every=100)
         if again is None:
             break
         assert again.purpose is Purpose.PHYSICS
         assert "does less work" in again.why
         taken.append(again.trial_id)
-        contest.begin(again.trial_id, again.purpose)
-        note(contest, again.trial_id, {1: 2.0, 2: 1.0}[again.trial_id], at, of=again.layout, purpose=again.purpose)
+        confirmation.begin(again.trial_id, again.purpose)
+        note(confirmation, again.trial_id, {1: 2.0, 2: 1.0}[again.trial_id], at, of=again.layout, purpose=again.purpose)
     assert taken == [1, 2]  # it still is so: then it is believed
 
 
@@ -179,48 +182,48 @@ def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:
     """The next call reads all runs from the store and compares all of them; by then the machine was seen to change."""
     none, full = Layout(data_parallel_size=1), Layout(data_parallel_size=1, recompute=Recompute.parse("full"))
     runs = [(1, none, 1.6, 0.0), (2, full, 1.5, 60.0), (3, layout(3), 3.0, 600.0), (1, none, 1.6, 660.0), (2, full, 0.95, 720.0)]
-    first = Contest()
+    first = Confirmation()
     for trial_id, of, seconds, at in runs:
         first.next_check(CONFIRM, anchor_every=0)  # compares what is new
         note(first, trial_id, seconds, at, of=of, purpose=Purpose.NEW if first.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
-    then = Contest()
+    then = Confirmation()
     for trial_id, of, seconds, at in runs:
         note(then, trial_id, seconds, at, of=of, purpose=Purpose.NEW if then.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
     assert first.next_repeat(CONFIRM, anchor_every=0) == then.next_repeat(CONFIRM, anchor_every=0)
 
 
 def test_numbers_are_told_as_the_machine_is_now() -> None:
-    contest = Contest()
-    note(contest, 1, 1.6, 0.0)
-    note(contest, 2, 1.9, 60.0)
-    note(contest, 3, 1.3, 600.0)
-    note(contest, 1, 1.0, 660.0, purpose=Purpose.ANCHOR)
-    note(contest, 1, 1.0, 720.0, purpose=Purpose.CONFIRMATION)
-    best = contest.best()
+    confirmation = Confirmation()
+    note(confirmation, 1, 1.6, 0.0)
+    note(confirmation, 2, 1.9, 60.0)
+    note(confirmation, 3, 1.3, 600.0)
+    note(confirmation, 1, 1.0, 660.0, purpose=Purpose.ANCHOR)
+    note(confirmation, 1, 1.0, 720.0, purpose=Purpose.CONFIRMATION)
+    best = confirmation.best()
     assert best is not None
     assert best[0] == layout(1)
-    assert abs(contest.seconds_of(1) - 1.0) < 0.1
-    assert contest.seconds_of(2) < 1.9
+    assert abs(confirmation.seconds_of(1) - 1.0) < 0.1
+    assert confirmation.seconds_of(2) < 1.9
 
 
 def test_of_layouts_that_ended_together_the_smallest_trial_is_the_anchor() -> None:
     """As a later call reads them from the store."""
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id, at in ((2, 60.0), (1, 60.0), (3, 120.0), (4, 180.0)):
-        note(contest, trial_id, 1.0, at)
-    anchor = check(contest)
+        note(confirmation, trial_id, 1.0, at)
+    anchor = check(confirmation)
     assert anchor is not None
     assert anchor.trial_id == 1
 
 
 def test_the_best_of_a_spent_budget_is_repeated_once_whatever_else_is_due() -> None:
-    contest = Contest()
+    confirmation = Confirmation()
     for trial_id, seconds in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        note(contest, trial_id, seconds, 60.0 * trial_id)
-    anchor, best = contest.next_repeat(CONFIRM, anchor_every=8), contest.repeat_of_best(CONFIRM)
+        note(confirmation, trial_id, seconds, 60.0 * trial_id)
+    anchor, best = confirmation.next_repeat(CONFIRM, anchor_every=8), confirmation.repeat_of_best(CONFIRM)
     assert anchor is not None
     assert best is not None
     assert (anchor.trial_id, best.trial_id, best.purpose) == (1, 2, Purpose.CONFIRMATION)
-    assert contest.repeat_of_best(Confirm(repeats=0)) is None
-    contest.begin(2, Purpose.CONFIRMATION)
-    assert contest.repeat_of_best(CONFIRM) is None
+    assert confirmation.repeat_of_best(Confirm(repeats=0)) is None
+    confirmation.begin(2, Purpose.CONFIRMATION)
+    assert confirmation.repeat_of_best(CONFIRM) is None

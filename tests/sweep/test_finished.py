@@ -9,7 +9,7 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest

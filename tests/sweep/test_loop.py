@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from db.schema import AttemptState, SweepState
 from db.store import Store
+from db.types import AttemptState, SweepState
 from orchestrator.cluster.contract import Finished, Progressed, SchedulerEvent
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, StoreUnavailable, SweepChanged, SweepHeld, UsageInvalid
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
-from orchestrator.search.searcher import Again, Failed, Measured, Proposal, Searcher
+from orchestrator.search.searcher import DoubtfulResult, Failed, Measured, Proposal, Searcher
 from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot, Stop, StopReason, SweepResult
 from tests.sweep.fake_scheduler import FakeScheduler, Script
@@ -267,7 +267,7 @@ def test_a_gang_that_no_cluster_can_hold_is_refused_at_once(store: Store) -> Non
 
 
 def test_a_drain_asked_for_through_the_store_is_obeyed(store: Store) -> None:
-    from db.schema import StopRequest
+    from db.types import StopRequest
     from orchestrator.sweep import loop as sweep
 
     def script(request: TrialRequest) -> float:
@@ -773,9 +773,9 @@ def test_a_value_that_its_neighbours_contradict_is_measured_once_more(store: Sto
             told.append(outcome.value)
         return tell(searcher, layout, outcome, **kwargs)
 
-    def doubting(searcher: Searcher) -> Again | None:
+    def doubting(searcher: Searcher) -> DoubtfulResult | None:
         slow = [layout for layout, _ in scheduler.started if layout.short == odd]
-        return Again(layout=slow[0], why="far off") if len(slow) == 1 and scheduler.num_running == 0 else None
+        return DoubtfulResult(layout=slow[0], why="far off") if len(slow) == 1 and scheduler.num_running == 0 else None
 
     names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
     odd = names[2]

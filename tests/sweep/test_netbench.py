@@ -12,7 +12,7 @@ from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.physics.links import Collective
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import CollectiveTime, Device, NodeReport, RankOutcome, RankResult, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
@@ -158,7 +158,7 @@ def test_two_ranks_measure_every_collective_over_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_command_measures_this_machine_and_predictions_can_rest_on_it(store: Store, sweep: Sweep) -> None:
     out, err = sweep("netbench", "--max-bytes", "16384", "--json")
     found = json.loads(out)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from db.schema import BenchReason
 from db.sql import readonly
 from db.store import Store
+from db.types import BenchReason
 from orchestrator.cluster.contract import Finished, Prober
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_health import NodeFacts
@@ -22,16 +22,16 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import HANG_KINDS, FailureKind
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, NodeReport, TrialRequest
-from orchestrator.sweep import node_pool as node_health
+from orchestrator.sweep import node_pool
 from orchestrator.sweep.loop import run_sweep
-from orchestrator.sweep.node_pool import NodeHealth
+from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.progress import Snapshot, Stop, SweepResult
 from tests.core.machines.test_node_health import node
-from tests.db.builders import Bench, measurement
+from tests.db.builders import Bench, measurement, record_measurement, start_repeat
 from tests.db.write.test_nodes import measured
 from tests.sweep.fake_scheduler import FakeScheduler, Script
 from tests.sweep.test_loop import fast, spec
@@ -75,7 +75,7 @@ class ProbedScheduler(FakeScheduler):
     def join(self, name: str) -> None:
         """One more node."""
         self._slots = replace(self._slots, nodes={**self._slots.nodes, name: 2})
-        self._floor.resize(self._slots.nodes)
+        self._free_slots.resize(self._slots.nodes)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_node_that_never_answers_keeps_no_other_waiting_for_long(store: Store)
     result = run(store, scheduler, clock=scheduler.clock)
     assert result.counts[TrialState.MEASURED] == 6
     assert used(scheduler) == {"a", "b"}
-    assert node_health.PATIENCE_SECONDS <= scheduler.num_polls < node_health.PATIENCE_SECONDS + 10
+    assert node_pool.PATIENCE_SECONDS <= scheduler.num_polls < node_pool.PATIENCE_SECONDS + 10
 
 
 def test_a_sweep_begins_with_the_first_node_that_is_well_however_long_that_takes(store: Store) -> None:
@@ -317,7 +317,7 @@ def test_healthy_nodes_are_all_used_to_the_end(store: Store) -> None:
 
 
 def test_what_a_person_benches_is_seen_while_the_sweep_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_health, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(node_pool, "REFRESH_SECONDS", 0.0)
     scheduler = eight_nodes({})
     inner = scheduler._script
 
@@ -460,11 +460,11 @@ def test_the_bench_can_be_asked_about_in_sql(store: Store, sqlite_url: str) -> N
 def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(store: Store) -> None:
     held = Bench.on(store)
     trial_id = measured(held, 1, "bad")
-    health = NodeHealth(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic)
-    store.start_repeat(trial_id, held.epoch, ["good"])
+    health = NodePool(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic)
+    start_repeat(store, trial_id, held.epoch, ["good"])
     store.bench(held.sweep_id, "bad", reason=BenchReason.ASKED, is_remeasured=True)
     assert health.refresh({trial_id}, now=True) == set(), "its attempt is under way"
-    store.record_measurement(trial_id, 2, epoch=held.epoch, measurement=measurement(1000.0))
+    record_measurement(store, trial_id, 2, epoch=held.epoch, measurement=measurement(1000.0))
     end = Finished(trial_id=trial_id, reports=[NodeReport(node="good", ranks=[])], failure=None, gpu_seconds=1.0)
     assert health.ended(trial_id, end, set(), began=0.0) == {held.cell_id}
     assert store.trial(trial_id).trial.state is TrialState.QUEUED

@@ -10,8 +10,8 @@ import pytest
 from db.store import Store
 from orchestrator.cluster.contract import SchedulerEvent, Slots
 from orchestrator.core.machines.packing import Shape
-from orchestrator.core.sweepfile.spec import WAIT_FOR_NODES_SECONDS
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.sweepfile.sections import WAIT_FOR_NODES_SECONDS
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from orchestrator.sweep.progress import Stop, StopReason
@@ -48,7 +48,7 @@ class Nodes(FakeScheduler):
         if self._ended in self._changes:
             nodes = self._changes.pop(self._ended)
             self._slots = Slots(device=Device.CUDA, device_name=None, nodes=nodes)
-            self._floor.resize(nodes)
+            self._free_slots.resize(nodes)
         return events
 
 
@@ -177,12 +177,12 @@ def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_n
             is_gone = now[0] >= 50.0 and int(now[0] // 10) % 2 == 1
             nodes = dict.fromkeys("ab", 2) if is_gone else without_d
             self._slots = Slots(device=Device.CUDA, device_name=None, nodes=nodes)
-            self._floor.resize(nodes)
+            self._free_slots.resize(nodes)
             return events
 
     scheduler = Flapping(fast, {1: without_d})
     scheduler._slots = Slots(device=Device.CUDA, device_name=None, nodes=all_nodes)
-    scheduler._floor.resize(all_nodes)
+    scheduler._free_slots.resize(all_nodes)
     chosen = spec(gpus=[1, 8], gpus_per_node=2, axes={"micro_batch_size": [1], "recompute": "none"}, measurement={"wait_for_nodes": 100})
     result, _ = run(store, fast, spec=chosen, scheduler=scheduler, clock=lambda: now[0])
     assert StopReason.NODES in result.stopped.values()

@@ -26,12 +26,12 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.protocol import Phase
-from orchestrator.sweep.prior_knowledge import Learned, learned, measured_hardware, sweeps_of
-from tests.db.builders import failure, fingerprint, measurement
+from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned, measured_hardware, sweeps_of
+from tests.db.builders import begin_trial, failure, fingerprint, measurement, record_failure, record_measurement
 
 H100 = DEVICES["h100-sxm"]
 DRIVER_NAME = "NVIDIA H100 80GB HBM3"
@@ -86,9 +86,10 @@ class Past:
                 peak_flops=peak_flops,
                 peak_flops_source=peak_source,
             )
-            number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"] * (nodes or max(cell.num_gpus // 8, 1)))
+            number = begin_trial(self.store, cell_id, layout, epoch=self.epoch, nodes=["n"] * (nodes or max(cell.num_gpus // 8, 1)))
             stack = fingerprint(self.torch).stack.model_copy(update={"device_name": self.device_name})
-            self.store.record_measurement(
+            record_measurement(
+                self.store,
                 *number,
                 epoch=self.epoch,
                 measurement=value,
@@ -99,8 +100,9 @@ class Past:
 
     def run_out(self, cell: Cell, layout: Layout) -> None:
         cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
-        number = self.store.begin_trial(cell_id, layout, epoch=self.epoch, nodes=["n"])
-        self.store.record_failure(
+        number = begin_trial(self.store, cell_id, layout, epoch=self.epoch, nodes=["n"])
+        record_failure(
+            self.store,
             *number,
             epoch=self.epoch,
             failure=failure(FailureKind.OOM_GPU),
@@ -128,7 +130,7 @@ def times(cell: Cell, factor: float, hardware: Hardware = H100, gpus_per_node: i
     return lambda table: factor * predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
 
 
-def ratio(found: Learned, cell: Cell, **choice: Any) -> float:
+def ratio(found: PriorKnowledge, cell: Cell, **choice: Any) -> float:
     """Predicted step time over the uncalibrated one, the median of the cell's layouts."""
     hardware = found.hardware
     assert hardware is not None
@@ -137,7 +139,7 @@ def ratio(found: Learned, cell: Cell, **choice: Any) -> float:
     return float(np.median(predicted / predict_step_time(table, cell, hardware, gpus_per_node=8).total))
 
 
-def ask(store: Store | None, chosen: SweepSpec, hardware: Hardware | None = H100, device_name: str | None = None) -> Learned:
+def ask(store: Store | None, chosen: SweepSpec, hardware: Hardware | None = H100, device_name: str | None = None) -> PriorKnowledge:
     return learned(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
 
 
@@ -433,7 +435,7 @@ def measure_links(store: Store, share: float, *, run_token: str = "first", node:
     store.record_links(run_token, samples, backend="nccl", stack=Stack(device_name=device_name), nodes=[node, "n1"])
 
 
-def share_of(known: Learned) -> float:
+def share_of(known: PriorKnowledge) -> float:
     return known.calibration().constants.inter_node_share
 
 

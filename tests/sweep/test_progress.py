@@ -8,10 +8,10 @@ from orchestrator.cli.progress import Progress
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.spec import Objective
+from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
-from orchestrator.sweep.progress import Ended, Running, SearchEnded, Snapshot, StopReason, TimeLeft, time_left
+from orchestrator.sweep.progress import Running, SearchEnded, Snapshot, StopReason, TimeLeft, TrialEnded, time_left
 
 CELL = Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=64, global_batch_size=8)
 LAYOUT = Layout(data_parallel_size=2, micro_batch_size=4)
@@ -89,8 +89,8 @@ def test_an_estimate_has_no_more_digits_than_it_is_worth(capsys: pytest.CaptureF
 
 
 def test_each_end_is_told_with_the_state_as_of_then_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    first = Ended(text="trial 1 a: 100", seconds=10.0, counts={TrialState.MEASURED: 1}, num_launched=2, num_running=1)
-    second = Ended(text="trial 2 b: 200", seconds=70.0, counts={TrialState.MEASURED: 2}, num_launched=3, num_running=0)
+    first = TrialEnded(text="trial 1 a: 100", seconds=10.0, counts={TrialState.MEASURED: 1}, num_launched=2, num_running=1)
+    second = TrialEnded(text="trial 2 b: 200", seconds=70.0, counts={TrialState.MEASURED: 2}, num_launched=3, num_running=0)
     searched = SearchEnded(cell=CELL, reason=StopReason.TRIALS, untried=7, seconds=60.0)
     assert said(capsys, ended=[first, second], searched=[searched]) == [
         "[0:10] 2 of at most 10 launched: 1 measured, 1 running | trial 1 a: 100",

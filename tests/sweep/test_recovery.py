@@ -9,13 +9,13 @@ import pytest
 from db.store import Store
 from orchestrator.cluster.contract import Finished
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport, RankOutcome, RankResult
-from orchestrator.sweep.recovery import Salvage
+from orchestrator.sweep.recovery import Recovery
 from orchestrator.sweep.spool import Spool, Spooled
-from tests.db.builders import Bench, failure
+from tests.db.builders import Bench, failure, start_attempt
 
 
 def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
@@ -23,10 +23,10 @@ def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
     return Finished(trial_id=trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=2.0)
 
 
-def salvage(bench: Bench) -> Salvage:
+def recovery(bench: Bench) -> Recovery:
     plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=9, relative_confidence=0.5)
     code = Fingerprint(orchestrator_version="test")
-    return Salvage(store=bench.store, sweep_id=bench.sweep_id, epoch=bench.epoch, plan=plan, code=code, device_name=None)
+    return Recovery(store=bench.store, sweep_id=bench.sweep_id, epoch=bench.epoch, plan=plan, code=code, device_name=None)
 
 
 def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(store: Store, tmp_path: Path) -> None:
@@ -36,11 +36,11 @@ def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(store: Sto
     spool.keep(Spooled(attempt=second, end=end_of(given_up)))
     other = Bench.on(store)  # a later orchestrator, on a machine without this spool
     assert [trial.id for trial in store.reap(other.sweep_id, other.epoch)] == [waits, given_up]
-    third = store.start_attempt(given_up, other.epoch)
+    third = start_attempt(store, given_up, other.epoch)
     again, fourth = other.start(3)
     spool.keep(Spooled(attempt=fourth, end=end_of(again)))
     later = Bench.on(store)
-    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 2
+    assert recovery(later).take_up(Spool(tmp_path / "spool")) == 2
     assert store.trial(again).trial.state is TrialState.MEASURED
     late = store.trial(given_up)
     assert (late.trial.state, late.trial.num_attempts) == (TrialState.LAUNCHING, third)
@@ -58,7 +58,7 @@ def test_a_failure_that_was_spooled_is_judged_like_any_other(store: Store, tmp_p
         end = Finished(trial_id=trial_id, reports=[], failure=failure(kind), gpu_seconds=1.0)
         spool.keep(Spooled(attempt=attempt, end=end))
     later = Bench.on(store)
-    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 3
+    assert recovery(later).take_up(Spool(tmp_path / "spool")) == 3
     states = [store.trial(trial_id).trial.state for trial_id, _ in ids]
     assert states == [TrialState.OUT_OF_MEMORY, TrialState.QUEUED, TrialState.QUEUED]
     assert store.reap(later.sweep_id, later.epoch) == []
@@ -76,13 +76,13 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     spool.keep(Spooled(attempt=1, end=end_of(4711)))
     spool.keep(Spooled(attempt=second, end=end_of(well)))
     later = Bench.on(store)
-    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 1
+    assert recovery(later).take_up(Spool(tmp_path / "spool")) == 1
     assert store.trial(well).trial.state is TrialState.MEASURED
     aside = {file.name for file in (tmp_path / "spool").iterdir()}
     assert aside == {f"trial-{beyond}-attempt-1.refused", "trial-4711-attempt-1.refused", f"trial-{2**70}-attempt-1.refused"}
     said = [record.getMessage() for record in caplog.records]
     assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
-    assert salvage(later).take_up(Spool(tmp_path / "spool")) == 0
+    assert recovery(later).take_up(Spool(tmp_path / "spool")) == 0
     assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], "whose trial it is waits again"
 
 

@@ -14,7 +14,7 @@ from db.store import Store
 from orchestrator.cluster.contract import Finished, SchedulerEvent
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.layout import Layout, Precision
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
@@ -22,10 +22,11 @@ from orchestrator.core.trial.protocol import Device, RankResult, TrialRequest
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 from orchestrator.search.searcher import Proposal, Searcher
-from orchestrator.sweep.cell_search import CellRun
+from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Stop, StopReason
+from tests.db.builders import begin_trial
 from tests.sweep.fake_scheduler import FakeScheduler, Script
 from tests.sweep.test_loop import CODE, Noisy, after, fast, out_of_memory_above, run, shorts, spec, states, store
 
@@ -160,14 +161,14 @@ def _with_torch(result: RankResult, torch: str) -> RankResult:
 def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def doubted(run_of_cell: CellRun) -> tuple[int, Layout, str] | None:
+    def doubted(run_of_cell: CellSearch) -> tuple[int, Layout, str] | None:
         layout = next((t.layout for t in store.trials(1) if t.id == 1 and t.state is TrialState.MEASURED), None)
         if layout is None or asked:
             return None
         asked.append(1)
         return 1, layout, "doubt"
 
-    monkeypatch.setattr(CellRun, "_doubted", doubted)
+    monkeypatch.setattr(CellSearch, "_doubted", doubted)
     scheduler = Mixed(
         lambda request: 0.1 if request.trial_id == 1 else 1.0,
         lambda request: "old" if request.trial_id == 1 else "new",
@@ -208,7 +209,7 @@ def test_what_a_dead_orchestrator_held_counts_against_the_budget_at_once(store: 
     epoch = store.acquire(sweep_id, host="elsewhere", pid=1)
     cell_id = store.ensure_cell(sweep_id, limited.cells()[0], epoch)
     layout = Layout(data_parallel_size=1, micro_batch_size=8, grad_accum_steps=1, precision=Precision.FP32)
-    store.begin_trial(cell_id, layout, epoch=epoch, nodes=["there"])
+    begin_trial(store, cell_id, layout, epoch=epoch, nodes=["there"])
     time.sleep(0.5)
     result, scheduler = run(store, fast, spec=limited, takeover=True)
     assert scheduler.started == []
@@ -254,11 +255,11 @@ def test_a_layout_asked_for_ahead_is_one_of_those_that_the_bound_looks_at(store:
         row = next(row for layout, row in searcher._of_layout.items() if layout.short == asked[3])
         return 0.5 if searcher._rows.status(row) is RowStatus.UNTRIED else 0.0
 
-    def always_ahead(cell: CellRun, clock: Callable[[], float]) -> None:
+    def always_ahead(cell: CellSearch, clock: Callable[[], float]) -> None:
         cell.ahead = cell.ahead or cell.ask(clock)
 
     monkeypatch.setattr(Searcher, "ask", noting)
-    monkeypatch.setattr(CellRun, "ask_ahead", always_ahead)
+    monkeypatch.setattr(CellSearch, "ask_ahead", always_ahead)
     monkeypatch.setattr(Searcher, "expected_gain", gain)
     _, scheduler = run(store, fast, spec=spec(gpus=1, search={"bound": 0.02}))
     assert asked[3] in [layout.short for layout, _ in scheduler.started]

@@ -12,7 +12,7 @@ from orchestrator.cluster.simulated import simulated
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.sweep.progress import StopReason

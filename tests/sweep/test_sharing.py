@@ -9,16 +9,17 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.spec import Confirm, SweepSpec
+from orchestrator.core.sweepfile.sections import Confirm
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.sweep.confirmation import Contest
+from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
-from orchestrator.sweep.sharing import kept_from
+from orchestrator.sweep.sharing import reserved_from
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import CODE, after, fast, run, spec
 
@@ -172,14 +173,14 @@ def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
         def __init__(self, stopped: StopReason | None) -> None:
             self.stopped, self.is_settled, self.has_nothing, self.has_measured = stopped, False, False, True
             self.trial_gpu_seconds = self.guessed_gpu_seconds = self.predicted_seconds = 10.0
-            self.cell, self.contest = spec(gpus=1).cells()[0], Contest()
+            self.cell, self.confirmation = spec(gpus=1).cells()[0], Confirmation()
             for trial_id in (1, 2):
-                self.contest.note(trial_id, Layout(micro_batch_size=trial_id), Run(step_seconds=1.0 / trial_id, at=float(trial_id)))
+                self.confirmation.note(trial_id, Layout(micro_batch_size=trial_id), Run(step_seconds=1.0 / trial_id, at=float(trial_id)))
 
     def kept_for(stopped: StopReason) -> float:
         mine, other = Cell(None), Cell(stopped)
-        mine.contest.begin(2, Purpose.CONFIRMATION)
-        kept = kept_from(mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1)  # type: ignore[arg-type, list-item]
+        mine.confirmation.begin(2, Purpose.CONFIRMATION)
+        kept = reserved_from(mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1)  # type: ignore[arg-type, list-item]
         return kept.gpu_seconds
 
     assert kept_for(StopReason.GPU_HOURS) > 0

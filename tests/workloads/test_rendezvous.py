@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from orchestrator.core.machines.exposure import is_loopback
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import LaunchOrder, NodeReport, Phase
 from orchestrator.node.launcher import NodeLauncher
 from tests.listening import Place, listeners
 from tests.node.launching import order, tree_of
 from workloads.rendezvous import bound
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 ENDLESS = 10_000  # steps of a gang that goes on until it is ended
 NOBODYS = "192.0.2.1"  # of RFC 5737: for documents, held by no interface

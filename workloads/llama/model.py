@@ -138,10 +138,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda:  # a fused kernel there; elsewhere torch decomposes it, and autograd keeps 12 bytes more per element
             return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPSILON)
-        return cast(Tensor, _RMSNorm.apply(x, self.weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+        return cast(Tensor, _RMSNormFunction.apply(x, self.weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
 
 
-class _RMSNorm(torch.autograd.Function):
+class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()

@@ -94,7 +94,7 @@ def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float
 def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
     """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took from `begin` to build."""
     request = rank.request
-    trainer = Trainer(request, options, device=device, data_parallel_rank=rank.rank)
+    trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
     memory = (
         DeviceMemory(trainer.states(), device=device)
         if device.type == "cuda"
@@ -123,7 +123,7 @@ def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, 
     return timed, memory.report(trainer.untimed_step), rendezvous_seconds
 
 
-class Trainer:
+class TrainingLoop:
     """Model, gradients, optimizer and data of one rank."""
 
     def __init__(self, request: TrialRequest, options: LlamaOptions, *, device: torch.device, data_parallel_rank: int) -> None:
@@ -202,5 +202,5 @@ def _open_device(rank: Rank, options: LlamaOptions) -> torch.device:
         )
     device = torch.device("cuda", rank.local_rank)
     torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")  # TF32, as core/problem/hardware's fp32 peaks assume
+    torch.set_float32_matmul_precision("high")  # TF32, as core/hardware's fp32 peaks assume
     return device

@@ -16,11 +16,7 @@ from orchestrator.core.sweepfile.workload_options import ReplayOptions
 from orchestrator.core.trial.protocol import Phase, RankResult
 from workloads import rank as ranks
 from workloads.options import parse_options
-from workloads.rank import ConfigRejected, Rank
-
-
-class OutOfMemoryError(RuntimeError):
-    """What torch raises, by name."""
+from workloads.rank import ConfigRejected, OutOfMemoryError, Rank
 
 
 class RunError(RuntimeError):

@@ -14,11 +14,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.core.pretend.synthetic import out_of_memory_text
 from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault
 from orchestrator.core.trial.protocol import Phase, result_file
-from workloads.rank import ConfigRejected, NotFinite, Rank
-
-
-class OutOfMemoryError(RuntimeError):
-    """What torch raises, by name and text."""
+from workloads.rank import ConfigRejected, NotFinite, OutOfMemoryError, Rank
 
 
 def inject(fault: SyntheticFault, rank: Rank) -> None:

@@ -115,7 +115,7 @@ class _TracedOnce:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Peaks:
+class _PeakMemory:
     """Bytes of one micro-batch above the states: kept by a layer, and beyond what all layers keep at the three moments of the peak."""
 
     kept: float
@@ -125,7 +125,7 @@ class _Peaks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _TracedRun:
     """One forward and backward pass: what was alive in between, and after each operation of the second."""
 
     kept: int
@@ -133,7 +133,7 @@ class _Run:
     live: list[int]
     left: int  # still alive at the end
 
-    def same_at_the_end(self, other: _Run) -> int:
+    def same_at_the_end(self, other: _TracedRun) -> int:
         """How many operations, counted from the last, are the same."""
         pairs = zip(reversed(self.operations), reversed(other.operations), strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a is not b), min(len(self.live), len(other.live)))
@@ -168,7 +168,7 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
     return _TracedOnce(mode=mode, check=check, sizes=_sizes(two.module, three.module), notes=notes)
 
 
-def _check(mode: TracedMode, three: _Run, five: _Run, *, micro_batch_size: int, length: int) -> float:
+def _check(mode: TracedMode, three: _TracedRun, five: _TracedRun, *, micro_batch_size: int, length: int) -> float:
     """How far off another depth, batch and length are: what two more layers keep, or the peak, whichever is worse."""
     tokens = micro_batch_size * length
     of_layers = mode.kept.of(tokens=tokens, sequence_length=length) / max((five.kept - three.kept) / 2, 1) - 1.0
@@ -199,7 +199,7 @@ class _Pair:
         self._starts: dict[int, tuple[int, int]] = {}  # by number of operations: where the last layer's begin, and how many they are
         self.left = 0
 
-    def peaks(self, micro_batch_size: int, sequence_length: int) -> _Peaks:
+    def peaks(self, micro_batch_size: int, sequence_length: int) -> _PeakMemory:
         three = self._three.run(micro_batch_size, sequence_length)
         self.left = max(self.left, three.left)
         if len(three.live) not in self._starts:
@@ -207,7 +207,7 @@ class _Pair:
         start, period = self._starts[len(three.live)]
         kept = three.live[start + period - 1] - three.live[start + 2 * period - 1]  # one layer's backward pass apart
         below = 3 * kept
-        return _Peaks(
+        return _PeakMemory(
             kept=kept,
             backward=max(three.live[start : start + period]) - below,
             head=max(three.live[:start], default=0) - below,
@@ -215,7 +215,7 @@ class _Pair:
         )
 
     @staticmethod
-    def _find(three: _Run, two: _Run) -> tuple[int, int]:
+    def _find(three: _TracedRun, two: _TracedRun) -> tuple[int, int]:
         period = len(three.live) - len(two.live)
         # head, layer, [layer,] first layer, embedding: from the end on they agree as far as the head, and part of the layer put in.
         start = len(three.live) - three.same_at_the_end(two) - period
@@ -284,7 +284,7 @@ class _Made:
     loss: Loss
     autocast: bool
 
-    def run(self, micro_batch_size: int, sequence_length: int) -> _Run:
+    def run(self, micro_batch_size: int, sequence_length: int) -> _TracedRun:
         tracker = _Tracker()
         before = tracker.live_bytes
         gc.disable()  # what a collector would find at some moment counts as alive
@@ -300,7 +300,7 @@ class _Made:
         finally:
             gc.enable()
         operations, live = tracker.timeline()
-        return _Run(kept=kept, operations=operations, live=[bytes_ - before for bytes_ in live], left=tracker.live_bytes - before)
+        return _TracedRun(kept=kept, operations=operations, live=[bytes_ - before for bytes_ in live], left=tracker.live_bytes - before)
 
 
 class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 
 from orchestrator.cluster.ray import session_folder as ray_folder
-from orchestrator.core.trial.rank_environment import ray_environment
+from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, ray_environment
 from orchestrator.node.cgroups import orphaned_cgroups
 from orchestrator.node.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
 
@@ -26,7 +26,6 @@ from orchestrator.node.processes import carries, descendants, has_ended, kill, l
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
-FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
 LOOK_SECONDS = 0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
 _EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
@@ -46,15 +45,15 @@ class RayGuard:
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Around the start of Ray: its processes, and what they start, carry its folder in their environment."""
-        before = os.environ.get(FOLDER_VARIABLE)
-        os.environ[FOLDER_VARIABLE] = str(self.folder)
+        before = os.environ.get(RAY_FOLDER_VARIABLE)
+        os.environ[RAY_FOLDER_VARIABLE] = str(self.folder)
         try:
             yield
         finally:
             if before is None:
-                del os.environ[FOLDER_VARIABLE]
+                del os.environ[RAY_FOLDER_VARIABLE]
             else:
-                os.environ[FOLDER_VARIABLE] = before
+                os.environ[RAY_FOLDER_VARIABLE] = before
         below = {pid: start_time(pid) for pid in descendants(os.getpid()) if _name(pid) in VITAL}
         self._vital = {pid: started for pid, started in below.items() if started is not None}
 
@@ -111,7 +110,7 @@ def belonging(folder: Path, *, but: Sequence[int]) -> list[int]:
 
     Ray's Python processes overwrite their environment with their name; but then they have their logs open.
     """
-    entry = f"{FOLDER_VARIABLE}={folder}".encode()
+    entry = f"{RAY_FOLDER_VARIABLE}={folder}".encode()
     return [pid for pid in _pids() if pid not in but and start_time(pid) is not None and (carries(pid, entry) or _writes_in(pid, folder))]
 
 

@@ -24,7 +24,7 @@ from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.agent import CLOSE_SECONDS, NodeAgent
 from orchestrator.cluster.ray.cluster import ClusterNodes, Head, bundle, first_line, within
 from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient
-from orchestrator.core.machines.packing import Room
+from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.trial.communication import passed
 from orchestrator.core.trial.protocol import Device
 
@@ -95,14 +95,14 @@ class Leases:
         self._agent_class = ray.remote(NodeAgent)
         self._on: dict[str, list[Lease]] = {}  # by node; none without a lease
 
-    def rooms(self) -> Mapping[str, Room]:
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
         """What a gang can have of the nodes on which there are leases."""
-        rooms = {}
+        free_on_nodes = {}
         for node, here in self._on.items():
             standing = max(len(lease.free_slots) for lease in here)
             unleased = self._nodes.slots.nodes.get(node, 0) - sum(lease.num_slots for lease in here if not lease.is_idle)
-            rooms[node] = Room(standing=standing, widest=max(standing, unleased))
-        return rooms
+            free_on_nodes[node] = FreeOnNode(standing=standing, widest=max(standing, unleased))
+        return free_on_nodes
 
     def take(self, num_slots: int, nodes: Sequence[str], *, program: str) -> list[Part]:
         """So many slots on each of the nodes, in their order: of leases that stand there, and of new ones in the room of idle others.

@@ -42,7 +42,7 @@ class RayProbe(NodeProbe):
 
 
 @dataclass(eq=False, kw_only=True)
-class _Look:
+class _ProbeUnderWay:
     """One that is under way."""
 
     actor: Any
@@ -59,7 +59,7 @@ class Probes:
         self._nodes, self._head, self._meter = nodes, head, meter
         self._actor_class = ray.remote(RayProbe)
         self._waiting: dict[str, tuple[ProbePlan, bool]] = {}  # node -> what is asked of it, and whether with its GPUs
-        self._under_way: dict[str, _Look] = {}
+        self._under_way: dict[str, _ProbeUnderWay] = {}
         self._said: dict[str, NodeFacts | str] = {}
 
     def begin(self, plans: Collection[ProbePlan], *, reserve: bool) -> None:
@@ -112,7 +112,7 @@ class Probes:
             num_gpus = self._nodes.slots.nodes.get(node, 0) if has_gpus else 0
             began = time.monotonic()
             actor = self._head.ask(partial(self._actor, node, num_gpus=num_gpus))
-            look = _Look(actor=actor, num_gpus=num_gpus, age=actor.age.remote(), facts=actor.gather.remote(plan), began=began)
+            look = _ProbeUnderWay(actor=actor, num_gpus=num_gpus, age=actor.age.remote(), facts=actor.gather.remote(plan), began=began)
             self._under_way[node] = look
 
     def _actor(self, node: str, *, num_gpus: int) -> Any:
@@ -124,7 +124,7 @@ class Probes:
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._nodes.id_of(node), soft=False),
         ).remote()
 
-    def _meter_from(self, look: _Look) -> None:
+    def _meter_from(self, look: _ProbeUnderWay) -> None:
         """It has its GPUs: since its process was started, unless that process had waited for work."""
         ref, look.age = look.age, None
         try:
@@ -134,7 +134,7 @@ class Probes:
         if look.num_gpus:
             self._meter.stands(look, num_slots=look.num_gpus, at=since)
 
-    def _answer(self, look: _Look) -> NodeFacts | str:
+    def _answer(self, look: _ProbeUnderWay) -> NodeFacts | str:
         try:
             facts: NodeFacts = ray.get(look.facts)
             return with_clock(facts, partial(_clock_of, look.actor))

@@ -29,11 +29,12 @@ from orchestrator.cluster.ray.guard import RayGuard
 from orchestrator.cluster.ray.job import threads_asked_for
 from orchestrator.cluster.ray.leases import Leases, Part
 from orchestrator.cluster.ray.probes import Probes
-from orchestrator.cluster.ray.unanswered_calls import SILENCE_SECONDS, Silence
+from orchestrator.cluster.ray.unanswered_calls import UNANSWERED_SECONDS, UnansweredCalls
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_health import ENOUGH_OF_A_KIND, NodeFacts
-from orchestrator.core.machines.packing import Room, Shape
-from orchestrator.core.trial.failures import Failure, FailureKind, is_aftermath
+from orchestrator.core.machines.packing import FreeOnNode, Shape
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failures import is_aftermath
 from orchestrator.core.trial.protocol import Device, Heartbeat, LaunchOrder, NodeReport, Phase, TrialRequest
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
@@ -52,17 +53,17 @@ SIGTERM_TEXT = "The process receives a SIGTERM"  # what Ray says of a worker
 GPU_MATMUL_SECONDS, CPU_MATMUL_SECONDS = 2.0, 0.3  # a GPU takes a second to get as hot as it will be; cores are only compared
 
 
-class _Stage(StrEnum):
+class _GangStage(StrEnum):
     FORMING = "forming"
     RENDEZVOUS = "rendezvous"
     RUNNING = "running"
 
 
 @dataclass(eq=False, kw_only=True)
-class _Flight:
+class _GangOnRay:
     request: TrialRequest
     parts: list[Part]  # of leases, in rank order
-    stage: _Stage
+    stage: _GangStage
     refs: dict[Any, int]  # outstanding object refs -> index of the agent
     since: float  # monotonic; when the stage began
     patience_seconds: float  # for its gang to form
@@ -77,7 +78,7 @@ class _Flight:
     progress: dict[int, Heartbeat] = field(default_factory=dict)  # what each agent said last
     progress_refs: dict[Any, int] = field(default_factory=dict)  # outstanding questions -> index of the agent
     progress_at: float = 0.0  # monotonic; when the last question was asked
-    silence: Silence = field(default_factory=Silence)
+    unanswered_calls: UnansweredCalls = field(default_factory=UnansweredCalls)
     told: Heartbeat | None = None  # the last `Progressed`
 
     @property
@@ -131,22 +132,22 @@ class RayScheduler:
         self._meter = LeaseMeter(time.monotonic())
         self._leases = Leases(self._nodes, self._head, self._meter, root=self._root)
         self._probes = Probes(self._nodes, self._head, self._meter)
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, _GangOnRay] = {}
         self._events: list[SchedulerEvent] = []
 
     @property
     def slots(self) -> Slots:
         return self._nodes.slots
 
-    def rooms(self) -> Mapping[str, Room]:
-        return self._leases.rooms()
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
+        return self._leases.free_on_nodes()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         parts = self._leases.take(shape.slots_per_node, nodes, program=_program(request))
-        flight = _Flight(
+        flight = _GangOnRay(
             request=request,
             parts=parts,
-            stage=_Stage.FORMING,
+            stage=_GangStage.FORMING,
             refs={part.agent.address.remote(): index for index, part in enumerate(parts) if part.lease.address is None},
             since=time.monotonic(),
             patience_seconds=PLACEMENT_SECONDS + random.uniform(0.0, PLACEMENT_JITTER_SECONDS),
@@ -182,9 +183,9 @@ class RayScheduler:
         flight.ending_since = time.monotonic()
         if self._head.is_gone:
             return
-        if flight.stage is _Stage.RUNNING:
+        if flight.stage is _GangStage.RUNNING:
             self._end_ranks(flight)
-        elif flight.stage is _Stage.FORMING:
+        elif flight.stage is _GangStage.FORMING:
             self._give_up(flight, FailureKind.CANCELLED, "cancelled before its ranks were started")
         # The agent that holds the meeting point answers at once, and may serve others: it is waited for.
 
@@ -245,7 +246,7 @@ class RayScheduler:
 
     # -- attempts ------------------------------------------------------------------------------------------------------------
 
-    def _advance(self, flight: _Flight, ready: Sequence[Any]) -> None:
+    def _advance(self, flight: _GangOnRay, ready: Sequence[Any]) -> None:
         for ref in ready:
             index = flight.refs.pop(ref, None)
             if index is None:
@@ -258,23 +259,23 @@ class RayScheduler:
                     return
                 continue
             match flight.stage:
-                case _Stage.FORMING:
+                case _GangStage.FORMING:
                     flight.parts[index].lease.address = value
-                case _Stage.RENDEZVOUS:
+                case _GangStage.RENDEZVOUS:
                     if flight.is_cancelled:
                         flight.loss = Failure(kind=FailureKind.CANCELLED, message="cancelled before its ranks were started")
                         self._end(flight)
                     else:
                         self._run(flight, master_port=value)
                     return
-                case _Stage.RUNNING:
+                case _GangStage.RUNNING:
                     flight.reports[index] = value
                     if value.failure is not None:
                         self._end_ranks(flight)
         if not flight.refs:
-            if flight.stage is _Stage.FORMING:
+            if flight.stage is _GangStage.FORMING:
                 self._begin(flight)
-            elif flight.stage is _Stage.RUNNING:
+            elif flight.stage is _GangStage.RUNNING:
                 self._end(flight)
 
     def _why_lost(self, part: Part, exc: RayError) -> Failure:
@@ -296,7 +297,7 @@ class RayScheduler:
             self._nodes.doubt(node)
         return Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: {first_line(exc)}", node=node)
 
-    def _begin(self, flight: _Flight) -> None:
+    def _begin(self, flight: _GangOnRay) -> None:
         """The gang stands: find a meeting point, or start the ranks at once where all of them share a node."""
         self._events.append(Placed(trial_id=flight.request.trial_id, nodes=flight.nodes))
         flight.since = flight.placed_at = time.monotonic()
@@ -305,17 +306,17 @@ class RayScheduler:
         if len(flight.parts) == 1:
             self._run(flight, master_port=None)
         else:
-            flight.stage, first = _Stage.RENDEZVOUS, flight.parts[0]
+            flight.stage, first = _GangStage.RENDEZVOUS, flight.parts[0]
             flight.refs = {first.agent.rendezvous.remote(first.slots[0]): 0}
 
-    def _note_shared_nodes(self, flight: _Flight) -> None:
+    def _note_shared_nodes(self, flight: _GangOnRay) -> None:
         own = set(flight.nodes)
         for other in self._flights.values():
             if other is not flight and other.placed_at is not None and not own.isdisjoint(other.nodes):
                 flight.shares_nodes = other.shares_nodes = True
 
-    def _run(self, flight: _Flight, *, master_port: int | None) -> None:
-        flight.stage, flight.since = _Stage.RUNNING, time.monotonic()
+    def _run(self, flight: _GangOnRay, *, master_port: int | None) -> None:
+        flight.stage, flight.since = _GangStage.RUNNING, time.monotonic()
         first = flight.parts[0].lease.address
         flight.refs = {
             part.agent.run.remote(
@@ -338,13 +339,13 @@ class RayScheduler:
             for index, part in enumerate(flight.parts)
         }
 
-    def _end_ranks(self, flight: _Flight) -> None:
+    def _end_ranks(self, flight: _GangOnRay) -> None:
         """Have those agents end their ranks that have not reported."""
         flight.ending_since = flight.ending_since or time.monotonic()
         for part in (flight.parts[index] for index in flight.running):
             part.agent.kill.remote(part.slots[0], flight.request.tag)
 
-    def _follow(self, flight: _Flight, ready: Sequence[Any]) -> None:
+    def _follow(self, flight: _GangOnRay, ready: Sequence[Any]) -> None:
         """Ask the nodes of a long attempt how far they are, at most once a second, and tell what all of them have reached."""
         for ref in [ref for ref in ready if ref in flight.progress_refs]:
             index = flight.progress_refs.pop(ref)
@@ -353,10 +354,10 @@ class RayScheduler:
             except RayError:
                 continue  # the run's own ref says what happened
             flight.progress[index] = heartbeat or flight.progress.get(index, Heartbeat(phase=Phase.START))
-        if flight.stage is not _Stage.RUNNING or self._flights.get(flight.request.trial_id) is not flight:
+        if flight.stage is not _GangStage.RUNNING or self._flights.get(flight.request.trial_id) is not flight:
             return
         running = flight.running
-        flight.silence.listen(time.monotonic(), set(flight.progress_refs.values()).intersection(running))
+        flight.unanswered_calls.listen(time.monotonic(), set(flight.progress_refs.values()).intersection(running))
         least = least_advanced([flight.progress.get(index) for index in running])
         if least is not None and least != flight.told:
             flight.told = least
@@ -367,29 +368,29 @@ class RayScheduler:
             asked = {index: flight.parts[index] for index in set(running) - set(flight.progress_refs.values())}
             flight.progress_refs |= {part.agent.progress.remote(part.slots[0]): index for index, part in asked.items()}
 
-    def _overdue(self, flight: _Flight) -> None:
+    def _overdue(self, flight: _GangOnRay) -> None:
         if flight.request.trial_id not in self._flights:
             return
         now = time.monotonic()
         waited = now - flight.since
         if flight.ending_since is not None and now - flight.ending_since > ENDING_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent has not ended its ranks for {ENDING_SECONDS:.0f} s")
-        elif flight.stage is not _Stage.RUNNING and waited > flight.patience_seconds:
+        elif flight.stage is not _GangStage.RUNNING and waited > flight.patience_seconds:
             late = ", ".join(flight.parts[index].node for index in sorted(set(flight.refs.values())))
             text = (
                 f"no agent on {late} within {waited:.0f} s: are its slots held by another job of the cluster? If not, start Ray there anew"
             )
             self._give_up(flight, FailureKind.LAUNCH_FAILED, text)
             self._leases.vacate(flight.nodes)  # a gang of another sweep may wait for what this one has of its nodes, and hold the rest
-        elif (index := flight.silence.lost()) is not None and index in flight.running:
+        elif (index := flight.unanswered_calls.lost()) is not None and index in flight.running:
             node = flight.parts[index].node
             self._nodes.doubt(node, seconds=CUT_OFF_SECONDS)
-            text = f"node {node} has been silent for {SILENCE_SECONDS:.0f} s"
+            text = f"node {node} has been silent for {UNANSWERED_SECONDS:.0f} s"
             self._lose(flight, [index], Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
-        elif flight.stage is _Stage.RUNNING and waited > flight.total_limit_seconds + OVERTIME_SECONDS:
+        elif flight.stage is _GangStage.RUNNING and waited > flight.total_limit_seconds + OVERTIME_SECONDS:
             self._give_up(flight, FailureKind.NODE_LOST, f"an agent was silent {OVERTIME_SECONDS:.0f} s beyond the trial's total limit")
 
-    def _give_up(self, flight: _Flight, kind: FailureKind, message: str) -> None:
+    def _give_up(self, flight: _GangOnRay, kind: FailureKind, message: str) -> None:
         """Throw away every agent that owes an answer."""
         self._lose(flight, sorted(set(flight.refs.values())), Failure(kind=kind, message=message))
 
@@ -397,18 +398,18 @@ class RayScheduler:
         """Gangs that wait for an agent on a node that is no more: Ray would have them wait for ever."""
         for flight in list(self._flights.values()):
             gone = [index for index, part in enumerate(flight.parts) if not self._nodes.is_alive(part.lease.node_id)]
-            if gone and flight.stage is not _Stage.RUNNING:  # of a running one the agents themselves tell
+            if gone and flight.stage is not _GangStage.RUNNING:  # of a running one the agents themselves tell
                 node = flight.parts[gone[0]].node
                 text = f"node {node} left the cluster while the gang formed"
                 self._lose(flight, gone, Failure(kind=FailureKind.NODE_LOST, message=text, node=node))
 
-    def _lose(self, flight: _Flight, indices: Sequence[int], failure: Failure) -> None:
+    def _lose(self, flight: _GangOnRay, indices: Sequence[int], failure: Failure) -> None:
         """Agents are gone, or cannot be trusted any more: they die, and with them their ranks. The others end theirs, and stay."""
         known = first_failure(list(flight.reports.values()))
         if flight.loss is None and (known is None or is_aftermath(known)):
             flight.loss = Failure(kind=FailureKind.CANCELLED, message="cancelled") if flight.is_cancelled else failure
         flight.lost |= set(indices)
-        if flight.stage is not _Stage.RUNNING:  # nothing runs yet: the others are not waited for
+        if flight.stage is not _GangStage.RUNNING:  # nothing runs yet: the others are not waited for
             flight.refs = {}
             self._leases.stand(flight.parts)  # slots may have been reserved while their agents were on their way
         flight.refs = {ref: index for ref, index in flight.refs.items() if index not in flight.lost}
@@ -418,7 +419,7 @@ class RayScheduler:
         else:
             self._end(flight)
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, flight: _GangOnRay) -> None:
         """Nobody owes an answer: the attempt is over."""
         del self._flights[flight.request.trial_id]
         reports = [flight.reports[index] for index in sorted(flight.reports)]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-SILENCE_SECONDS = 20.0  # beyond it an agent is lost; on a node that swaps, an answer takes seconds
+UNANSWERED_SECONDS = 20.0  # beyond it an agent is lost; on a node that swaps, an answer takes seconds
 LISTENED_SECONDS = 2.0  # that one look after another counts for at most; twice what lies between them where all is well
 
 
-class Silence:
+class UnansweredCalls:
     """Counts how long each of one attempt's agents has been silent, by its index."""
 
     def __init__(self) -> None:
@@ -28,4 +28,4 @@ class Silence:
     def lost(self) -> int | None:
         """The agent that has been silent for the longest, if that is too long."""
         index = max(self._seconds, key=lambda i: self._seconds[i], default=None)
-        return index if index is not None and self._seconds[index] > SILENCE_SECONDS else None
+        return index if index is not None and self._seconds[index] > UNANSWERED_SECONDS else None

@@ -1,6 +1,6 @@
 """Whether others can reach or read what a Ray cluster must keep to itself: who can talk to Ray can run any program on its nodes.
 
-Rules over what is known of one machine; gathering it is in node/exposure.py. Ray 2.59 and later ask for a token where RAY_AUTH_MODE=token;
+Rules over what is known of one machine; gathering it is in exposure.py. Ray 2.59 and later ask for a token where RAY_AUTH_MODE=token;
 older ones for nothing (CVE-2023-48022), and before 2.52 a web page open in somebody's browser is enough (CVE-2025-62593).
 """
 

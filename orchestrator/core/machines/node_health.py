@@ -15,7 +15,7 @@ from types import MappingProxyType
 from orchestrator.core.machines.check import Check, Status
 from orchestrator.core.problem.hardware import GIB, from_driver_name
 from orchestrator.core.problem.layout import Precision
-from orchestrator.core.problem.xid import XIDS, named
+from orchestrator.core.problem.xid import XIDS, Xid, XidCause, named
 
 MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs are capped at 10 MB per rank
 BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01  # of a GPU's memory, held by its driver while no process runs: 0.6 of 80 GiB, more of more
@@ -138,12 +138,23 @@ def _ecc(node: NodeFacts) -> Check:
 def _xids(node: NodeFacts) -> Check:
     if node.xids is None:
         return Check(name="xid", status=Status.OK, found="unknown: the kernel log cannot be read" if node.gpus else "no GPU")
-    known = {number: count for number, count in sorted(node.xids.items()) if number in XIDS and XIDS[number].status is not Status.OK}
+    known = {number: count for number, count in sorted(node.xids.items()) if number in XIDS and _status_of(XIDS[number]) is not Status.OK}
     if not known:
         return Check(name="xid", status=Status.OK, found="none in the last day")
-    status = Status.FAIL if any(XIDS[number].status is Status.FAIL for number in known) else Status.WARN
+    status = Status.FAIL if any(_status_of(XIDS[number]) is Status.FAIL for number in known) else Status.WARN
     found = ", ".join(f"{count} x {named(number)}" for number, count in known.items())
     return Check(name="xid", status=status, found=found, advice="`dmesg` on that node has the GPU's bus address; reset it, or take it out")
+
+
+def _status_of(xid: Xid) -> Status:
+    """The status of a node whose kernel log has this error in the last day."""
+    match xid.cause:
+        case XidCause.DEVICE:
+            return Status.WARN if xid.is_contained else Status.FAIL
+        case XidCause.NOTICE:
+            return Status.WARN
+        case _:
+            return Status.OK
 
 
 def _disk(node: NodeFacts) -> Check:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, filterfalse, islice
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 PATIENCE = 8  # starts of others, times the gangs that wait: after so many, the one that was passed over goes before larger ones
 
@@ -38,16 +39,15 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class FreeOnNode:
     """What one gang can have of a node's free slots, where they are in pieces."""
 
     standing: int  # slots beside an agent that stands there
     widest: int  # slots at most, whichever agents have to start or to go
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingGang:
-    """A gang that could start."""
+class WaitingGang(NamedTuple):
+    """A gang that could start. Made anew for every cell at every start: a named tuple costs half of what a frozen dataclass does."""
 
     shape: Shape
     seconds: float  # that it is predicted to hold its slots
@@ -76,7 +76,7 @@ class _Held:
     ends_at: float  # as predicted
 
 
-class Floor:
+class FreeSlots:
     """The nodes of a cluster, what is free on them, and who holds the rest until when."""
 
     def __init__(self, slots_of: Mapping[str, int]) -> None:
@@ -93,7 +93,7 @@ class Floor:
         self._count()
 
     @property
-    def free_slots(self) -> int:
+    def count(self) -> int:
         return self._num_free
 
     @property
@@ -154,7 +154,9 @@ class Floor:
         del self._ends[bisect_left(self._ends, (held.ends_at, key))]
         self._move(self._levels(held, +1))
 
-    def next_start(self, waiting: Sequence[WaitingGang], *, now: float, rooms: Mapping[str, Room] = MappingProxyType({})) -> Start | None:
+    def next_start(
+        self, waiting: Sequence[WaitingGang], *, now: float, free_on_nodes: Mapping[str, FreeOnNode] = MappingProxyType({})
+    ) -> Start | None:
         """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
 
         A gang is placed first where an agent with room for it stands, and nowhere that is too narrow; of a node without an entry in `rooms`
@@ -174,29 +176,31 @@ class Floor:
                 num_reserved[least] = self._num_among(reserved, least)
             num_open = self._num_with(least) - (num_reserved[least] if without else 0)
             # Most have no room, and are asked again and again.
-            nodes = self._place(gang, rooms, without=without) if num_open >= gang.shape.num_nodes else None
+            nodes = self._place(gang, free_on_nodes, without=without) if num_open >= gang.shape.num_nodes else None
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
-                reserved, starts_at = self._reserve(gang, now, rooms)
+                reserved, starts_at = self._reserve(gang, now, free_on_nodes)
                 if _is_overdue(gang, len(waiting)):
                     starts_at = -inf  # not even by one that is predicted to end in time: predictions have failed it for long
         return None
 
-    def place_elsewhere(self, gang: WaitingGang, without: Collection[str], *, rooms: Mapping[str, Room]) -> tuple[str, ...] | None:
+    def place_elsewhere(
+        self, gang: WaitingGang, without: Collection[str], *, free_on_nodes: Mapping[str, FreeOnNode]
+    ) -> tuple[str, ...] | None:
         """Nodes that have room for the gang now, none of these among them; None: there are not enough."""
-        nodes = self._place(gang, rooms, without=frozenset(without))
+        nodes = self._place(gang, free_on_nodes, without=frozenset(without))
         return None if nodes is None else tuple(sorted(nodes))
 
-    def _place(self, gang: WaitingGang, rooms: Mapping[str, Room], *, without: frozenset[str]) -> tuple[str, ...] | None:
+    def _place(self, gang: WaitingGang, free_on_nodes: Mapping[str, FreeOnNode], *, without: frozenset[str]) -> tuple[str, ...] | None:
         """Nodes that have room now: where agents with room stand, then those that it leaves the fewest free slots on."""
         num_nodes, wanted = gang.shape.num_nodes, gang.shape.slots_per_node
         roomy = self._roomy(gang, without)
-        if rooms:
+        if free_on_nodes:
             standing: list[str] = []
             others: list[str] = []
             for node in roomy:
-                room = rooms.get(node)
+                room = free_on_nodes.get(node)
                 if room is None or room.widest >= wanted:
                     (others if room is None or room.standing < wanted else standing).append(node)
             roomy = chain(standing, others)
@@ -222,7 +226,7 @@ class Floor:
             nodes = (node for node in nodes if self._free[node] == self._slots_of[node])
         return nodes
 
-    def _reserve(self, gang: WaitingGang, now: float, rooms: Mapping[str, Room]) -> tuple[frozenset[str], float]:
+    def _reserve(self, gang: WaitingGang, now: float, free_on_nodes: Mapping[str, FreeOnNode]) -> tuple[frozenset[str], float]:
         """The nodes on which a gang that does not fit now will fit first, if all end when predicted, and when that is.
 
         Of nodes that will do by then, those that are free last: what is free now stays open to others. Free slots in pieces too small for it
@@ -230,7 +234,7 @@ class Floor:
         """
         wanted, least = gang.shape.num_nodes, gang.shape.slots_per_node
         # Slots that will be free on nodes that several gangs hold.
-        freed = {node: room.widest for node, room in rooms.items() if room.widest < least <= self._free.get(node, 0)}
+        freed = {node: room.widest for node, room in free_on_nodes.items() if room.widest < least <= self._free.get(node, 0)}
         is_simple = not gang.exclusive and not freed
         roomy = [] if is_simple else [node for node in self._roomy(gang, ()) if node not in freed]
         num_roomy = self._num_with(least) if is_simple else len(roomy)

@@ -21,8 +21,10 @@ from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware, from_labe
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.constraint import Names
-from orchestrator.core.sweepfile.spec import Axes, SweepSpec
-from orchestrator.core.trial.failures import Evidence, Failure, classify
+from orchestrator.core.sweepfile.sections import Axes
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.failure_kinds import Failure
+from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS, hardware_flops_per_token
 from orchestrator.core.trial.protocol import MeasurementPlan, RankResult

@@ -20,7 +20,7 @@ NEAR_BEST = 0.10  # relative: only what is claimed so near to the best matters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TimedLayout:
     """The measurement of a layout."""
 
     layout: Layout
@@ -38,7 +38,7 @@ class Contradiction:
     slower: float  # relative
 
 
-def contradictions(measured: Mapping[int, Taken], among: Collection[int], *, best_seconds: float) -> list[Contradiction]:
+def contradictions(measured: Mapping[int, TimedLayout], among: Collection[int], *, best_seconds: float) -> list[Contradiction]:
     """Pairs in which one is of `among` and the faster is near the best, the plainest first."""
     groups: dict[Layout, list[int]] = defaultdict(list)
     for key, taken in measured.items():
@@ -62,7 +62,7 @@ def shapes(layout: Layout) -> list[Layout]:
     return found
 
 
-def _slower(less: Taken, more: Taken) -> float | None:
+def _slower(less: TimedLayout, more: TimedLayout) -> float | None:
     """The relative excess of `less` over `more`, where physics rules it out; else None."""
     margin = _margin(less.layout, more.layout)
     if margin is None or less.thrashing:

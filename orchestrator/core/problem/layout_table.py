@@ -62,6 +62,27 @@ class LayoutTable:
             options=self.option_sets[int(self.options[row])],
         )
 
+    def layouts(self) -> list[Layout]:
+        """All rows as values, in their order."""
+        columns = [getattr(self, name).tolist() for name in COLUMNS]
+        return [
+            Layout(
+                data_parallel_size=data,
+                tensor_parallel_size=tensor,
+                pipeline_parallel_size=pipeline,
+                context_parallel_size=context,
+                micro_batch_size=micro_batch,
+                grad_accum_steps=grad_accum,
+                zero_stage=zero_stage,
+                recompute=self.recomputes[recompute],
+                precision=self.precisions[precision],
+                options=self.option_sets[options],
+            )
+            for data, tensor, pipeline, context, micro_batch, grad_accum, zero_stage, recompute, precision, options in zip(
+                *columns, strict=True
+            )
+        ]
+
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from orchestrator.core.machines.check import Status
-
 
 class XidCause(StrEnum):
     DEVICE = "device"  # the hardware, its links or its firmware; programs on the device end
@@ -25,7 +23,8 @@ class XidCause(StrEnum):
 class Xid:
     meaning: str
     cause: XidCause
-    status: Status = Status.OK  # of a node in whose log of the last day it stands
+    # Of the device: only the program that met the error ends, others go on.
+    is_contained: bool = False
 
 
 _C = XidCause
@@ -36,21 +35,21 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
         32: Xid("corrupted push buffer stream", _C.PROGRAM),
         43: Xid("GPU stopped processing", _C.PROGRAM),
         45: Xid("preemptive clean-up after an earlier error", _C.AFTERMATH),
-        48: Xid("double-bit ECC error", _C.DEVICE, Status.FAIL),
-        61: Xid("internal microcontroller breakpoint", _C.NOTICE, Status.WARN),
-        62: Xid("internal microcontroller halt", _C.DEVICE, Status.FAIL),
-        63: Xid("memory row remapped", _C.NOTICE, Status.WARN),
-        64: Xid("memory row could not be remapped", _C.DEVICE, Status.FAIL),
+        48: Xid("double-bit ECC error", _C.DEVICE),
+        61: Xid("internal microcontroller breakpoint", _C.NOTICE),
+        62: Xid("internal microcontroller halt", _C.DEVICE),
+        63: Xid("memory row remapped", _C.NOTICE),
+        64: Xid("memory row could not be remapped", _C.DEVICE),
         69: Xid("graphics engine class error", _C.PROGRAM),
-        74: Xid("NVLink error", _C.DEVICE, Status.FAIL),
-        79: Xid("GPU has fallen off the bus", _C.DEVICE, Status.FAIL),
-        92: Xid("high rate of corrected ECC errors", _C.NOTICE, Status.WARN),
-        94: Xid("contained ECC error", _C.DEVICE, Status.WARN),
-        95: Xid("uncontained ECC error", _C.DEVICE, Status.FAIL),
-        119: Xid("GSP firmware does not answer", _C.DEVICE, Status.FAIL),
-        120: Xid("GSP firmware error", _C.DEVICE, Status.FAIL),
+        74: Xid("NVLink error", _C.DEVICE),
+        79: Xid("GPU has fallen off the bus", _C.DEVICE),
+        92: Xid("high rate of corrected ECC errors", _C.NOTICE),
+        94: Xid("contained ECC error", _C.DEVICE, is_contained=True),
+        95: Xid("uncontained ECC error", _C.DEVICE),
+        119: Xid("GSP firmware does not answer", _C.DEVICE),
+        120: Xid("GSP firmware error", _C.DEVICE),
         137: Xid("NVLink access without permission", _C.PROGRAM),
-        140: Xid("unrecovered ECC error", _C.DEVICE, Status.FAIL),
+        140: Xid("unrecovered ECC error", _C.DEVICE),
     }
 )
 

@@ -30,7 +30,7 @@ MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class LayoutChange:
     """Another layout, what is different in it, and what it is predicted to come to. Unknown is None."""
 
     layout: Layout
@@ -47,16 +47,16 @@ class Explanation:
     cell: Cell
     layout: Layout
     illegal: str | None  # the rule that it breaks
-    nearest: tuple[Change, ...]  # legal layouts that differ least, where it is illegal
+    nearest: tuple[LayoutChange, ...]  # legal layouts that differ least, where it is illegal
     memory_by_part: Mapping[str, float]
     memory_limit_bytes: float | None
     memory_relative_sd: float | None
     probability_of_fitting: float | None
-    to_fit: Change | None  # the smallest change that makes it fit, where it does not
+    to_fit: LayoutChange | None  # the smallest change that makes it fit, where it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
     # Factors on the seconds, between which four of five measurements should lie.
     step_band: tuple[float, float] | None
-    faster: tuple[Change, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
+    faster: tuple[LayoutChange, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
 
     @property
     def memory_bytes(self) -> float:
@@ -114,7 +114,7 @@ def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
     return float(low[0]), float(high[0])
 
 
-def _nearest(planned: CellPlan, layout: Layout) -> tuple[Change, ...]:
+def _nearest(planned: CellPlan, layout: Layout) -> tuple[LayoutChange, ...]:
     """Legal layouts with the fewest fields different, and those by the fewest doublings; of equals the better predicted."""
     table = planned.candidates.table
     differs = np.stack([_differs(table, layout, name) for name in COLUMNS])
@@ -122,7 +122,7 @@ def _nearest(planned: CellPlan, layout: Layout) -> tuple[Change, ...]:
     return tuple(_change(planned, layout, int(row)) for row in rows)
 
 
-def _to_fit(planned: CellPlan, layout: Layout) -> Change | None:
+def _to_fit(planned: CellPlan, layout: Layout) -> LayoutChange | None:
     """The fewest choices changed; of as many, what is predicted fastest."""
     candidates = planned.candidates
     rows = np.flatnonzero(candidates.fits)
@@ -132,7 +132,7 @@ def _to_fit(planned: CellPlan, layout: Layout) -> Change | None:
     return _change(planned, layout, int(best))
 
 
-def _faster(planned: CellPlan, layout: Layout, seconds: float) -> tuple[Change, ...]:
+def _faster(planned: CellPlan, layout: Layout, seconds: float) -> tuple[LayoutChange, ...]:
     candidates = planned.candidates
     better = candidates.step_seconds < seconds * (1 - WORTH_SAYING)
     rows = np.flatnonzero(candidates.fits & better & (_num_changes(candidates.table, layout) == 1))
@@ -176,11 +176,11 @@ def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
     return found
 
 
-def _change(planned: CellPlan, layout: Layout, row: int) -> Change:
+def _change(planned: CellPlan, layout: Layout, row: int) -> LayoutChange:
     candidates = planned.candidates
     other = candidates.table.layout(row)
     seconds = float(candidates.step_seconds[row])
-    return Change(
+    return LayoutChange(
         layout=other,
         differs={name: (getattr(layout, name), getattr(other, name)) for name in COLUMNS if getattr(layout, name) != getattr(other, name)},
         step_seconds=None if np.isnan(seconds) else seconds,

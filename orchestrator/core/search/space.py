@@ -138,7 +138,9 @@ def _listed(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int,
     named = [layout for layout in among if all(getattr(layout, name) in getattr(values, name) for name in COLUMNS)]
     lattice_size, known = prod(values.sizes.values()), frozenset(named)
     rules = _Rules(
-        choice=[_Rule(reason=NOT_IN_TABLE, broken=lambda t: np.array([t.layout(i) not in known for i in range(len(t))], dtype=np.bool_))],
+        choice=[
+            _LegalityRule(reason=NOT_IN_TABLE, broken=lambda t: np.array([t.layout(i) not in known for i in range(len(t))], dtype=np.bool_))
+        ],
         placement=[],
         batch=[],
         row=_constraint_rules(spec, cell, gpus_per_node),
@@ -261,7 +263,7 @@ def _concatenated(tables: Sequence[LayoutTable], like: LayoutTable) -> LayoutTab
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rule:
+class _LegalityRule:
     reason: str
     broken: Callable[[LayoutTable], Mask]
 
@@ -270,23 +272,23 @@ class _Rule:
 class _Rules:
     """In the order they are asked. Those of a stage look only at the columns known by then, so one answer counts for many layouts."""
 
-    choice: Sequence[_Rule]  # ZeRO stage, recomputation, precision
-    placement: Sequence[_Rule]  # parallel sizes, which already multiply to the GPUs
-    batch: Sequence[_Rule]
-    row: Sequence[_Rule]
+    choice: Sequence[_LegalityRule]  # ZeRO stage, recomputation, precision
+    placement: Sequence[_LegalityRule]  # parallel sizes, which already multiply to the GPUs
+    batch: Sequence[_LegalityRule]
+    row: Sequence[_LegalityRule]
     num_gpus: int
     global_batch_size: int
 
     @property
-    def all(self) -> tuple[_Rule, ...]:
-        world = _Rule(reason=WORLD_SIZE, broken=lambda t: t.world_size != self.num_gpus)
-        batch = _Rule(
+    def all(self) -> tuple[_LegalityRule, ...]:
+        world = _LegalityRule(reason=WORLD_SIZE, broken=lambda t: t.world_size != self.num_gpus)
+        batch = _LegalityRule(
             reason=GLOBAL_BATCH, broken=lambda t: t.data_parallel_size * t.micro_batch_size * t.grad_accum_steps != self.global_batch_size
         )
         return (*self.choice, world, *self.placement, batch, *self.batch, *self.row)
 
 
-def _filter(table: LayoutTable, rules: Sequence[_Rule]) -> tuple[LayoutTable, Counter[str]]:
+def _filter(table: LayoutTable, rules: Sequence[_LegalityRule]) -> tuple[LayoutTable, Counter[str]]:
     """The rows that break no rule, and how many broke each first."""
     standing = np.ones(len(table), dtype=np.bool_)
     rejected: Counter[str] = Counter()
@@ -309,7 +311,7 @@ def _rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: in
     )
 
 
-def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[_Rule]:
+def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[_LegalityRule]:
     name, layers = spec.workload.name, cell.model.num_layers
     able = CAPABILITIES[name]
     device = DEVICES.get(spec.device)
@@ -318,17 +320,17 @@ def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[_Rule
     refused = _codes(values.precision, lambda p: p not in able.precisions)
     unknown = _codes(values.precision, lambda p: device is not None and p not in device.peak_flops)
     return [
-        _Rule(
+        _LegalityRule(
             reason=f"zero_stage is none that workload {name} can do ({', '.join(map(str, sorted(able.zero_stages)))})",
             broken=lambda t: ~np.isin(t.zero_stage, sorted(able.zero_stages)),
         ),
-        _Rule(
+        _LegalityRule(
             reason=f"precision is none that workload {name} can do ({', '.join(sorted(able.precisions))})",
             broken=lambda t: refused[t.precision],
         ),
-        _Rule(reason=f"precision is none that device {spec.device} has", broken=lambda t: unknown[t.precision]),
-        _Rule(reason=f"recomputes more than the model's {layers} layers", broken=lambda t: too_many[t.recompute]),
-        _Rule(reason=f"same as recomputing all layers: the model has {layers}", broken=lambda t: full_twice[t.recompute]),
+        _LegalityRule(reason=f"precision is none that device {spec.device} has", broken=lambda t: unknown[t.precision]),
+        _LegalityRule(reason=f"recomputes more than the model's {layers} layers", broken=lambda t: too_many[t.recompute]),
+        _LegalityRule(reason=f"same as recomputing all layers: the model has {layers}", broken=lambda t: full_twice[t.recompute]),
     ]
 
 
@@ -336,12 +338,14 @@ def _codes(options: Sequence[Recompute] | Sequence[Precision], test: Callable[..
     return np.array([test(option) for option in options], dtype=np.bool_)
 
 
-def _placement_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_Rule]:
+def _placement_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_LegalityRule]:
     model, workload = cell.model, spec.workload.name
     able = CAPABILITIES[workload]
     part_of_a_node = cell.num_gpus > gpus_per_node and cell.num_gpus % gpus_per_node != 0
     rules = [
-        _Rule(reason=f"{cell.num_gpus} GPUs are not whole nodes of {gpus_per_node}", broken=lambda t: np.full(len(t), part_of_a_node)),
+        _LegalityRule(
+            reason=f"{cell.num_gpus} GPUs are not whole nodes of {gpus_per_node}", broken=lambda t: np.full(len(t), part_of_a_node)
+        ),
         *_at_most("tensor_parallel_size", able.max_tensor_parallel_size, f"the most that workload {workload} can do"),
         *_at_most("pipeline_parallel_size", able.max_pipeline_parallel_size, f"the most that workload {workload} can do"),
         *_at_most("context_parallel_size", able.max_context_parallel_size, f"the most that workload {workload} can do"),
@@ -357,38 +361,38 @@ def _placement_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_R
         # Stages of unequal depth are legal: nanotron and torchtitan build them, and 28 or 126 layers leave no choice.
         *_at_most("pipeline_parallel_size", model.num_layers, "the layers of the model"),
         # Each rank takes one piece from the front and one from the back, so that causal attention is balanced.
-        _Rule(
+        _LegalityRule(
             reason=f"2 x context_parallel_size does not divide sequence_length {cell.sequence_length}",
             broken=lambda t: (t.context_parallel_size > 1) & (cell.sequence_length % (2 * t.context_parallel_size) != 0),
         ),
     ]
 
 
-def _at_most(column: str, most: int | None, whose: str) -> list[_Rule]:
+def _at_most(column: str, most: int | None, whose: str) -> list[_LegalityRule]:
     if most is None:
         return []
-    return [_Rule(reason=f"{column} is more than {most}, {whose}", broken=lambda t: getattr(t, column) > most)]
+    return [_LegalityRule(reason=f"{column} is more than {most}, {whose}", broken=lambda t: getattr(t, column) > most)]
 
 
-def _tensor_parallel_divides(name: str, size: int) -> _Rule:
-    return _Rule(reason=f"tensor_parallel_size does not divide {name} {size}", broken=lambda t: size % t.tensor_parallel_size != 0)
+def _tensor_parallel_divides(name: str, size: int) -> _LegalityRule:
+    return _LegalityRule(reason=f"tensor_parallel_size does not divide {name} {size}", broken=lambda t: size % t.tensor_parallel_size != 0)
 
 
-def _batch_rules() -> list[_Rule]:
+def _batch_rules() -> list[_LegalityRule]:
     # With fewer micro-batches in flight no stage is ever busy together with all the others. In the published data of the Ultra-Scale
     # Playbook all 105 runs with fewer ended in an error, and of the 88 with exactly pp - 1 only 4 did.
     return [
-        _Rule(
+        _LegalityRule(
             reason="grad_accum_steps is less than pipeline_parallel_size - 1: the pipeline never fills",
             broken=lambda t: t.grad_accum_steps < t.pipeline_parallel_size - 1,
         )
     ]
 
 
-def _row_rules(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int) -> list[_Rule]:
+def _row_rules(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int) -> list[_LegalityRule]:
     lowest = min(CAPABILITIES[spec.workload.name].zero_stages.intersection(values.zero_stage), default=0)
     rules = [
-        _Rule(
+        _LegalityRule(
             reason=f"same as zero_stage {lowest}: the optimizer states of one rank cannot be shared out",
             broken=lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
         )
@@ -396,16 +400,16 @@ def _row_rules(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: i
     return [*rules, *_constraint_rules(spec, cell, gpus_per_node)]
 
 
-def _constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_Rule]:
+def _constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[_LegalityRule]:
     return [rule for constraint in spec.constraints for rule in _of_constraint(constraint, cell, gpus_per_node)]
 
 
-def _of_constraint(constraint: Constraint, cell: Cell, gpus_per_node: int) -> list[_Rule]:
+def _of_constraint(constraint: Constraint, cell: Cell, gpus_per_node: int) -> list[_LegalityRule]:
     def check(table: LayoutTable) -> tuple[Mask, Mask]:
         return constraint.check(facts_of(table, cell=cell, gpus_per_node=gpus_per_node), len(table))
 
-    broken = _Rule(reason=constraint.reason, broken=lambda t: ~check(t)[0])
-    return [_Rule(reason=constraint.undefined_reason, broken=lambda t: check(t)[1]), broken] if constraint.divides else [broken]
+    broken = _LegalityRule(reason=constraint.reason, broken=lambda t: ~check(t)[0])
+    return [_LegalityRule(reason=constraint.undefined_reason, broken=lambda t: check(t)[1]), broken] if constraint.divides else [broken]
 
 
 def _too_large(cell: Cell, values: AxisValues, found: str) -> SpaceTooLarge:

@@ -15,7 +15,7 @@ from orchestrator.core.physics.calibration import CELL_OFFSET_SD
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.normal import Z90
 from orchestrator.core.search.planner import Candidates
-from orchestrator.core.sweepfile.spec import Measuring
+from orchestrator.core.sweepfile.sections import Measuring
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
 TIMED_STEPS = 22.0  # of a typical measurement

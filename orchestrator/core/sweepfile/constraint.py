@@ -340,28 +340,28 @@ def _words_compared(node: ast.Compare, names: Names) -> tuple[str, frozenset[str
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Truth:
     value: Any  # a column or one value for all rows
     undefined: Any  # rows where a division by zero was met
     bound: int = 1  # no |value| is larger: decides when int64 would overflow
 
 
-def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Outcome:
+def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
     match node:
         case ast.Constant(value=int() as value):
-            return _Outcome(value, False, abs(value))
+            return _Truth(value, False, abs(value))
         case ast.Name(id=name):
             column = facts[SHORT_NAMES.get(name, name)]
             assert not isinstance(column, Words)  # `_kind` lets words stand in comparisons only
             if name in names.conditions:
-                return _Outcome(np.asarray(column, dtype=np.bool_), False)
-            return _Outcome(column, False, int(np.max(np.abs(column), initial=0)))
+                return _Truth(np.asarray(column, dtype=np.bool_), False)
+            return _Truth(column, False, int(np.max(np.abs(column), initial=0)))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _evaluate(operand, facts, names)
-            return _Outcome(np.logical_not(inner.value), inner.undefined)
+            return _Truth(np.logical_not(inner.value), inner.undefined)
         case ast.UnaryOp(operand=operand):
             inner = _evaluate(operand, facts, names)
-            return _Outcome(-inner.value, inner.undefined, inner.bound)
+            return _Truth(-inner.value, inner.undefined, inner.bound)
         case ast.BinOp(left=left, op=op, right=right):
             return _calculate(type(op), _evaluate(left, facts, names), _evaluate(right, facts, names))
         case ast.BoolOp(op=op, values=values):
@@ -371,7 +371,7 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Outcome:
     raise AssertionError(f"unchecked syntax {ast.dump(node)}")
 
 
-def _calculate(op: type[ast.AST], left: _Outcome, right: _Outcome) -> _Outcome:
+def _calculate(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
     undefined = np.logical_or(left.undefined, right.undefined)
     divides = op in (ast.FloorDiv, ast.Mod)
     bound = left.bound * right.bound if op is ast.Mult else max(left.bound, right.bound) if divides else left.bound + right.bound
@@ -382,31 +382,31 @@ def _calculate(op: type[ast.AST], left: _Outcome, right: _Outcome) -> _Outcome:
         zero = np.asarray(b == 0, dtype=np.bool_)
         undefined = np.logical_or(undefined, zero)
         b = np.where(zero, 1, b)
-    return _Outcome(_ARITHMETIC[op](a, b), undefined, bound)
+    return _Truth(_ARITHMETIC[op](a, b), undefined, bound)
 
 
-def _logic(parts: Sequence[_Outcome], *, every: bool) -> _Outcome:
+def _logic(parts: Sequence[_Truth], *, every: bool) -> _Truth:
     """`and` / `or` from left to right: what stands behind a decided row is not asked, so `pp == 1 or 8 // (pp - 1) > 2` is defined."""
     value, undefined = parts[0].value, parts[0].undefined
     for part in parts[1:]:
         open_rows = value if every else np.logical_not(value)
         undefined = np.logical_or(undefined, np.logical_and(open_rows, part.undefined))
         value = np.logical_and(value, part.value) if every else np.logical_or(value, part.value)
-    return _Outcome(value, undefined)
+    return _Truth(value, undefined)
 
 
-def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Outcome:
+def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Truth:
     if _compares_words(node, names):
         name, words, wanted = _words_compared(node, names)
         column = facts[name]
         assert isinstance(column, Words)
-        return _Outcome(column.are(words) == wanted, False)
+        return _Truth(column.are(words) == wanted, False)
     links, left = [], _evaluate(node.left, facts, names)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, (ast.In, ast.NotIn)):
             equal = [_holds(ast.Eq, left, _evaluate(choice, facts, names)) for choice in _choices(right_node)]
             inside = _logic(equal, every=False)
-            links.append(inside if isinstance(op, ast.In) else _Outcome(np.logical_not(inside.value), inside.undefined))
+            links.append(inside if isinstance(op, ast.In) else _Truth(np.logical_not(inside.value), inside.undefined))
         else:
             right = _evaluate(right_node, facts, names)
             links.append(_holds(type(op), left, right))
@@ -414,5 +414,5 @@ def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Outcome:
     return _logic(links, every=True)
 
 
-def _holds(op: type[ast.AST], left: _Outcome, right: _Outcome) -> _Outcome:
-    return _Outcome(np.asarray(_COMPARISONS[op](left.value, right.value), dtype=np.bool_), np.logical_or(left.undefined, right.undefined))
+def _holds(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
+    return _Truth(np.asarray(_COMPARISONS[op](left.value, right.value), dtype=np.bool_), np.logical_or(left.undefined, right.undefined))

@@ -44,6 +44,11 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def key(takes: str, means: str) -> Any:
+    """The words of a key, for `Annotated`: what it takes, and what it means. `sweep schema` and the documents show them."""
+    return Field(description=means, json_schema_extra={"takes": takes})
+
+
 def as_list(value: Any) -> Any:
     """One value may stand without its list. Far too long a list is refused before its values are looked at."""
     if not isinstance(value, (list, tuple)):

@@ -1,33 +1,34 @@
 """Names in braces that an argument of a foreign program may hold, such as `{micro_batch_size}`, and how they are filled in.
 
-What each stands for is said where a rank is started; here they are only names.
+Their values are known where a rank is started.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-TEMPLATE_NAMES = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "recompute",
-    "zero_stage",
-    "precision",
-    "world_size",
-    "global_batch_size",
-    "sequence_length",
-    "num_steps",
-    "seed",
-    "run_dir",
-    "result_file",
-    "metrics_file",
-)
+# Each with what it stands for.
+TEMPLATE_NAMES: Mapping[str, str] = {
+    "data_parallel_size": "the layout's",
+    "tensor_parallel_size": "the layout's",
+    "pipeline_parallel_size": "the layout's",
+    "context_parallel_size": "the layout's",
+    "micro_batch_size": "the layout's",
+    "grad_accum_steps": "the layout's",
+    "recompute": "as in the sweep file: `full:8`",
+    "zero_stage": "the layout's",
+    "precision": "the layout's",
+    "world_size": "ranks of the gang",
+    "global_batch_size": "sequences of an optimizer step",
+    "sequence_length": "tokens of a sequence",
+    "num_steps": "`warmup_steps` + `max_steps`",
+    "seed": "`search.seed`",
+    "run_dir": "a folder for this attempt",
+    "result_file": "where its result goes",
+    "metrics_file": "where its lines go",
+}
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -46,7 +47,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(value, template)
 
 
-def checked(template: str, names: Sequence[str] = TEMPLATE_NAMES) -> str:
+def checked(template: str, names: Collection[str] = TEMPLATE_NAMES) -> str:
     """The template itself, if every name in it is one. Raises ValueError with the name that is meant."""
     fill(template, dict.fromkeys(names, ""))
     return template
@@ -60,7 +61,7 @@ def well_formed(template: str) -> str:
     return template
 
 
-def _unknown(placeholder: str, template: str, names: Sequence[str]) -> str:
+def _unknown(placeholder: str, template: str, names: Collection[str]) -> str:
     close = get_close_matches(placeholder.strip("{} ")[:80], names, n=1, cutoff=0.6)
     hint = f"; did you mean {{{close[0]}}}?" if close else "; write {{ and }} for braces that stay"
     return f"{_short(placeholder)} in {_short(template)} is not a name that can be filled in; possible: {', '.join(names)}{hint}"

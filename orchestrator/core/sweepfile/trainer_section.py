@@ -10,22 +10,20 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from orchestrator.core.physics.traced_memory import NO_RECOMPUTE, TracedBytes, TracedMemory, TracedMode
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.problem.layout import Recompute
+from orchestrator.core.sweepfile.spec_values import Section, key
 
 MAX_MODES = 16
 _MASTER_AND_MOMENTS = 12.0  # bytes a parameter of Adam in mixed precision
 
+_BYTES = "number (per token), or [bytes](#bytes)"
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class _OrNumber:
@@ -39,12 +37,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class TracedTerm(_Section):
+class TracedTerm(Section):
     """Bytes of one micro-batch; a number alone is per token."""
 
-    per_token: Annotated[float, Field(ge=-1e15, le=1e15)] = 0.0  # below 0 where the square of the sequence length makes up for it
-    per_token_and_position: Bytes = 0.0
-    fixed: Bytes = 0.0
+    per_token: Annotated[float, Field(ge=-1e15, le=1e15), key("number", "Times the tokens of a micro-batch")] = (
+        0.0  # below 0 where the square of the sequence length makes up for it
+    )
+    per_token_and_position: Annotated[Bytes, key("number", "Times these, times the sequence length: attention that keeps its scores")] = 0.0
+    fixed: Annotated[Bytes, key("number", "Whatever the tokens: rounded copies of weights, a weight's gradient before it is added")] = 0.0
 
     @property
     def value(self) -> TracedBytes:
@@ -58,25 +58,29 @@ def _term(value: Any) -> Any:
 Term = Annotated[TracedTerm, BeforeValidator(_term), _OrNumber()]
 
 
-class TracedModeSection(_Section):
+class TracedModeSection(Section):
     """What a layer keeps that is recomputed so, and what the moments of the peak need beyond what all layers keep."""
 
-    kept: Term
-    backward: Term
-    head: Term
-    end: Term = TracedTerm()
+    kept: Annotated[Term, key(_BYTES, "By one layer, for its backward pass")]
+    backward: Annotated[Term, key(_BYTES, "Beyond what all layers keep, when the last layer's backward pass is at its fullest")]
+    head: Annotated[Term, key(_BYTES, "The same, when the head and the loss are")]
+    end: Annotated[
+        Term, key(_BYTES, "Above the states, when the backward pass of all layers is over: the embedding's gradient before it is added")
+    ] = TracedTerm()
 
     @property
     def value(self) -> TracedMode:
         return TracedMode(kept=self.kept.value, backward=self.backward.value, head=self.head.value, end=self.end.value)
 
 
-class BytesPerParameter(_Section):
+class BytesPerParameter(Section):
     """Bytes of a parameter in mixed precision, without sharding; a number alone is the sum of all three."""
 
-    parameters: Annotated[float, Field(gt=0, le=64)] = 2.0
-    gradients: Annotated[float, Field(ge=0, le=64)] = 2.0
-    optimizer: Annotated[float, Field(ge=0, le=64)] = _MASTER_AND_MOMENTS
+    parameters: Annotated[float, Field(gt=0, le=64), key("number", "2 in bf16; 4 where weights are fp32 and rounded at each use")] = 2.0
+    gradients: Annotated[float, Field(ge=0, le=64), key("number", "2 in bf16, 4 in fp32, 6 where bf16 ones are added to an fp32 copy")] = (
+        2.0
+    )
+    optimizer: Annotated[float, Field(ge=0, le=64), key("number", "Adam's moments, 8, and 4 of an fp32 master")] = _MASTER_AND_MOMENTS
 
 
 def _bytes_per_parameter(value: Any) -> Any:
@@ -117,19 +121,26 @@ def _profile(value: str) -> str:
     return value
 
 
-class TrainerSection(_Section):
+class TrainerSection(Section):
     """A known trainer to start from, and what is known better."""
 
-    profile: Annotated[str, AfterValidator(_profile), WithJsonSchema({"enum": list(TRAINERS)})] | None = None
-    bytes_per_parameter: Annotated[BytesPerParameter, BeforeValidator(_bytes_per_parameter), _OrNumber()] | None = None
-    activations: (
+    profile: Annotated[
+        Annotated[str, AfterValidator(_profile), WithJsonSchema({"enum": list(TRAINERS)})] | None,
+        key(", ".join(f"`{name}`" for name in TRAINERS), "A trainer that is known; `trainer: nanotron` alone says it too"),
+    ] = None
+    bytes_per_parameter: Annotated[
+        Annotated[BytesPerParameter, BeforeValidator(_bytes_per_parameter), _OrNumber()] | None,
+        key("number or section", "In mixed precision, unsharded: 16, 18, 20, or its [parts](#bytes_per_parameter)"),
+    ] = None
+    activations: Annotated[
         Annotated[
             Mapping[Annotated[str, AfterValidator(_mode)], TracedModeSection],
             BeforeValidator(_modes),
             AfterValidator(_none_among),
         ]
-        | None
-    ) = None
+        | None,
+        key("mapping", "What layers and head hold, by recompute mode: [activations](#activations); `none` is required"),
+    ] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -32,6 +32,7 @@ from pydantic_core import CoreSchema
 
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import SHORT_NAMES, Layout, Options, Precision
+from orchestrator.core.sweepfile.spec_values import key
 from orchestrator.core.sweepfile.template import well_formed
 from orchestrator.core.trial.rank_environment import LAUNCHERS_OWN, is_secret_name
 
@@ -96,19 +97,18 @@ class LlamaOptions(WorkloadOptions):
     MAY_VARY = frozenset({"attention", "gradient_dtype", "num_threads"})
 
     attention: Annotated[
-        AttentionKind, Field(description="torch's scaled_dot_product_attention (flash where the device has it), or the scores written out")
+        AttentionKind,
+        key("`sdpa`, `eager`", "torch's scaled_dot_product_attention (flash where the device has it), or the scores written out"),
     ] = AttentionKind.SDPA
     gradient_dtype: Annotated[
         GradientDtype,
-        Field(description="With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"),
+        key("`bf16`, `fp32`", "With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"),
     ] = GradientDtype.BF16
-    learning_rate: Annotated[PositiveFloat, Field(description="Of AdamW, constant")] = 3e-4
-    token_file: Annotated[str | None, Field(min_length=1, description="A flat file of token ids; without it, synthetic tokens")] = None
-    token_dtype: Annotated[TokenDtype, Field(description="Of that file")] = TokenDtype.UINT16
-    num_threads: Annotated[PositiveInt, Field(description="Of one rank, on a machine without GPUs, where a slot is a core")] = 1
-    memory_limit_bytes: Annotated[PositiveInt | None, Field(description="On a CPU: run out of memory as a device of this size would")] = (
-        None
-    )
+    learning_rate: Annotated[PositiveFloat, key("number", "Of AdamW, constant")] = 3e-4
+    token_file: Annotated[str | None, Field(min_length=1), key("path", "A flat file of token ids; without it, synthetic tokens")] = None
+    token_dtype: Annotated[TokenDtype, key("`uint16`, `uint32`", "Of that file")] = TokenDtype.UINT16
+    num_threads: Annotated[PositiveInt, key("number", "Of one rank, on a machine without GPUs, where a slot is a core")] = 1
+    memory_limit_bytes: Annotated[PositiveInt | None, key("number", "On a CPU: run out of memory as a device of this size would")] = None
 
 
 # --- synthetic ------------------------------------------------------------------------------------------------------------------
@@ -118,26 +118,53 @@ class FaultKind(StrEnum):
     OOM = "oom"
     HOST_OOM = "host_oom"
     CONFIG_REJECTED = "config_rejected"
-    CRASH = "crash"  # an exception
-    EXIT = "exit"  # exit code 1, no word said
+    CRASH = "crash"
+    EXIT = "exit"
     SEGFAULT = "segfault"
     ABORT = "abort"
-    NAN_LOSS = "nan_loss"  # the training diverges
-    PREEMPTED = "preempted"  # SIGTERM
-    XID = "xid"  # the device falls off the bus
-    LOST_RANK = "lost_rank"  # SIGKILL
+    NAN_LOSS = "nan_loss"
+    PREEMPTED = "preempted"
+    XID = "xid"
+    LOST_RANK = "lost_rank"
     HANG = "hang"
-    HANG_IN_C = "hang_in_c"  # without ever giving the interpreter back
+    HANG_IN_C = "hang_in_c"
     HANG_IGNORING_SIGNALS = "hang_ignoring_signals"
-    STOP = "stop"  # SIGSTOP
-    NCCL_NOISE = "nccl_noise"  # harmless words in the log
+    STOP = "stop"
+    NCCL_NOISE = "nccl_noise"
     NCCL_ERROR = "nccl_error"
     PORT_CLASH = "port_clash"
     RUBBISH_RESULT = "rubbish_result"
     NO_RESULT = "no_result"
     LEAK_CHILDREN = "leak_children"
-    LEAK_UNMARKED_CHILD = "leak_unmarked_child"  # in a session of its own, with an empty environment
+    LEAK_UNMARKED_CHILD = "leak_unmarked_child"
     LOG_FLOOD = "log_flood"
+
+
+FAULTS: Mapping[FaultKind, str] = {
+    FaultKind.OOM: "torch's out-of-memory error",
+    FaultKind.HOST_OOM: "MemoryError",
+    FaultKind.CONFIG_REJECTED: "the workload refuses the layout",
+    FaultKind.CRASH: "an exception",
+    FaultKind.EXIT: "exit code 1, no word said",
+    FaultKind.SEGFAULT: "SIGSEGV",
+    FaultKind.ABORT: "SIGABRT",
+    FaultKind.NAN_LOSS: "the loss is NaN",
+    FaultKind.PREEMPTED: "SIGTERM",
+    FaultKind.XID: "the driver's Xid 79 in the log, and a CUDA error",
+    FaultKind.LOST_RANK: "SIGKILL",
+    FaultKind.HANG: "sleeps for ever",
+    FaultKind.HANG_IN_C: "hangs without giving the interpreter back",
+    FaultKind.HANG_IGNORING_SIGNALS: "hangs, and ignores every signal that can be ignored",
+    FaultKind.STOP: "SIGSTOP",
+    FaultKind.NCCL_NOISE: "harmless NCCL words in the log",
+    FaultKind.NCCL_ERROR: "an NCCL error",
+    FaultKind.PORT_CLASH: "an address already in use",
+    FaultKind.RUBBISH_RESULT: "a result that is none",
+    FaultKind.NO_RESULT: "ends well, without a result",
+    FaultKind.LEAK_CHILDREN: "leaves a child, a grandchild, daemons and loader workers behind",
+    FaultKind.LEAK_UNMARKED_CHILD: "leaves a child in a session of its own, with an empty environment",
+    FaultKind.LOG_FLOOD: "prints 30 MB",
+}
 
 
 _FAULT_AT = re.compile(r"init|forward|teardown|step_[1-9]\d{0,8}")
@@ -177,10 +204,18 @@ class SyntheticFault(WorkloadOptions):
 
 
 class DriftKind(StrEnum):
-    SLOW_START = "slow_start"  # slower by `size` until `seconds` have passed
-    STEP = "step"  # from then on
-    WAVE = "wave"  # and back again within every `seconds`
-    SLOW_NODE = "slow_node"  # always, on `node`
+    SLOW_START = "slow_start"
+    STEP = "step"
+    WAVE = "wave"
+    SLOW_NODE = "slow_node"
+
+
+DRIFTS: Mapping[DriftKind, str] = {
+    DriftKind.SLOW_START: "steps take `1 + size` times as long until `seconds` have passed",
+    DriftKind.STEP: "the same from `seconds` on; a negative `size` is faster",
+    DriftKind.WAVE: "slower and back again within every `seconds`, by `size` at most",
+    DriftKind.SLOW_NODE: "gangs with this `node` take `1 + size` times as long, always",
+}
 
 
 class SyntheticDrift(WorkloadOptions):
@@ -216,16 +251,16 @@ class SyntheticOptions(WorkloadOptions):
         str,
         AfterValidator(_device_name),
         WithJsonSchema({"enum": list(DEVICES)}),
-        Field(description="Which device to act as, by its name in the table of devices"),
+        key("device", "Which device to act as, by its name in the table of devices"),
     ] = "h100-sxm"
-    device_memory_bytes: Annotated[PositiveInt | None, Field(description="Its memory, in place of the data sheet's")] = None
-    noise: Annotated[Fraction, Field(description="Standard deviation of the logarithm of a step's time")] = 0.02
-    time_scale: Annotated[PositiveFloat, Field(description="Multiplies step times")] = 1.0
-    sleep: Annotated[Flag, Field(description="Take the time that is reported; without it a trial takes milliseconds")] = False
-    one_rank_per_node: Annotated[Flag, Field(description="One process stands for all ranks of a node")] = False
-    faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), Field(description="What goes wrong, below")] = ()
+    device_memory_bytes: Annotated[PositiveInt | None, key("number", "Its memory, in place of the data sheet's")] = None
+    noise: Annotated[Fraction, key("fraction", "Standard deviation of the logarithm of a step's time")] = 0.02
+    time_scale: Annotated[PositiveFloat, key("number", "Multiplies step times")] = 1.0
+    sleep: Annotated[Flag, key("`true`, `false`", "Take the time that is reported; without it a trial takes milliseconds")] = False
+    one_rank_per_node: Annotated[Flag, key("`true`, `false`", "One process stands for all ranks of a node")] = False
+    faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), key("list", "What goes wrong, below")] = ()
     drift: Annotated[
-        tuple[SyntheticDrift, ...], BeforeValidator(_few), Field(description="How the machine's speed changes meanwhile, below")
+        tuple[SyntheticDrift, ...], BeforeValidator(_few), key("list", "How the machine's speed changes meanwhile, below")
     ] = ()
 
     def conditions(self) -> dict[str, Any]:
@@ -297,31 +332,34 @@ class CommandOptions(WorkloadOptions):
     argv: Annotated[
         tuple[Template, ...],
         BeforeValidator(_few),
-        Field(min_length=1, description="The program and its arguments, with `{names}` filled in; no shell"),
+        Field(min_length=1),
+        key("list of texts", "The program and its arguments, with `{names}` filled in; no shell"),
     ]
     env: Annotated[
         Mapping[Variable, Template],
         BeforeValidator(_few),
-        Field(description="Added to its environment, likewise. Stored as it stands: no secrets"),
+        key("mapping of texts", "Added to its environment, likewise. Stored as it stands: no secrets"),
     ] = {}
     env_from: Annotated[
         tuple[str, ...],
         BeforeValidator(_names_only),
         BeforeValidator(_few),  # these run last to first
-        Field(
-            description="Names of variables whose values ranks get from the environment of `sweep run`, and that are stored nowhere: secrets"
+        key(
+            "list of names",
+            "Names of variables whose values ranks get from the environment of `sweep run`, and that are stored nowhere: secrets",
         ),
     ] = ()
     pass_env: Annotated[
         tuple[Annotated[str, AfterValidator(_name_or_pattern)], ...],
         BeforeValidator(_few),
-        Field(
-            description="Names, or patterns as `MY_*`, of other variables that ranks get from the environment of `sweep run`."
-            " A pattern passes nothing that looks like a secret"
+        key(
+            "list of names and patterns",
+            "Names, or patterns as `MY_*`, of other variables that ranks get from the environment of `sweep run`."
+            " A pattern passes nothing that looks like a secret",
         ),
     ] = ()
     cwd: Annotated[
-        Annotated[Template, AfterValidator(_absolute)] | None, Field(description="Its working directory; without it, the run directory")
+        Annotated[Template, AfterValidator(_absolute)] | None, key("absolute path", "Its working directory; without it, the run directory")
     ] = None
 
     def conditions(self) -> dict[str, Any]:
@@ -347,10 +385,10 @@ class ReplayOptions(WorkloadOptions):
 
     MAY_VARY = None  # they are columns of the table
 
-    table: Annotated[str, Field(min_length=1, description="A CSV file of measured runs")]
-    table_id: Annotated[str, Field(min_length=1, description="Which of its tables: the value of column `table_id`")]
+    table: Annotated[str, Field(min_length=1), key("path", "A CSV file of measured runs")]
+    table_id: Annotated[str, Field(min_length=1), key("text", "Which of its tables: the value of column `table_id`")]
     through_ray: Annotated[
-        Flag, Field(description="Start a process for each launch, as Ray places it; without it a launch takes no time at all")
+        Flag, key("`true`, `false`", "Start a process for each launch, as Ray places it; without it a launch takes no time at all")
     ] = False
 
     def conditions(self) -> dict[str, Any]:
@@ -361,6 +399,10 @@ class ReplayOptions(WorkloadOptions):
 # --- which of them ----------------------------------------------------------------------------------------------------------------
 
 
+_NAME = key("`llama`, `synthetic`, `command`, `replay`", "Which program")
+_OPTIONS = key("mapping", "The program's own: [workloads.md](workloads.md)")
+
+
 class _WorkloadSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -368,29 +410,29 @@ class _WorkloadSection(BaseModel):
 class LlamaWorkload(_WorkloadSection):
     """Ranks train a Llama in plain torch."""
 
-    name: Literal["llama"] = "llama"
-    options: LlamaOptions = LlamaOptions()
+    name: Annotated[Literal["llama"], _NAME] = "llama"
+    options: Annotated[LlamaOptions, _OPTIONS] = LlamaOptions()
 
 
 class SyntheticWorkload(_WorkloadSection):
     """Ranks train nothing: they obey a model of memory and time, and go wrong on request."""
 
-    name: Literal["synthetic"]
-    options: SyntheticOptions = SyntheticOptions()
+    name: Annotated[Literal["synthetic"], _NAME]
+    options: Annotated[SyntheticOptions, _OPTIONS] = SyntheticOptions()
 
 
 class CommandWorkload(_WorkloadSection):
     """Ranks run any program."""
 
-    name: Literal["command"]
-    options: CommandOptions
+    name: Annotated[Literal["command"], _NAME]
+    options: Annotated[CommandOptions, _OPTIONS]
 
 
 class ReplayWorkload(_WorkloadSection):
     """Nothing runs: a trial returns what a table says that was measured."""
 
-    name: Literal["replay"]
-    options: ReplayOptions
+    name: Annotated[Literal["replay"], _NAME]
+    options: Annotated[ReplayOptions, _OPTIONS]
 
 
 # The program that ranks run, and what it takes besides the layout: the name says which options there are.

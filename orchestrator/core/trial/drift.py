@@ -81,7 +81,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SpeedChange:
     """A layout that showed how the machine has changed, and how much that matters to the others."""
 
     key: int
@@ -95,7 +95,7 @@ class Change:
 class Drift:
     """The drift of a machine as repeats tell it: the likely settings, and the speed at each time."""
 
-    change: Change | None  # None: it did not change by more than noise
+    change: SpeedChange | None  # None: it did not change by more than noise
     _settings: _Settings
     _repeated: Mapping[int, Sequence[Run]]
     _rows: _Rows | None  # their runs; None: nothing was repeated, and nothing is told
@@ -439,7 +439,7 @@ def _posterior(rows: _Rows, settings: _Settings, last: int) -> tuple[Floats, Flo
     return means, posterior
 
 
-def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
+def _change(rows: _Rows, largest: float, settings: _Settings) -> SpeedChange | None:
     """The change of the machine, shown by the repeated layout whose runs differ most. None: it did not change by more than noise."""
     changes = (np.maximum(settings.drift_sd, settings.node_sd) >= SEEN) | (settings.step_at >= 0)
     likely = float(settings.weights[changes].sum())
@@ -455,7 +455,7 @@ def _change(rows: _Rows, largest: float, settings: _Settings) -> Change | None:
                 widest = off, int(mine[0]), int(other)
     assert widest is not None, "drift is told by repeats"
     _, first, then = widest
-    return Change(
+    return SpeedChange(
         key=rows.keys[int(rows.of_layout[first])],
         first_seconds=float(rows.seconds[first]),
         then_seconds=float(rows.seconds[then]),

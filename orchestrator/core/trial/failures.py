@@ -1,4 +1,4 @@
-"""What went wrong, whose fault it is, and whether to try again."""
+"""Reads what a rank left behind: which kind of failure it was, and what shows it."""
 
 from __future__ import annotations
 
@@ -6,103 +6,17 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 
 from orchestrator.core.problem.xid import XidCause, first_of, named, xids_in
-
-
-class FailureKind(StrEnum):
-    OOM_GPU = "oom_gpu"  # the device's allocator, or a library's allocation on the device, gave up
-    OOM_HOST = "oom_host"  # the kernel's OOM killer, or malloc
-    CONFIG_REJECTED = "config_rejected"  # the workload says that it cannot run this layout
-    NOT_FINITE = "not_finite"  # the training diverged: its loss or gradient norm is NaN or infinite
-    USER_ERROR = "user_error"  # an exception or exit code of the program
-    SEGFAULT = "segfault"  # SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT
-    KILLED = "killed"  # SIGKILL from outside, no sign of memory
-    PREEMPTED = "preempted"  # SIGTERM, SIGINT or SIGHUP from outside: the machine is taken away, or a batch system ends the job
-    BAD_RESULT = "bad_result"  # ended well, but what it wrote is no result
-    HUNG = "hung"  # no progress within the phase's limit
-    START_TIMEOUT = "start_timeout"  # never got as far as its first step: start or rendezvous limit
-    NCCL = "nccl"  # communication failed with nobody else to blame
-    DEVICE_ERROR = "device_error"  # the GPU or its driver failed: illegal access far from the memory limit, no usable device
-    XID = "xid"  # the GPU's hardware failed, and the driver says how: ECC, NVLink, off the bus
-    STORAGE = "storage"  # disk full, over quota, read-only, stale or broken, or no file handle left
-    PORT_CLASH = "port_clash"
-    LAUNCH_FAILED = "launch_failed"  # the launcher could not start the ranks
-    NODE_LOST = "node_lost"
-    ORCHESTRATOR_LOST = "orchestrator_lost"  # the attempt's orchestrator died; found at the next start
-    CANCELLED = "cancelled"
-
-
-class Fault(StrEnum):
-    """Whose fault a failure is."""
-
-    LAYOUT = "layout"  # a result: the layout does not fit, or is refused
-    CODE = "code"  # the program's bug, with this layout at least
-    MACHINE = "machine"  # no result: the trial waits again
-    NOBODY = "nobody"  # we ended it
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    fault: Fault
-    max_retries: int  # further attempts this kind may cause for one trial
-
-
-_K = FailureKind
-POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
-    {
-        _K.OOM_GPU: Policy(Fault.LAYOUT, 0),
-        _K.OOM_HOST: Policy(Fault.LAYOUT, 1),  # once more alone; then infeasible
-        _K.CONFIG_REJECTED: Policy(Fault.LAYOUT, 0),
-        _K.NOT_FINITE: Policy(Fault.LAYOUT, 0),  # the same layout trains the same numbers again
-        _K.USER_ERROR: Policy(Fault.CODE, 0),
-        _K.SEGFAULT: Policy(Fault.CODE, 1),
-        _K.KILLED: Policy(Fault.MACHINE, 2),
-        _K.PREEMPTED: Policy(Fault.MACHINE, 3),  # spot nodes may go several times; a trial that is ended each time may end itself
-        _K.BAD_RESULT: Policy(Fault.CODE, 0),
-        # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
-        _K.HUNG: Policy(Fault.LAYOUT, 1),
-        _K.START_TIMEOUT: Policy(Fault.LAYOUT, 1),
-        _K.NCCL: Policy(Fault.MACHINE, 2),
-        _K.DEVICE_ERROR: Policy(Fault.MACHINE, 1),
-        _K.XID: Policy(Fault.MACHINE, 2),
-        _K.STORAGE: Policy(Fault.MACHINE, 2),
-        _K.PORT_CLASH: Policy(Fault.MACHINE, 2),
-        _K.LAUNCH_FAILED: Policy(Fault.MACHINE, 2),
-        _K.NODE_LOST: Policy(Fault.MACHINE, 1),  # a second node lost under the same trial may well be what the trial does to nodes
-        _K.ORCHESTRATOR_LOST: Policy(Fault.MACHINE, 5),  # a trial under way at six deaths may well be what takes the machine down
-        _K.CANCELLED: Policy(Fault.NOBODY, 0),
-    }
+from orchestrator.core.trial.failure_kinds import (
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    Failure,
+    FailureKind,
 )
 
-OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
-HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
-# What a machine may be to blame for: by its kind, or because a hang alone does not tell whose it is.
-SUSPECT_KINDS = frozenset({kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The first bad rank of an attempt, and what shows it."""
-
-    kind: FailureKind
-    message: str  # one line for a person
-    rank: int | None = None
-    node: str | None = None
-    phase: str | None = None
-    step: int | None = None
-    signal: int | None = None
-    exit_code: int | None = None
-    evidence: str = ""  # the matched text
-    log_tail: str = ""
-    log_path: str = ""
-
-
-def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
-    """Say whether a trial that failed so is worth another attempt; `earlier` counts its failed attempts by kind, this one included."""
-    return earlier.get(kind, 0) <= POLICIES[kind].max_retries
+_K = FailureKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,27 +148,6 @@ _EXCEPTION_LINE = re.compile(r"^(?: *\| )?(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::.*)
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("direct cause of the following exception:", "another exception occurred:")  # ends the traceback before
 
-_SENTENCES: Mapping[FailureKind, str] = MappingProxyType(
-    {
-        _K.OOM_GPU: "ran out of device memory",
-        _K.OOM_HOST: "ran out of host memory",
-        _K.CONFIG_REJECTED: "refused the layout",
-        _K.NOT_FINITE: "diverged",
-        _K.USER_ERROR: "failed",
-        _K.SEGFAULT: "crashed",
-        _K.KILLED: "was killed from outside",
-        _K.PREEMPTED: "was asked from outside to end",
-        _K.BAD_RESULT: "ended without a usable result",
-        _K.HUNG: "made no progress",
-        _K.START_TIMEOUT: "did not get to its first step",
-        _K.NCCL: "lost communication",
-        _K.DEVICE_ERROR: "had its device fail",
-        _K.XID: "lost its GPU",
-        _K.STORAGE: "could not read or write its files",
-        _K.PORT_CLASH: "found its port taken",
-    }
-)
-
 
 def classify(evidence: Evidence) -> Failure:
     """Say what went wrong with one bad rank, and what shows it."""
@@ -266,7 +159,7 @@ def classify(evidence: Evidence) -> Failure:
     detail = next((text for text in texts if text), "")
     return Failure(
         kind=kind,
-        message=f"rank {evidence.rank} {_SENTENCES[kind]} in {evidence.phase}" + (f": {detail[:300]}" if detail else ""),
+        message=f"rank {evidence.rank} {POLICIES[kind].verb} in {evidence.phase}" + (f": {detail[:300]}" if detail else ""),
         rank=evidence.rank,
         node=evidence.node,
         phase=evidence.phase,

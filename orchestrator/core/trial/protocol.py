@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import ModelShape
-from orchestrator.core.trial.failures import Failure
+from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.fingerprint import WITHOUT_NUL, Stack
 from orchestrator.core.trial.machine_load import MachineLoad
 
@@ -169,23 +169,51 @@ class CollectiveTime(_Message):
 class RankResult(_Message):
     """What one rank measured. Only the step samples are required; unknown is None."""
 
-    step_seconds: Annotated[list[PositiveSeconds], Field(min_length=1, max_length=MAX_SAMPLES)]  # timed optimizer steps, in order
-    warmup_seconds: Annotated[list[PositiveSeconds], Field(max_length=MAX_SAMPLES)] = []
-    tokens_per_step: Annotated[int, Field(gt=0, le=1 << 50)] | None = None  # of all ranks; None: global batch x sequence length
-    phase_seconds: Annotated[dict[Phase, Seconds], Field(max_length=8)] = {}
-    peak_memory_allocated_bytes: Bytes | None = None
-    peak_memory_reserved_bytes: Bytes | None = None
-    memory_bytes_by_part: Annotated[dict[str, Bytes], Field(max_length=32)] = {}
-    device_memory_bytes: Bytes | None = None
-    allocator_retries: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
-    peak_flops: PositiveFlops | None = None  # of one device at the layout's precision
-    peak_flops_source: PeakSource | None = None
-    loss_first: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
-    loss_last: Annotated[float, Field(ge=-1e30, le=1e30)] | None = None
+    step_seconds: Annotated[
+        list[PositiveSeconds],
+        Field(min_length=1, max_length=MAX_SAMPLES),
+        Field(description="seconds of each timed optimizer step, in order; required"),
+    ]
+    warmup_seconds: Annotated[list[PositiveSeconds], Field(max_length=MAX_SAMPLES), Field(description="those of the warm-up")] = []
+    tokens_per_step: Annotated[
+        Annotated[int, Field(gt=0, le=1 << 50)] | None, Field(description="of all ranks; without it, global batch x sequence length")
+    ] = None
+    phase_seconds: Annotated[
+        dict[Phase, Seconds], Field(max_length=8), Field(description="seconds in `start`, `rendezvous`, `first_step`, `steady`, `teardown`")
+    ] = {}
+    peak_memory_allocated_bytes: Annotated[Bytes | None, Field(description="highest allocated memory")] = None
+    peak_memory_reserved_bytes: Annotated[Bytes | None, Field(description="highest memory that the allocator held")] = None
+    memory_bytes_by_part: Annotated[
+        dict[str, Bytes], Field(max_length=32), Field(description='bytes at the peak by part, such as `{"parameters": 123}`')
+    ] = {}
+    device_memory_bytes: Annotated[Bytes | None, Field(description="memory of the device")] = None
+    allocator_retries: Annotated[
+        Annotated[int, Field(ge=0, le=1 << 40)] | None, Field(description="how often the allocator freed its cache and tried again")
+    ] = None
+    peak_flops: Annotated[
+        PositiveFlops | None, Field(description="peak FLOP/s of one device at this precision; without it there is no MFU")
+    ] = None
+    peak_flops_source: Annotated[PeakSource | None, Field(description="where that comes from")] = None
+    loss_first: Annotated[Annotated[float, Field(ge=-1e30, le=1e30)] | None, Field(description="loss of the first step")] = None
+    loss_last: Annotated[
+        Annotated[float, Field(ge=-1e30, le=1e30)] | None,
+        Field(
+            description="loss of the last step; NaN, infinite, or null after a `loss_first` that is a number: the "
+            "training diverged (`not_finite`)"
+        ),
+    ] = None
     # The gradient norm of the last step; only whether it is finite matters.
-    gradient_norm: Annotated[float, Field(ge=0, le=1e30)] | None = None
-    collectives: Annotated[list[CollectiveTime], Field(max_length=1000)] = []
-    stack: Stack = Stack()
+    gradient_norm: Annotated[
+        Annotated[float, Field(ge=0, le=1e30)] | None, Field(description="of the last step; not finite: the training diverged")
+    ] = None
+    collectives: Annotated[
+        list[CollectiveTime],
+        Field(max_length=1000),
+        Field(description="of workload netbench: each collective and message size with its seconds"),
+    ] = []
+    stack: Annotated[Stack, Field(description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the fingerprint")] = (
+        Stack()
+    )
 
 
 # A number of a result that shows that its training diverged, where it is not finite.

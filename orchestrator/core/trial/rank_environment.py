@@ -40,6 +40,8 @@ LAUNCHERS_OWN = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
 })  # fmt: skip
+# The folder of the local Ray that a process belongs to: every process of that Ray carries it, and is found by it.
+RAY_FOLDER_VARIABLE = "SWEEP_RAY_FOLDER"
 # No pattern passes these: this program's own, Ray's and the database's, and the threads that the launcher shares out.
 _BY_NAME_ONLY = ("SWEEP_", "RAY_", "PG", "OMP_NUM_THREADS")
 

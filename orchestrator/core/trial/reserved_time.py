@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import fsum
 from typing import Self
 
-from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, FailureKind
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.protocol import Phase, RankResult
 
 

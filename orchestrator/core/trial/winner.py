@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
-from orchestrator.core.trial.drift import SEEN, USUAL_SD, Change, Drift, Run, fit
+from orchestrator.core.trial.drift import SEEN, USUAL_SD, Drift, Run, SpeedChange, fit
 from orchestrator.core.trial.purpose import Purpose
 
 WIDTH = 1.96  # standard deviations to either side: 95 %
@@ -37,7 +37,7 @@ class Verdict:
     # As measured, relative: drift and the load of others included. None: nothing was repeated.
     spread: float | None
     num_repeats: int  # that it is told from; 0: it is what is usual
-    change: Change | None  # how the machine changed; None: not by more than noise
+    change: SpeedChange | None  # how the machine changed; None: not by more than noise
     repeat: int | None  # to be measured once more next; None: it is settled, or the repeats are spent
 
     @property
@@ -105,7 +105,7 @@ class _Standing:
     could_win: Sequence[int]
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float
-    change: Change | None
+    change: SpeedChange | None
     stands_for_now: bool  # the run that stands for the best was measured on the machine as it is
 
 

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.cluster.ray.cluster import HEAD_SECONDS
 from tests.programs import told
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 def test_who_waits_for_nodes_of_a_cluster_whose_head_dies_is_told_so() -> None:

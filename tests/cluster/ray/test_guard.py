@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.ray.guard import FOLDER_VARIABLE, RayGuard, _new_folder, belonging
+from orchestrator.cluster.ray.guard import RayGuard, _new_folder, belonging
+from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE
 from orchestrator.node.processes import start_time
 
 ENOUGH_SECONDS = 5.0
@@ -80,10 +81,10 @@ def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_o
     guard = RayGuard()
     first = guard._process
     assert _within(guard.folder.is_dir)
-    monkeypatch.setenv(FOLDER_VARIABLE, "of another Ray")
+    monkeypatch.setenv(RAY_FOLDER_VARIABLE, "of another Ray")
     with guard.starting():
         ray = subprocess.Popen(["sleep", "600"])
-    assert os.environ[FOLDER_VARIABLE] == "of another Ray"
+    assert os.environ[RAY_FOLDER_VARIABLE] == "of another Ray"
     time.sleep(0.2)
     first.kill()
     first.wait()
@@ -119,8 +120,8 @@ def test_the_next_guard_ends_a_ray_whose_orchestrator_and_guards_were_killed_tog
 def test_what_is_started_after_ray_carries_no_mark_of_it() -> None:
     guard = RayGuard()
     with guard.starting():
-        assert os.environ[FOLDER_VARIABLE] == str(guard.folder)
-    assert FOLDER_VARIABLE not in os.environ
+        assert os.environ[RAY_FOLDER_VARIABLE] == str(guard.folder)
+    assert RAY_FOLDER_VARIABLE not in os.environ
     assert os.getpid() not in belonging(guard.folder, but=())
     guard.dismiss()
 

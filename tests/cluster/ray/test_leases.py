@@ -17,8 +17,8 @@ from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.cluster.ray.leases import Lease, Leases, Part
 from orchestrator.cluster.ray.scheduler import RayScheduler
-from orchestrator.core.machines.packing import Floor, Room, Shape, WaitingGang
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
 from tests.sweep.fake_scheduler import FakeScheduler
 from tests.sweep.test_loop import run, spec
@@ -69,25 +69,27 @@ class LeasesOfNobody(Leases):
 
 @given(moves=st.lists(st.tuples(st.sampled_from(["start", "start", "end"]), WIDTHS, st.integers(0, 9)), max_size=60))
 def test_what_packing_starts_where_there_is_room_can_always_be_leased(moves: list[tuple[str, int, int]]) -> None:
-    leases, floor = LeasesOfNobody(), Floor(SLOTS)
+    leases, free_slots = LeasesOfNobody(), FreeSlots(SLOTS)
     running: dict[int, list[Part]] = {}
     for number, (move, width, which) in enumerate(moves):
         if move == "start":
             shape = Shape.of(width, gpus_per_node=8)
-            found = floor.next_start([WaitingGang(shape=shape, seconds=1.0)], now=0.0, rooms=leases.rooms())
+            found = free_slots.next_start([WaitingGang(shape=shape, seconds=1.0)], now=0.0, free_on_nodes=leases.free_on_nodes())
             if found is not None:
-                floor.take(number, shape, found.nodes, ends_at=1.0)
+                free_slots.take(number, shape, found.nodes, ends_at=1.0)
                 running[number] = leases.take(shape.slots_per_node, found.nodes, program="")
                 assert [(part.node, len(part.slots)) for part in running[number]] == [(node, shape.slots_per_node) for node in found.nodes]
         elif running:
             ended = sorted(running)[which % len(running)]
             leases.put_back(running.pop(ended))
-            floor.give_back(ended)
+            free_slots.give_back(ended)
         leases.check()
     for parts in running.values():
         leases.put_back(parts)
     for node, slots in SLOTS.items():
-        assert node not in leases.rooms() or leases.rooms()[node].widest == slots, "once all are idle a node takes whatever it holds"
+        assert node not in leases.free_on_nodes() or leases.free_on_nodes()[node].widest == slots, (
+            "once all are idle a node takes whatever it holds"
+        )
 
 
 @given(widths=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=40))
@@ -107,8 +109,8 @@ class SchedulerWithLeases(FakeScheduler):
         self._leases, self._chance = LeasesOfNobody(), chance
         self._parts: dict[int, list[Part]] = {}
 
-    def rooms(self) -> Mapping[str, Room]:
-        return self._leases.rooms()
+    def free_on_nodes(self) -> Mapping[str, FreeOnNode]:
+        return self._leases.free_on_nodes()
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         super().start(request, shape, nodes)
@@ -181,9 +183,9 @@ def test_a_gang_wider_than_any_lease_is_put_in_the_place_of_those_on_which_nothi
     leases = LeasesOfNobody()
     first, second, third = (leases.take(width, ["a"], program="") for width in (2, 2, 4))
     leases.put_back([*first, *third])
-    assert leases.rooms()["a"].widest == 6
-    assert leases.rooms()["a"].standing == 4
+    assert leases.free_on_nodes()["a"].widest == 6
+    assert leases.free_on_nodes()["a"].standing == 4
     (part,) = leases.take(6, ["a"], program="")
     assert part.slots == (0, 1, 2, 3, 4, 5)
-    assert leases.rooms()["a"].widest == 0
+    assert leases.free_on_nodes()["a"].widest == 0
     leases.put_back([*second, part])

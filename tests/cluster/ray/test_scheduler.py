@@ -16,14 +16,14 @@ import ray
 from orchestrator.cluster.contract import Finished, Placed, SchedulerEvent
 from orchestrator.cluster.ray.scheduler import RayScheduler
 from orchestrator.core.errors import ResourcesInsufficient
-from orchestrator.core.machines.packing import Room, Shape
+from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest
 from orchestrator.node.processes import descendants, start_time
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 PAIR, SINGLE = Shape(num_nodes=1, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
 
@@ -41,7 +41,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayScheduler
 _numbers = iter(range(1, 10_000))
 
 
-def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[str, Any]] = (), total: float = 60.0) -> TrialRequest:
+def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[str, Any]] = (), total: float = 180.0) -> TrialRequest:
     return TrialRequest(
         sweep="t",
         trial_id=next(_numbers),
@@ -53,7 +53,7 @@ def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[s
         layout=Layout(data_parallel_size=world_size, micro_batch_size=2),
         device=Device.CPU,
         measurement=MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=6, relative_confidence=0.5),
-        limits=PhaseLimits(start=30, rendezvous=30, first_step=30, steady=30, teardown=5, total=total),
+        limits=PhaseLimits(start=120, rendezvous=120, first_step=120, steady=30, teardown=5, total=total),
         seed=0,
     )
 
@@ -64,7 +64,7 @@ def begin(scheduler: RayScheduler, asked: TrialRequest, shape: Shape) -> None:
     scheduler.start(asked, shape, roomy[: shape.num_nodes])
 
 
-def until_finished(scheduler: RayScheduler, count: int = 1, *, seconds: float = 60.0) -> list[SchedulerEvent]:
+def until_finished(scheduler: RayScheduler, count: int = 1, *, seconds: float = 180.0) -> list[SchedulerEvent]:
     events: list[SchedulerEvent] = []
     deadline = time.monotonic() + seconds
     while sum(isinstance(e, Finished) for e in events) < count:
@@ -160,15 +160,15 @@ def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: Ra
     for _ in range(slots):
         begin(scheduler, request(1, sleep=True), SINGLE)
     (node,) = scheduler.slots.nodes
-    assert scheduler.rooms()[node].widest == 0
+    assert scheduler.free_on_nodes()[node].widest == 0
     with pytest.raises(ResourcesInsufficient, match=f"{slots} of them taken"):
         begin(scheduler, request(1), SINGLE)
     ends = finished(until_finished(scheduler, slots))
     assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
-    assert scheduler.rooms()[node].widest == slots
+    assert scheduler.free_on_nodes()[node].widest == slots
     begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))  # in the place of whatever stood
     until_finished(scheduler)
-    assert scheduler.rooms()[node] == Room(standing=slots, widest=slots)
+    assert scheduler.free_on_nodes()[node] == FreeOnNode(standing=slots, widest=slots)
 
 
 def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(scheduler: RayScheduler) -> None:
@@ -235,7 +235,7 @@ def test_a_gang_whose_slots_another_job_holds_is_given_up_and_forms_once_they_ar
 ) -> None:
     scheduler._leases.vacate(scheduler.slots.nodes)
     other = _OfAnotherJob.options(num_cpus=scheduler.slots.total).remote()  # type: ignore[attr-defined]
-    ray.get(other.answer.remote(), timeout=60)
+    ray.get(other.answer.remote(), timeout=180)
     monkeypatch.setattr("orchestrator.cluster.ray.scheduler.PLACEMENT_SECONDS", 2.0)
     monkeypatch.setattr("orchestrator.cluster.ray.scheduler.PLACEMENT_JITTER_SECONDS", 0.0)
     begin(scheduler, request(), PAIR)

@@ -178,7 +178,7 @@ def _meets(scheduler: RayScheduler) -> dict[str, Any]:
 
 
 def _standing(scheduler: RayScheduler) -> dict[str, int]:
-    return {node: room.standing for node, room in sorted(scheduler.rooms().items())}
+    return {node: room.standing for node, room in sorted(scheduler.free_on_nodes().items())}
 
 
 def _splits(scheduler: RayScheduler) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     held = sorted(scheduler.slots.nodes)[1]
     affinity = NodeAffinitySchedulingStrategy(scheduler.life_of(held), soft=False)
     other = OfAnotherJob.options(num_cpus=2, scheduling_strategy=affinity).remote()  # type: ignore[attr-defined]
-    ray.get(other.answer.remote(), timeout=60)
+    ray.get(other.answer.remote(), timeout=180)
     usual = schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS
     schedulers.PLACEMENT_SECONDS, schedulers.PLACEMENT_JITTER_SECONDS = 3.0, 0.0
     _begin(scheduler, request(4))
@@ -267,11 +267,11 @@ def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
     scheduler._leases.vacate(scheduler.slots.nodes)
     (name,) = nodes.slots.nodes
     (whole,) = leases.take(2, [name], program="")
-    ray.get(whole.agent.address.remote(), timeout=60)
+    ray.get(whole.agent.address.remote(), timeout=180)
     leases.put_back([whole])
     parts = [leases.take(1, [name], program="")[0] for _ in range(2)]
     order = LaunchOrder(request=request(1).model_copy(update={"device": Device.CUDA}), program="", local_world_size=1)
-    reports = ray.get([part.agent.run.remote(part.slots, order) for part in parts], timeout=60)
+    reports = ray.get([part.agent.run.remote(part.slots, order) for part in parts], timeout=180)
     leases.discard(parts)
     return {"gpus": sorted(report.environment["devices"] for report in reports), "one_agent": parts[0].lease is parts[1].lease}
 
@@ -314,7 +314,7 @@ def _hangs_on_the_second_node(scheduler: RayScheduler) -> dict[str, Any]:
     asked = request(4, faults=[{"fault": "hang", "at": "step_3", "rank": 3}, {"fault": "hang", "at": "step_5"}])
     _begin(scheduler, asked)
     reached: list[tuple[str, int]] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not reached or reached[-1][0] is not Phase.STEADY:
         assert time.monotonic() < deadline, reached
         reached += _progress(scheduler.poll(0.2))
@@ -388,7 +388,7 @@ def _gets_it_back(scheduler: RayScheduler, lost: str) -> dict[str, Any]:
 
 def _loses_a_node_on_the_way(scheduler: RayScheduler, lose: Any) -> dict[str, Any]:
     """A gang is to form on a node that is dead, and that Ray still counts among its own."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(scheduler.slots.nodes) < 2:
         assert time.monotonic() < deadline
         scheduler.poll(NODES_SECONDS + 1)

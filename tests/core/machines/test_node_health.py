@@ -152,8 +152,14 @@ def test_an_idle_driver_may_hold_more_of_a_larger_gpu() -> None:
 
 def test_every_known_error_number_means_something() -> None:
     assert all(xid.meaning for xid in XIDS.values())
-    of_the_device = {XidCause.DEVICE, XidCause.NOTICE}
-    assert all((xid.status is not Status.OK) == (xid.cause in of_the_device) for xid in XIDS.values())
+
+
+def test_a_node_is_as_sick_as_the_errors_of_its_device() -> None:
+    status = {number: checks(node(xids={number: 1}))["xid"].status for number in XIDS}
+    failed = {number for number, one in status.items() if one is Status.FAIL}
+    warned = {number for number, one in status.items() if one is Status.WARN}
+    assert failed == {number for number, xid in XIDS.items() if xid.cause is XidCause.DEVICE} - {94}
+    assert warned == {number for number, xid in XIDS.items() if xid.cause is XidCause.NOTICE} | {94}
 
 
 def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.packing import Job, first_come, lower_bound, packing, simulate
-from orchestrator.core.machines.packing import PATIENCE, Floor, Room, Shape, WaitingGang
+from orchestrator.core.machines.packing import PATIENCE, FreeOnNode, FreeSlots, Shape, WaitingGang
 
 EIGHT = {f"node-{number}": 8 for number in range(4)}
 
@@ -24,88 +23,88 @@ def gang(num_slots: int, seconds: float = 60.0, *, passed_over: int = 0, is_firs
     return WaitingGang(shape=shape(num_slots), seconds=seconds, passed_over=passed_over, is_first=is_first, exclusive=exclusive)
 
 
-def started(floor: Floor, *waiting: WaitingGang, now: float = 0.0) -> tuple[int, tuple[str, ...]] | None:
-    found = floor.next_start(waiting, now=now)
+def started(free_slots: FreeSlots, *waiting: WaitingGang, now: float = 0.0) -> tuple[int, tuple[str, ...]] | None:
+    found = free_slots.next_start(waiting, now=now)
     return None if found is None else (found.index, found.nodes)
 
 
 def test_the_largest_that_fits_starts_first() -> None:
-    assert started(Floor(EIGHT), gang(1), gang(16), gang(8)) == (1, ("node-0", "node-1"))
+    assert started(FreeSlots(EIGHT), gang(1), gang(16), gang(8)) == (1, ("node-0", "node-1"))
 
 
 def test_small_gangs_share_a_node_and_leave_the_others_whole() -> None:
-    floor = Floor(EIGHT)
+    free_slots = FreeSlots(EIGHT)
     for key in range(4):
-        found = started(floor, gang(2))
+        found = started(free_slots, gang(2))
         assert found == (0, ("node-0",))
-        floor.take(key, shape(2), found[1], ends_at=60.0)
-    assert started(floor, gang(4)) == (0, ("node-1",))
+        free_slots.take(key, shape(2), found[1], ends_at=60.0)
+    assert started(free_slots, gang(4)) == (0, ("node-1",))
 
 
 def test_a_gang_that_fits_on_no_single_node_is_not_split_over_two() -> None:
-    floor = Floor({"a": 8, "b": 8})
-    floor.take(1, shape(4), ["a"], ends_at=60.0)
-    floor.take(2, shape(4), ["b"], ends_at=60.0)
-    assert floor.free_slots == 8
-    assert started(floor, gang(8)) is None
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(4), ["a"], ends_at=60.0)
+    free_slots.take(2, shape(4), ["b"], ends_at=60.0)
+    assert free_slots.count == 8
+    assert started(free_slots, gang(8)) is None
 
 
 def test_what_would_end_after_the_reservation_stays_off_its_nodes() -> None:
-    floor = Floor(EIGHT)
-    floor.take(1, shape(8), ["node-0"], ends_at=100.0)
-    floor.take(2, shape(8), ["node-1"], ends_at=50.0)
+    free_slots = FreeSlots(EIGHT)
+    free_slots.take(1, shape(8), ["node-0"], ends_at=100.0)
+    free_slots.take(2, shape(8), ["node-1"], ends_at=50.0)
     # 32 slots are free at 100: every node is reserved until then.
-    assert started(floor, gang(32), gang(8, 101.0)) is None
-    assert started(floor, gang(32), gang(8, 100.0)) == (1, ("node-2",))
+    assert started(free_slots, gang(32), gang(8, 101.0)) is None
+    assert started(free_slots, gang(32), gang(8, 100.0)) == (1, ("node-2",))
     # 16 slots could start at once; 24 have to wait for node-1 only, so that node-2 or node-3 is reserved with it, and node-0 is not.
-    assert started(floor, gang(24), gang(8, 1000.0)) is None
+    assert started(free_slots, gang(24), gang(8, 1000.0)) is None
 
 
 def test_the_nodes_reserved_are_those_that_are_free_last() -> None:
-    floor = Floor(EIGHT)
+    free_slots = FreeSlots(EIGHT)
     for key, (node, end) in enumerate((("node-0", 10.0), ("node-1", 20.0))):
-        floor.take(key, shape(8), [node], ends_at=end)
+        free_slots.take(key, shape(8), [node], ends_at=end)
     # Three nodes are free together at 10: node-0, and the two that are free now; nothing long may go there.
-    assert started(floor, gang(24), gang(8, 11.0)) is None
-    assert started(floor, gang(24), gang(8, 10.0)) == (1, ("node-2",))
-    floor.take(2, shape(8), ["node-2"], ends_at=10.0)
+    assert started(free_slots, gang(24), gang(8, 11.0)) is None
+    assert started(free_slots, gang(24), gang(8, 10.0)) == (1, ("node-2",))
+    free_slots.take(2, shape(8), ["node-2"], ends_at=10.0)
     # Two are free together now and at 10; of node-0, node-2 and node-3, the two that are free last are kept, and node-3 is open.
-    floor.take(3, shape(4), ["node-3"], ends_at=5.0)
-    assert started(floor, gang(16), gang(4, 1000.0)) == (1, ("node-3",))
+    free_slots.take(3, shape(4), ["node-3"], ends_at=5.0)
+    assert started(free_slots, gang(16), gang(4, 1000.0)) == (1, ("node-3",))
 
 
 def test_a_gang_beyond_the_cluster_holds_up_nobody() -> None:
-    assert started(Floor(EIGHT), gang(64), gang(8, 1e9)) == (1, ("node-0",))
+    assert started(FreeSlots(EIGHT), gang(64), gang(8, 1e9)) == (1, ("node-0",))
 
 
 def test_one_that_was_passed_over_for_long_goes_before_larger_ones() -> None:
-    floor = Floor({"a": 8})
-    assert started(floor, gang(8), gang(1, passed_over=2 * PATIENCE - 1)) == (0, ("a",))
-    assert started(floor, gang(8), gang(1, passed_over=2 * PATIENCE)) == (1, ("a",))
+    free_slots = FreeSlots({"a": 8})
+    assert started(free_slots, gang(8), gang(1, passed_over=2 * PATIENCE - 1)) == (0, ("a",))
+    assert started(free_slots, gang(8), gang(1, passed_over=2 * PATIENCE)) == (1, ("a",))
 
 
 def test_the_first_trials_of_every_cell_go_before_the_later_ones_of_a_larger_one() -> None:
-    assert started(Floor(EIGHT), gang(32), gang(16, is_first=True), gang(8, is_first=True)) == (2, ("node-0",))
+    assert started(FreeSlots(EIGHT), gang(32), gang(16, is_first=True), gang(8, is_first=True)) == (2, ("node-0",))
 
 
 def test_an_overdue_gang_s_nodes_are_kept_even_from_what_is_predicted_to_end_in_time() -> None:
-    floor = Floor({"a": 8, "b": 8})
-    floor.take(1, shape(8), ["a"], ends_at=100.0)
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(8), ["a"], ends_at=100.0)
     late = gang(16, passed_over=2 * PATIENCE)
-    assert started(floor, gang(16), gang(8, 1.0)) == (1, ("b",))
-    assert started(floor, late, gang(8, 1.0)) is None
+    assert started(free_slots, gang(16), gang(8, 1.0)) == (1, ("b",))
+    assert started(free_slots, late, gang(8, 1.0)) is None
 
 
 def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
-    floor = Floor({"a": 8, "b": 8})
-    floor.take(1, shape(1), ["a"], ends_at=10.0)
-    assert started(floor, gang(2, exclusive=True)) == (0, ("b",))
-    floor.take(2, shape(2), ["b"], ends_at=10.0, exclusive=True)
-    assert floor.held_slots == 9
-    assert started(floor, gang(8)) is None
-    assert started(floor, gang(2)) == (0, ("a",))
-    floor.give_back(2)
-    assert floor.free_slots == 15
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(1), ["a"], ends_at=10.0)
+    assert started(free_slots, gang(2, exclusive=True)) == (0, ("b",))
+    free_slots.take(2, shape(2), ["b"], ends_at=10.0, exclusive=True)
+    assert free_slots.held_slots == 9
+    assert started(free_slots, gang(8)) is None
+    assert started(free_slots, gang(2)) == (0, ("a",))
+    free_slots.give_back(2)
+    assert free_slots.count == 15
 
 
 @pytest.mark.parametrize(
@@ -114,73 +113,77 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
     ids=["one of them", "all of them", "more than stand", "part of one"],
 )
 def test_a_gang_starts_where_agents_have_room_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
-    floor = Floor(EIGHT)
-    rooms = {"node-1": Room(standing=8, widest=8), "node-2": Room(standing=4, widest=8), "node-3": Room(standing=8, widest=8)}
-    found = floor.next_start([gang(num_gpus)], now=0.0, rooms=rooms)
+    free_slots = FreeSlots(EIGHT)
+    free_on_nodes = {
+        "node-1": FreeOnNode(standing=8, widest=8),
+        "node-2": FreeOnNode(standing=4, widest=8),
+        "node-3": FreeOnNode(standing=8, widest=8),
+    }
+    found = free_slots.next_start([gang(num_gpus)], now=0.0, free_on_nodes=free_on_nodes)
     assert found is not None
     assert found.nodes == nodes
 
 
 def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
-    floor = Floor(EIGHT)
-    floor.take(1, shape(4), ["node-3"], ends_at=1.0)
-    whole = Room(standing=8, widest=8)
-    found = floor.next_start([gang(16)], now=0.0, rooms={"gone": whole, "node-3": whole, "node-2": whole})
+    free_slots = FreeSlots(EIGHT)
+    free_slots.take(1, shape(4), ["node-3"], ends_at=1.0)
+    whole = FreeOnNode(standing=8, widest=8)
+    found = free_slots.next_start([gang(16)], now=0.0, free_on_nodes={"gone": whole, "node-3": whole, "node-2": whole})
     assert found is not None
     assert found.nodes == ("node-0", "node-2")
 
 
 def test_a_gang_waits_while_the_free_slots_of_a_node_are_in_pieces_too_small_for_it() -> None:
-    floor = Floor({"a": 8})
-    floor.take(1, shape(2), ["a"], ends_at=1.0)
-    in_pieces = {"a": Room(standing=3, widest=3)}
-    assert floor.next_start([gang(4)], now=0.0, rooms=in_pieces) is None
-    found = floor.next_start([gang(4), gang(3)], now=0.0, rooms=in_pieces)
+    free_slots = FreeSlots({"a": 8})
+    free_slots.take(1, shape(2), ["a"], ends_at=1.0)
+    in_pieces = {"a": FreeOnNode(standing=3, widest=3)}
+    assert free_slots.next_start([gang(4)], now=0.0, free_on_nodes=in_pieces) is None
+    found = free_slots.next_start([gang(4), gang(3)], now=0.0, free_on_nodes=in_pieces)
     assert found is None, "the larger one was first, and waits for this node"
-    found = floor.next_start([gang(4), gang(3, seconds=0.5)], now=0.0, rooms=in_pieces)
+    found = free_slots.next_start([gang(4), gang(3, seconds=0.5)], now=0.0, free_on_nodes=in_pieces)
     assert found is not None
     assert found.index == 1, "it has ended before what the larger one waits for"
 
 
 def test_who_waits_for_pieces_to_become_one_room_waits_for_an_end_there_and_no_other() -> None:
-    floor = Floor({"a": 8, "b": 2})
-    floor.take(1, shape(4), ["a"], ends_at=50.0)
-    floor.take(2, shape(1), ["b"], ends_at=10.0)
-    in_pieces = {"a": Room(standing=2, widest=2)}
+    free_slots = FreeSlots({"a": 8, "b": 2})
+    free_slots.take(1, shape(4), ["a"], ends_at=50.0)
+    free_slots.take(2, shape(1), ["b"], ends_at=10.0)
+    in_pieces = {"a": FreeOnNode(standing=2, widest=2)}
     on_a = [gang(4, seconds=1.0), gang(2, seconds=40.0)]
-    found = floor.next_start(on_a, now=0.0, rooms=in_pieces)
+    found = free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces)
     assert found is not None
     assert (found.index, found.nodes) == (1, ("a",)), "it ends before what it stands beside, at 50; what ends at 10 makes no room there"
     on_a[1] = gang(2, seconds=60.0)
-    assert floor.next_start(on_a, now=0.0, rooms=in_pieces) is None
+    assert free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces) is None
 
 
 def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:
-    assert started(Floor({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
+    assert started(FreeSlots({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
 
 
 def test_no_slot_is_given_twice() -> None:
-    floor = Floor({"a": 8})
-    floor.take(1, shape(5), ["a"], ends_at=1.0)
+    free_slots = FreeSlots({"a": 8})
+    free_slots.take(1, shape(5), ["a"], ends_at=1.0)
     with pytest.raises(ValueError, match="needs 4 free slots on a, which has 3"):
-        floor.take(2, shape(4), ["a"], ends_at=1.0)
+        free_slots.take(2, shape(4), ["a"], ends_at=1.0)
     with pytest.raises(ValueError, match="holds nodes already"):
-        floor.take(1, shape(1), ["a"], ends_at=1.0)
+        free_slots.take(1, shape(1), ["a"], ends_at=1.0)
     with pytest.raises(ValueError, match="needs 2 nodes, not 1"):
-        floor.take(3, shape(16), ["a", "a"], ends_at=1.0)
+        free_slots.take(3, shape(16), ["a", "a"], ends_at=1.0)
 
 
 def test_nodes_come_and_go() -> None:
-    floor = Floor({"a": 8, "b": 8})
-    floor.take(1, shape(16), ["a", "b"], ends_at=10.0)
-    floor.resize({"b": 8, "c": 8})
-    assert floor.holds(shape(16))
-    assert floor.free_slots == 8
-    assert started(floor, gang(8)) == (0, ("c",))
-    floor.give_back(1)
-    assert floor.free_slots == 16
-    floor.resize({"c": 8})
-    assert not floor.holds(shape(16))
+    free_slots = FreeSlots({"a": 8, "b": 8})
+    free_slots.take(1, shape(16), ["a", "b"], ends_at=10.0)
+    free_slots.resize({"b": 8, "c": 8})
+    assert free_slots.holds(shape(16))
+    assert free_slots.count == 8
+    assert started(free_slots, gang(8)) == (0, ("c",))
+    free_slots.give_back(1)
+    assert free_slots.count == 16
+    free_slots.resize({"c": 8})
+    assert not free_slots.holds(shape(16))
 
 
 @st.composite
@@ -196,19 +199,19 @@ def queues(draw: st.DrawFn) -> list[list[Job]]:
 
 def test_a_node_that_blinks_is_reserved_for_nobody_that_it_cannot_hold() -> None:
     """It was away, and is back; the cluster's other nodes are larger."""
-    floor = Floor({"small": 4, "large": 8})
-    floor.take(1, shape(4), ["small"], ends_at=10.0, exclusive=True)
-    floor.take(2, shape(4), ["large"], ends_at=50.0)
+    free_slots = FreeSlots({"small": 4, "large": 8})
+    free_slots.take(1, shape(4), ["small"], ends_at=10.0, exclusive=True)
+    free_slots.take(2, shape(4), ["large"], ends_at=50.0)
     for slots_of in ({"large": 8}, {"small": 4, "large": 8}):
-        floor.resize(slots_of)
-    assert started(floor, gang(8), gang(4, seconds=1000.0)) is None, "the first waits for the large node, until 50"
-    assert started(floor, gang(8), gang(4, seconds=40.0)) == (1, ("large",))
+        free_slots.resize(slots_of)
+    assert started(free_slots, gang(8), gang(4, seconds=1000.0)) is None, "the first waits for the large node, until 50"
+    assert started(free_slots, gang(8), gang(4, seconds=40.0)) == (1, ("large",))
 
 
 @settings(max_examples=150, deadline=None)
 @given(queues())
 def test_every_gang_starts_and_none_waits_for_ever(jobs: Sequence[Sequence[Job]]) -> None:
-    # `Floor.take` raises where a slot would be given twice, and the simulation ends only when every job has run.
+    # `FreeSlots.take` raises where a slot would be given twice, and the simulation ends only when every job has run.
     outcome = simulate(jobs, EIGHT, packing)
     assert outcome.makespan >= lower_bound(jobs, 32) * (1 - 1e-9)
     # Passed over until it is overdue; then at most by those that are overdue longer, and by what fits beside it meanwhile.
@@ -243,29 +246,29 @@ def test_the_study_s_mix_is_packed_to_within_a_tenth_of_the_bound_where_first_co
 
 
 def test_gangs_that_share_a_budget_start_by_their_turn_whatever_fills_the_floor() -> None:
-    floor = Floor({"a": 8})
+    free_slots = FreeSlots({"a": 8})
     turns = [(1.0, 3.0, -0.1), (1.0, 2.0, -0.1), (0.0, 5.0, 9.0)]
     waiting = [WaitingGang(shape=Shape(num_nodes=1, slots_per_node=8), seconds=60.0, is_first=True, turn=turn) for turn in turns]
-    start = floor.next_start(waiting, now=0.0)
+    start = free_slots.next_start(waiting, now=0.0)
     assert start is not None
     assert start.index == 2
-    start = floor.next_start(waiting[:2], now=0.0)
+    start = free_slots.next_start(waiting[:2], now=0.0)
     assert start is not None
     assert start.index == 1
 
 
 def test_a_cell_that_is_suspected_lets_every_other_go_first_and_starts_where_there_is_none() -> None:
-    floor = Floor({"a": 8})
-    suspected = replace(gang(8, passed_over=1000, is_first=True), is_suspected=True)
-    assert started(floor, suspected, gang(1)) == (1, ("a",))
-    assert started(floor, suspected) == (0, ("a",))
+    free_slots = FreeSlots({"a": 8})
+    suspected = gang(8, passed_over=1000, is_first=True)._replace(is_suspected=True)
+    assert started(free_slots, suspected, gang(1)) == (1, ("a",))
+    assert started(free_slots, suspected) == (0, ("a",))
 
 
 def test_a_gang_is_placed_on_other_nodes_where_they_have_room() -> None:
-    floor = Floor({"a": 8, "b": 8, "c": 4})
-    assert floor.place_elsewhere(gang(8), {"a"}, rooms={}) == ("b",)
-    assert floor.holds_without(shape(8), {"a"})
-    floor.take(1, shape(8), ["b"], ends_at=1.0)
-    assert floor.place_elsewhere(gang(8), {"a"}, rooms={}) is None
-    assert floor.holds_without(shape(8), {"a"}), "once it is free"
-    assert not floor.holds_without(shape(8), {"a", "b"})
+    free_slots = FreeSlots({"a": 8, "b": 8, "c": 4})
+    assert free_slots.place_elsewhere(gang(8), {"a"}, free_on_nodes={}) == ("b",)
+    assert free_slots.holds_without(shape(8), {"a"})
+    free_slots.take(1, shape(8), ["b"], ends_at=1.0)
+    assert free_slots.place_elsewhere(gang(8), {"a"}, free_on_nodes={}) is None
+    assert free_slots.holds_without(shape(8), {"a"}), "once it is free"
+    assert not free_slots.holds_without(shape(8), {"a", "b"})

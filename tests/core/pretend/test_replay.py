@@ -17,7 +17,8 @@ from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.space import NOT_IN_TABLE, CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
-from orchestrator.core.trial.failures import FailureKind, proves_out_of_memory
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.protocol import MeasurementPlan
 from tests import measured_table
 

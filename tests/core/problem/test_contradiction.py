@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.problem.contradiction import Contradiction, Taken, contradictions, recomputes_less
+from orchestrator.core.problem.contradiction import Contradiction, TimedLayout, contradictions, recomputes_less
 from orchestrator.core.problem.layout import Layout, Recompute
 
 
@@ -13,7 +13,7 @@ def layout(*, mbs: int = 1, recompute: str = "none", pipeline: int = 1) -> Layou
 
 
 def pairs(*taken: tuple[Layout, float], sd: float = 0.01, thrashing: bool = False) -> list[tuple[int, int]]:
-    measured = {key: Taken(layout=one, seconds=seconds, sd=sd, thrashing=thrashing) for key, (one, seconds) in enumerate(taken)}
+    measured = {key: TimedLayout(layout=one, seconds=seconds, sd=sd, thrashing=thrashing) for key, (one, seconds) in enumerate(taken)}
     best = min(seconds for _, seconds in taken)
     return [(one.less, one.more) for one in contradictions(measured, measured, best_seconds=best)]
 
@@ -43,7 +43,7 @@ def test_what_is_far_from_the_best_does_not_matter() -> None:
 
 def test_only_pairs_with_what_is_new_are_told() -> None:
     measured = {
-        key: Taken(layout=one, seconds=seconds, sd=0.01, thrashing=False)
+        key: TimedLayout(layout=one, seconds=seconds, sd=0.01, thrashing=False)
         for key, (one, seconds) in enumerate([(layout(), 2.0), (layout(recompute="full"), 1.0), (layout(mbs=16), 1.0)])
     }
     assert contradictions(measured, {2}, best_seconds=1.0) == []

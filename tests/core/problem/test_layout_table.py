@@ -12,6 +12,9 @@ layouts = st.lists(
         Layout,
         data_parallel_size=st.integers(1, 64),
         tensor_parallel_size=st.integers(1, 8),
+        pipeline_parallel_size=st.integers(1, 8),
+        context_parallel_size=st.integers(1, 8),
+        grad_accum_steps=st.integers(1, 8),
         micro_batch_size=st.integers(1, 8),
         recompute=st.sampled_from([Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]),
         zero_stage=st.integers(0, 3),
@@ -25,7 +28,7 @@ layouts = st.lists(
 @given(rows=layouts)
 def test_a_table_holds_its_layouts_in_their_order(rows: list[Layout]) -> None:
     table = LayoutTable.of(rows)
-    assert [table.layout(i) for i in range(len(table))] == rows
+    assert [table.layout(i) for i in range(len(table))] == table.layouts() == rows
     assert table.world_size.tolist() == [row.world_size for row in rows]
 
 

@@ -12,7 +12,8 @@ import pytest
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import CellPlan, plan_cell
 from orchestrator.core.search.trial_cost import TIMED_STEPS, Z90, PlannedCost, TrialCost, cost_of, total
-from orchestrator.core.sweepfile.spec import Measuring, SweepSpec
+from orchestrator.core.sweepfile.sections import Measuring
+from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
 TRIAL = TrialCost(launch_seconds=30.0, launch_sd=0.0, num_steps=20.0, num_steps_sd=0.0)

@@ -6,17 +6,13 @@ import signal
 
 import pytest
 
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, FailureKind, Fault, may_retry
 from orchestrator.core.trial.failures import (
-    OUT_OF_MEMORY_KINDS,
-    POLICIES,
     Evidence,
-    FailureKind,
-    Fault,
     RefusedAllocation,
     classify,
     first_bad,
     is_out_of_memory,
-    may_retry,
     proves_out_of_memory,
     refused_allocation,
 )

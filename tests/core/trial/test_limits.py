@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.spec import Limits, Measuring
+from orchestrator.core.sweepfile.sections import Limits, Measuring
 from orchestrator.core.trial.limits import (
     FLOOR_SECONDS,
     LONGEST_SDS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.trial.failures import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.protocol import NodeReport, RankOutcome, RankResult
 from orchestrator.core.trial.redaction import MASK, Secrets, SecretStream, blotted
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Phase, RankResult
 from orchestrator.core.trial.reserved_time import HeldGpuSeconds, Outcome, of_attempt, outcome_of, step_seconds_within
 

@@ -28,7 +28,18 @@ from db.store import Store
 from db.write import changes
 from orchestrator.core.errors import StoreUnavailable, SweepError
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
-from tests.db.builders import CONDITIONS, Bench, failure, fingerprint, layout, losing_answers, measurement
+from tests.db.builders import (
+    CONDITIONS,
+    Bench,
+    begin_trial,
+    failure,
+    fingerprint,
+    layout,
+    losing_answers,
+    measurement,
+    record_failure,
+    record_measurement,
+)
 
 SECRET = "s3cr3t%zz"
 
@@ -316,8 +327,8 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
         thread.start()
         ids: list[int] = []
         while len(ids) < 25 or (num_ended < 3 and len(ids) < 2000):  # a fast store is done before much has happened to it
-            trial_id, attempt = store.begin_trial(bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch)
-            store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+            trial_id, attempt = begin_trial(store, bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch)
+            record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
             ids.append(trial_id)
         over.set()
         thread.join()
@@ -337,7 +348,7 @@ def test_a_commit_whose_answer_is_lost_is_not_done_twice(store: Store, monkeypat
     trial_id = again.measure()
     again.prune([7], condemned_by=trial_id)
     assert [e.event for e in store.events(bench.sweep_id)] == ["added", "gang_placed", "first_step", "measured", "added", "pruned"]
-    _, attempt = store.begin_trial(bench.cell_id, layout(8), epoch=again.epoch)
+    _, attempt = begin_trial(store, bench.cell_id, layout(8), epoch=again.epoch)
     assert attempt == 1
     assert [e.event for e in store.events(bench.sweep_id)][6:] == ["added", "gang_placed"]
     assert store.ensure_sweep("tiny", "{}", CONDITIONS) == bench.sweep_id
@@ -359,7 +370,7 @@ def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: S
         return begun
 
     monkeypatch.setattr(changes, "begin", rolled_back_once)
-    trial_id, attempt = store.begin_trial(bench.cell_id, layout(2), epoch=bench.epoch)
+    trial_id, attempt = begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch)
     assert (tries, attempt) == (2, 1)
     assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
     assert store.trial(trial_id).trial.num_attempts == 1
@@ -401,8 +412,8 @@ def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> Non
 
         (measured, first), (failed, second) = bench.start(1), bench.start(2)
         assert seen == [normal] * 2
-        store.record_measurement(measured, first, epoch=bench.epoch, measurement=measurement())
-        store.record_failure(failed, second, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        record_measurement(store, measured, first, epoch=bench.epoch, measurement=measurement())
+        record_failure(store, failed, second, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
         bench.add(3)
     assert seen[2:] == [full, full, normal]
 
@@ -439,7 +450,7 @@ def test_a_file_that_is_another_than_the_one_that_was_opened_takes_no_result(sql
             copy.rename(file)
         for write in (
             lambda: store.renew(bench.sweep_id, bench.epoch),
-            lambda: store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement()),
+            lambda: record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement()),
         ):
             with pytest.raises(StoreUnavailable, match=says) as caught:
                 write()

@@ -12,10 +12,21 @@ from db.read import observations
 from db.store import Store
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.protocol import Phase
-from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
+from tests.db.builders import (
+    Bench,
+    begin_trial,
+    cell,
+    failure,
+    fingerprint,
+    layout,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_repeat,
+)
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -27,7 +38,8 @@ def bench(store: Store) -> Bench:
 
 def out_of_memory(bench: Bench, micro_batch_size: int, kind: FailureKind = FailureKind.OOM_GPU) -> int:
     trial_id, number = bench.start(micro_batch_size)
-    bench.store.record_failure(
+    record_failure(
+        bench.store,
         trial_id,
         number,
         epoch=bench.epoch,
@@ -51,7 +63,7 @@ def test_what_was_measured_and_what_ran_out_of_memory_are_observations_and_nothi
     oom = out_of_memory(bench, 4)
     host = out_of_memory(bench, 8, FailureKind.OOM_HOST)  # says nothing of the device's memory
     failed, number = bench.start(2)
-    bench.store.record_failure(failed, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED)
+    record_failure(bench.store, failed, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED)
     bench.start(16)
     bench.prune([32], condemned_by=oom)
     found = bench.store.observations()
@@ -62,7 +74,7 @@ def test_what_was_measured_and_what_ran_out_of_memory_are_observations_and_nothi
 def test_a_counter_that_reads_zero_was_not_read(bench: Bench) -> None:
     trial_id, number = bench.start(2)
     zeros = measurement(peak_memory_reserved_bytes=0, device_memory_bytes=0, peak_flops=0.0)
-    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=zeros, fingerprint=fingerprint(), gpu_seconds=4.0)
+    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=zeros, fingerprint=fingerprint(), gpu_seconds=4.0)
     (row,) = bench.store.observations()
     assert (row.peak_memory_bytes, row.is_peak_reserved) == (70 << 30, False)  # what was allocated was read
     assert (row.device_memory_bytes, row.peak_flops) == (None, None)
@@ -70,7 +82,8 @@ def test_a_counter_that_reads_zero_was_not_read(bench: Bench) -> None:
 
 def test_a_measurement_comes_with_its_cell_layout_device_stack_and_cost(bench: Bench) -> None:
     trial_id, number = bench.start(2)
-    bench.store.record_measurement(
+    record_measurement(
+        bench.store,
         trial_id,
         number,
         epoch=bench.epoch,
@@ -92,7 +105,7 @@ def test_reserved_memory_counts_where_it_is_known_and_allocated_memory_elsewhere
     for micro_batch_size, reserved in ((1, 75 << 30), (2, None)):
         trial_id, number = bench.start(micro_batch_size)
         value = measurement(peak_memory_reserved_bytes=reserved)
-        bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=value)
+        record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=value)
     found = bench.store.observations()
     assert [(row.peak_memory_bytes, row.is_peak_reserved) for row in found] == [(75 << 30, True), (70 << 30, False)]
 
@@ -118,9 +131,9 @@ def test_what_was_invalidated_is_no_observation(bench: Bench) -> None:
 def test_a_trial_measured_again_is_one_observation_with_the_median(bench: Bench) -> None:
     trial_id = bench.measure(1, 1000.0)
     for seconds in (0.7, 0.9):
-        number = bench.store.start_repeat(trial_id, bench.epoch, ["node-a", "node-b"])
+        number = start_repeat(bench.store, trial_id, bench.epoch, ["node-a", "node-b"])
         value = measurement(step_time=replace(measurement().step_time, median=seconds))
-        bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=value, fingerprint=fingerprint())
+        record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=value, fingerprint=fingerprint())
     (row,) = bench.store.observations()
     assert row.step_seconds == 0.7  # of 0.5, 0.7 and 0.9
 
@@ -146,8 +159,8 @@ def test_sweeps_workloads_and_devices_can_be_asked_for(store: Store) -> None:
 def test_of_a_large_cell_an_even_selection_is_given_and_of_all_the_newest(bench: Bench) -> None:
     ids = [bench.measure(size) for size in range(1, 11)]
     small = bench.store.ensure_cell(bench.sweep_id, cell(model=PRESETS["llama-60m"]), bench.epoch)
-    number = bench.store.begin_trial(small, Layout(data_parallel_size=2), epoch=bench.epoch)
-    bench.store.record_measurement(*number, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+    number = begin_trial(bench.store, small, Layout(data_parallel_size=2), epoch=bench.epoch)
+    record_measurement(bench.store, *number, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
 
     def chosen(**limits: int) -> list[int]:
         rows = bench.store._database.read(lambda connection: observations.observations(connection, **limits))  # type: ignore[arg-type]

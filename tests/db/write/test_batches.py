@@ -16,13 +16,25 @@ import sqlalchemy as sa
 from db.connection.engine import Database
 from db.connection.id_list import ByIds
 from db.connection.portions import MOST
-from db.schema import AttemptState, sweep, trial
+from db.schema import sweep, trial
 from db.store import Store
+from db.types import AttemptState
 from db.write.writes import Ended, FailedEnd, MeasuredEnd, NewTrial, Pruned, Recorded
 from orchestrator.core.errors import LeaseLost, UsageInvalid
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import IllegalTransition, TrialEvent, TrialState
-from tests.db.builders import Bench, cell, failure, fingerprint, layout, losing_answers, measurement
+from tests.db.builders import (
+    Bench,
+    cell,
+    failure,
+    fingerprint,
+    layout,
+    losing_answers,
+    measurement,
+    record_failure,
+    start_attempt,
+    start_repeat,
+)
 
 
 @pytest.fixture
@@ -103,10 +115,10 @@ def everything_that_may_end(bench: Bench) -> list[Ended]:
     """Attempts in every situation, and what is told of them: the order matters for some."""
     store, epoch = bench.store, bench.epoch
     repeated, drifted, unlucky = (bench.measure(size) for size in (1, 2, 3))
-    repeats = {trial_id: (trial_id, store.start_repeat(trial_id, epoch)) for trial_id in (repeated, drifted, unlucky)}
+    repeats = {trial_id: (trial_id, start_repeat(store, trial_id, epoch)) for trial_id in (repeated, drifted, unlucky)}
     late = bench.start(4)
-    store.record_failure(*late, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
-    on_time = (late[0], store.start_attempt(late[0], epoch))
+    record_failure(store, *late, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    on_time = (late[0], start_attempt(store, late[0], epoch))
     running, launching, lost, out_of_memory, crashed, newest = (bench.start(size) for size in range(5, 11))
     store.note_first_steps([running], epoch=epoch)
     faster = replace(measurement().step_time, median=0.25)

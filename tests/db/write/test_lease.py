@@ -17,15 +17,15 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from db.read.holder import holder_is_gone, process_namespace
 from db.read.rows import Holder
-from db.schema import StopRequest, SweepState
 from db.store import Store
-from db.write import lease
+from db.types import StopRequest, SweepState
 from db.write.writes import Ended, MeasuredEnd, NewTrial
 from orchestrator.core.errors import LeaseLost, SweepHeld
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.reserved_time import Leased
-from tests.db.builders import CONDITIONS, Bench, cell, layout, measurement
+from tests.db.builders import CONDITIONS, Bench, add_trial, cell, layout, measurement, record_failure, record_measurement, start_attempt
 
 NUM_KILLS = 20
 AT_ONCE = 3  # trials written together
@@ -68,16 +68,16 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: store.release(bench.sweep_id, epoch)
     yield lambda: store.reap(bench.sweep_id, epoch)
     yield lambda: store.ensure_cell(bench.sweep_id, cell(num_gpus=4), epoch)
-    yield lambda: store.add_trial(bench.cell_id, layout(9), epoch=epoch)
+    yield lambda: add_trial(store, bench.cell_id, layout(9), epoch=epoch)
     yield lambda: bench.prune([9])
     yield lambda: store.free_pruned(bench.cell_id, [layout(9)], epoch=epoch)
     yield lambda: store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch)
-    yield lambda: store.start_attempt(trial_id, epoch, ["n"])
+    yield lambda: start_attempt(store, trial_id, epoch, ["n"])
     yield lambda: store.note_first_steps([(trial_id, number)], epoch=epoch)
     yield lambda: store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch)
-    yield lambda: store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement())
+    yield lambda: record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement())
     yield lambda: store.record_ends([Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement()))], epoch=epoch)
-    yield lambda: store.record_failure(trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    yield lambda: record_failure(store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
 
 
 def test_a_lease_that_has_ended_goes_on_where_nobody_came(store: Store) -> None:
@@ -123,10 +123,10 @@ def test_only_a_process_of_this_machine_and_namespace_is_ever_judged_dead(store:
     holder = store.sweep_named("tiny").holder
     assert holder is not None
     gone = replace(holder, pid=_pid_of_nobody())
-    assert not lease.holder_is_gone(holder)
-    assert lease.holder_is_gone(gone)
-    assert not lease.holder_is_gone(replace(gone, host="another"))
-    assert not lease.holder_is_gone(replace(gone, namespace="another"))
+    assert not holder_is_gone(holder)
+    assert holder_is_gone(gone)
+    assert not holder_is_gone(replace(gone, host="another"))
+    assert not holder_is_gone(replace(gone, namespace="another"))
 
 
 def _pid_of_nobody() -> int:
@@ -145,11 +145,11 @@ def test_a_dead_process_that_its_parent_has_not_reaped_is_gone() -> None:
     holder = Holder(
         host=socket.gethostname(),
         pid=pid,
-        namespace=lease.process_namespace(),
+        namespace=process_namespace(),
         since=dt.datetime.now(dt.UTC),
         lease_until=dt.datetime.now(dt.UTC),
     )
-    assert lease.holder_is_gone(holder)
+    assert holder_is_gone(holder)
     os.waitpid(pid, 0)
 
 
@@ -177,7 +177,7 @@ def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
         store.reap(bench.sweep_id, bench.epoch)
         waiting = [row.id for row in store.trials(bench.sweep_id) if row.state is TrialState.QUEUED]
         for size in range(1, 1_000_000):
-            begun = [(trial_id, store.start_attempt(trial_id, bench.epoch, ["node-a"])) for trial_id in waiting]
+            begun = [(trial_id, start_attempt(store, trial_id, bench.epoch, ["node-a"])) for trial_id in waiting]
             waiting = []
             sizes = [seed * 1_000_000 + AT_ONCE * size + i for i in range(AT_ONCE)]
             begun += store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(size)) for size in sizes], epoch=bench.epoch)
@@ -248,7 +248,7 @@ def _renew_and_write(url: str, told: Connection, stopped: Connection) -> None:
         told.send((trial_id, number, epoch))
         stopped.recv()
         try:
-            store.record_measurement(trial_id, number, epoch=epoch, measurement=measurement(6.66))
+            record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement(6.66))
             told.send("written")
         except LeaseLost as exc:
             told.send(str(exc))

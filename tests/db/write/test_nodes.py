@@ -9,27 +9,28 @@ import pytest
 
 from db import store as stores
 from db.connection.engine import Database
-from db.schema import BenchReason
 from db.store import Store
+from db.types import BenchReason
 from db.write import node_records
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.machines.check import Status
 from orchestrator.core.machines.node_health import judge_nodes
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from tests.core.machines.test_node_health import gpu, node
-from tests.db.builders import Bench, failure, layout, losing_answers, measurement
+from tests.db.builders import Bench, begin_trial, failure, layout, losing_answers, measurement, record_failure, record_measurement
 
 
 def measured(bench: Bench, micro_batch_size: int, *nodes: str, rate: float = 1000.0) -> int:
-    trial_id, attempt = bench.store.begin_trial(
+    trial_id, attempt = begin_trial(
+        bench.store,
         bench.cell_id,
         layout(micro_batch_size),
         epoch=bench.epoch,
         nodes=nodes,
         predicted_tokens_per_second_per_gpu=2000.0,
     )
-    bench.store.record_measurement(trial_id, attempt, epoch=bench.epoch, measurement=measurement(rate), gpu_seconds=1.0)
+    record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(rate), gpu_seconds=1.0)
     return trial_id
 
 
@@ -188,5 +189,5 @@ def test_faults_of_the_machine_are_counted_by_node(store: Store) -> None:
         (FailureKind.USER_ERROR, TrialEvent.FAILED),
     ):
         trial_id, attempt = bench.start(len(store.trials(bench.sweep_id)) + 1)
-        store.record_failure(trial_id, attempt, epoch=bench.epoch, failure=failure(kind, node="a"), event=event)
+        record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(kind, node="a"), event=event)
     assert store.node_faults(bench.sweep_id) == {"a": 2}

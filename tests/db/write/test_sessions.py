@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 
-from db import migrate, schema
-from db.schema import SweepState
+from db import schema
 from db.store import Store
-from orchestrator.core.trial.failures import OUT_OF_MEMORY_KINDS, FailureKind
+from db.types import SweepState, now
+from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.reserved_time import HeldGpuSeconds, Leased
-from tests.db.builders import Bench, cell, failure, fingerprint, layout, measurement
+from tests.db.builders import Bench, cell, failure, fingerprint, measurement, record_failure, record_measurement, start_repeat
 
 GPUS = cell().num_gpus
 NOTHING = Leased(held=0.0, idle=0.0, capacity=0.0)
@@ -37,7 +36,7 @@ def total(bench: Bench) -> HeldGpuSeconds:
 
 
 def set_time(store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1") -> None:
-    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: schema.now(seconds_from_now)})
+    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: now(seconds_from_now)})
     store._database.write(lambda connection, change: connection.execute(statement))
 
 
@@ -48,7 +47,8 @@ def end_at_random(bench: Bench, chance: random.Random, micro_batch_size: int) ->
     kind = chance.choice([*[None] * 10, *FailureKind])
     if kind is None:
         timed = chance.uniform(0.0, gpu_seconds / GPUS)
-        bench.store.record_measurement(
+        record_measurement(
+            bench.store,
             trial_id,
             number,
             epoch=bench.epoch,
@@ -60,7 +60,7 @@ def end_at_random(bench: Bench, chance: random.Random, micro_batch_size: int) ->
         )
     else:
         event = TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else chance.choice([TrialEvent.FAILED, TrialEvent.REQUEUED])
-        bench.store.record_failure(trial_id, number, epoch=bench.epoch, failure=failure(kind), event=event, gpu_seconds=gpu_seconds)
+        record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(kind), event=event, gpu_seconds=gpu_seconds)
     return gpu_seconds
 
 
@@ -87,7 +87,7 @@ def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
     trial_id, number = bench.start(1)
     bench.store.renew(bench.sweep_id, bench.epoch, leased=leased(30.0, 10.0))
     assert total(bench) == HeldGpuSeconds(in_flight=20.0, idle=10.0)
-    bench.store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=measurement(), gpu_seconds=24.0, timed_seconds=12.0)
+    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=measurement(), gpu_seconds=24.0, timed_seconds=12.0)
     assert total(bench) == HeldGpuSeconds(useful=24.0, idle=10.0)  # 4 of them since it was last seen
     bench.store.release(
         bench.sweep_id, bench.epoch, SweepState.FINISHED, leased=leased(36.0, 12.0, 50.0), stop_reasons=["max_cost reached"]
@@ -153,8 +153,9 @@ def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until
 def test_repeats_of_one_trial_are_all_useful_and_one_of_another_stack_is_not(bench: Bench) -> None:
     trial_id = bench.measure()  # 4 GPU-seconds, of which nobody said what they went into
     for torch, timed in (("2.13.0", 3.0), ("2.9.0", 3.0)):
-        number = bench.store.start_repeat(trial_id, bench.epoch, ["n"])
-        bench.store.record_measurement(
+        number = start_repeat(bench.store, trial_id, bench.epoch, ["n"])
+        record_measurement(
+            bench.store,
             trial_id,
             number,
             epoch=bench.epoch,
@@ -165,23 +166,3 @@ def test_repeats_of_one_trial_are_all_useful_and_one_of_another_stack_is_not(ben
             warmup_seconds=1.0,
         )
     assert total(bench) == HeldGpuSeconds(useful=6.0, warmup=2.0, startup=4.0 + 2.0, failed=10.0)
-
-
-def test_what_was_measured_before_sessions_were_known_is_split_by_its_samples(store_url: str) -> None:
-    with Store.open(store_url) as store:
-        bench = Bench.on(store)
-        bench.measure(1)  # 4 GPU-seconds of 2 GPUs; samples of 1.5 s together
-        trial_id, number = bench.start(2)
-        long = replace(measurement(), step_seconds=(50.0, 51.0))  # more than it held: a workload that does not wait
-        store.record_measurement(trial_id, number, epoch=bench.epoch, measurement=long, fingerprint=fingerprint(), gpu_seconds=4.0)
-        failed, number = bench.start(3)
-        store.record_failure(failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY, gpu_seconds=2.0)
-    migrate.downgrade(store_url, "0002")
-    assert migrate.upgrade(store_url)[:2] == ("0002", schema.SCHEMA_VERSION)
-    with Store.open(store_url) as store:
-        found = store.held(bench.sweep_id)
-        assert found.total.parts == pytest.approx(HeldGpuSeconds(useful=3.0 + 4.0, startup=1.0, out_of_memory=2.0).parts)
-        assert found.capacity is None
-        assert store.newest_session(bench.sweep_id) is None
-        assert store.trial(trial_id).attempts[0].timed_seconds == pytest.approx(2.0)
-        assert layout(2) == store.trial(trial_id).trial.layout

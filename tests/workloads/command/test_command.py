@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, fill
-from orchestrator.core.trial.failures import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import MeasurementPlan, NodeReport
 from orchestrator.node.launcher import NodeLauncher
 from tests.node.launching import order
@@ -143,7 +143,7 @@ def test_only_plain_known_names_are_filled_in(template: str) -> None:
 
 
 def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -> None:
-    assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == TEMPLATE_NAMES
+    assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == tuple(TEMPLATE_NAMES)
 
 
 def test_options_that_vary_are_names_too(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimit
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.memory import LiveMemory, MemoryReport
 from workloads.llama.optimizer import AdamW
-from workloads.llama.train import Trainer
+from workloads.llama.train import TrainingLoop
 
 SHAPE = ModelShape(
     name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=256
@@ -90,7 +90,7 @@ def request(layout: Layout) -> TrialRequest:
 
 def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
     options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = Trainer(request(layout), options, device=torch.device("cpu"), data_parallel_rank=rank)
+    trainer = TrainingLoop(request(layout), options, device=torch.device("cpu"), data_parallel_rank=rank)
     losses, gradients = [], []
     for step in range(STEPS):
         loss = trainer.replica.step_gradients(trainer.micro_batches(step))
@@ -105,7 +105,7 @@ def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
 
 
 def collectives_of_a_step(layout: Layout) -> dict[str, int]:
-    trainer = Trainer(request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
+    trainer = TrainingLoop(request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         trainer.step(trainer.micro_batches(0))
     return {event.key: event.count for event in profiler.key_averages() if event.key.startswith("gloo:")}
@@ -113,7 +113,7 @@ def collectives_of_a_step(layout: Layout) -> dict[str, int]:
 
 def memory_of(layout: Layout, gradient_dtype: str) -> MemoryReport:
     options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = Trainer(request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
+    trainer = TrainingLoop(request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
     return LiveMemory(trainer.states(), limit_bytes=None).report(trainer.untimed_step)
 
 
@@ -292,11 +292,13 @@ def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_we
 
 
 def test_the_global_batch_does_not_depend_on_the_layout() -> None:
-    whole = Trainer(request(REFERENCE), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=0).micro_batches(3)[0][0]
+    whole = TrainingLoop(request(REFERENCE), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=0).micro_batches(3)[0][0]
     for layout in layouts(2, Precision.FP32):
         parts = [
             tokens
             for rank in range(2)
-            for tokens, _ in Trainer(request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=rank).micro_batches(3)
+            for tokens, _ in TrainingLoop(
+                request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=rank
+            ).micro_batches(3)
         ]
         assert torch.equal(torch.cat(parts), whole)

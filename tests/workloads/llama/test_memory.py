@@ -19,7 +19,7 @@ from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimit
 from workloads.llama.live_tensors import LiveTensors
 from workloads.llama.memory import DeviceMemory, LiveMemory, MemoryReport, States
 from workloads.llama.optimizer import AdamW
-from workloads.llama.train import Trainer
+from workloads.llama.train import TrainingLoop
 
 SHAPE = ModelShape(
     name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=512
@@ -35,7 +35,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
 
 
-def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, **options: object) -> Trainer:
+def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, **options: object) -> TrainingLoop:
     request = TrialRequest(
         sweep="memory",
         trial_id=1,
@@ -49,10 +49,10 @@ def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, 
         limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
         seed=5,
     )
-    return Trainer(request, LlamaOptions.model_validate(options), device=torch.device("cpu"), data_parallel_rank=0)
+    return TrainingLoop(request, LlamaOptions.model_validate(options), device=torch.device("cpu"), data_parallel_rank=0)
 
 
-def report(of: Trainer) -> MemoryReport:
+def report(of: TrainingLoop) -> MemoryReport:
     return LiveMemory(of.states(), limit_bytes=None).report(of.untimed_step)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from orchestrator.core.pretend.replay import read_table
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failures import FailureKind, proves_out_of_memory
+from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.protocol import LaunchOrder
 from orchestrator.node.launcher import NodeLauncher
 from tests import measured_table

@@ -1,0 +1,39 @@
+"""The process that holds a sweep: who it is, and whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from db.read.rows import Holder
+
+
+def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
+    """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
+    if row.owner_token is None or row.lease_until <= row.now:
+        return None
+    return Holder(host=row.owner_host, pid=row.owner_pid, namespace=row.owner_namespace, since=row.owner_since, lease_until=row.lease_until)
+
+
+def holder_is_gone(holder: Holder) -> bool:
+    """Say whether the holder was a process of this machine and namespace that no longer exists. False: nobody here can tell."""
+    if holder.namespace != process_namespace() or holder.host != socket.gethostname():
+        return False
+    try:
+        state = Path("/proc", str(holder.pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"  # dead, but not yet reaped by its parent
+
+
+def process_namespace() -> str:
+    """In which set of processes a pid of ours means anything: two containers may share a host name and even a pid."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # no /proc: then no pid is ever judged, because a fresh name equals no other
+        return f"unknown/{os.urandom(8).hex()}"

@@ -1,0 +1,237 @@
+"""The kinds of failure: whose fault each is, whether to try again, what it means and what to do. Nothing here reads a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from orchestrator.core.trial.lifecycle import TrialEvent
+
+
+class FailureKind(StrEnum):
+    OOM_GPU = "oom_gpu"
+    OOM_HOST = "oom_host"
+    CONFIG_REJECTED = "config_rejected"
+    NOT_FINITE = "not_finite"
+    USER_ERROR = "user_error"
+    SEGFAULT = "segfault"
+    KILLED = "killed"
+    PREEMPTED = "preempted"
+    BAD_RESULT = "bad_result"
+    HUNG = "hung"
+    START_TIMEOUT = "start_timeout"
+    NCCL = "nccl"
+    DEVICE_ERROR = "device_error"
+    XID = "xid"
+    STORAGE = "storage"
+    PORT_CLASH = "port_clash"
+    LAUNCH_FAILED = "launch_failed"
+    NODE_LOST = "node_lost"
+    ORCHESTRATOR_LOST = "orchestrator_lost"
+    CANCELLED = "cancelled"
+
+
+class Fault(StrEnum):
+    """Whose fault a failure is."""
+
+    LAYOUT = "layout"  # a result: the layout does not fit, or is refused
+    CODE = "code"  # the program's bug, with this layout at least
+    MACHINE = "machine"  # no result: the trial waits again
+    NOBODY = "nobody"  # we ended it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """All that is to be said of a kind of failure: what follows from it, and what a person reads."""
+
+    fault: Fault
+    max_retries: int = 0  # further attempts this kind may cause for one trial
+    # What a rank did, after its number: "rank 3 ran out of device memory". Empty: it is never said of a rank.
+    verb: str = ""
+    means: str
+    cure: str  # what to do about it
+
+
+_K = FailureKind
+POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
+    {
+        _K.OOM_GPU: Policy(
+            fault=Fault.LAYOUT,
+            verb="ran out of device memory",
+            means="the device's allocator, or a library on the device, found no memory",
+            cure="nothing: it is a result. `v_oom` lists what it rules out",
+        ),
+        # once more alone; then infeasible
+        _K.OOM_HOST: Policy(
+            fault=Fault.LAYOUT,
+            verb="ran out of host memory",
+            max_retries=1,
+            means="the kernel's OOM killer, or malloc; tried once more with no other gang running",
+            cure="give the node or container more memory; fewer `num_threads` or loader workers",
+        ),
+        _K.CONFIG_REJECTED: Policy(
+            fault=Fault.LAYOUT,
+            verb="refused the layout",
+            means="the workload says that it cannot run this layout",
+            cure="add a constraint, so that it is not tried at all",
+        ),
+        # the same layout trains the same numbers again
+        _K.NOT_FINITE: Policy(
+            fault=Fault.LAYOUT,
+            verb="diverged",
+            means="the training diverged: a loss or gradient norm is NaN or infinite, as the program reports or raises it",
+            cure="lower the learning rate or widen the precision; the message names the step",
+        ),
+        _K.USER_ERROR: Policy(
+            fault=Fault.CODE,
+            verb="failed",
+            means="an exception or exit code of the program",
+            cure="`sweep logs TRIAL`: its traceback; mend it, then `sweep invalidate`",
+        ),
+        _K.SEGFAULT: Policy(
+            fault=Fault.CODE,
+            verb="crashed",
+            max_retries=1,
+            means="SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU what the driver says that "
+            "the program did (Xid 13, 31, 32, 43)",
+            cure="its log has Python's stack (faulthandler); often a library's bug with this layout",
+        ),
+        _K.KILLED: Policy(
+            fault=Fault.MACHINE,
+            verb="was killed from outside",
+            max_retries=2,
+            means="SIGKILL from outside, and no sign of memory",
+            cure="somebody or something killed the rank: look at the node's log",
+        ),
+        # spot nodes may go several times; a trial that is ended each time may end itself
+        _K.PREEMPTED: Policy(
+            fault=Fault.MACHINE,
+            verb="was asked from outside to end",
+            max_retries=3,
+            means="SIGTERM, SIGINT or SIGHUP that this program did not send, or a batch system's word: preemption, "
+            "time limit, a spot node that goes",
+            cure="nothing: the trial waits; where it repeats, a longer time limit or nodes that stay. A program "
+            "that ends itself with SIGTERM is counted as preempted too",
+        ),
+        _K.BAD_RESULT: Policy(
+            fault=Fault.CODE,
+            verb="ended without a usable result",
+            means="it ended well, but what it wrote is no result, or breaks physics (MFU above 1)",
+            cure="the message says what is wrong with it",
+        ),
+        # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
+        _K.HUNG: Policy(
+            fault=Fault.LAYOUT,
+            verb="made no progress",
+            max_retries=1,
+            means="no progress within the phase's limit, after the first step began",
+            cure="its log ends with every rank's stack; if it was only slow, the message says which limit to change",
+        ),
+        _K.START_TIMEOUT: Policy(
+            fault=Fault.LAYOUT,
+            verb="did not get to its first step",
+            max_retries=1,
+            means="the limit of `start` or `rendezvous` passed",
+            cure="a slow import or a network that does not connect; if it was only slow, the message says which limit to change",
+        ),
+        _K.NCCL: Policy(
+            fault=Fault.MACHINE,
+            verb="lost communication",
+            max_retries=2,
+            means="communication failed, and no rank did worse before",
+            cure="`NCCL_DEBUG=INFO` before `sweep run`; the network, the firewall, `ulimit -l`",
+        ),
+        _K.DEVICE_ERROR: Policy(
+            fault=Fault.MACHINE,
+            verb="had its device fail",
+            max_retries=1,
+            means="an illegal access far from the memory limit that the driver does not explain, or no usable device",
+            cure="`nvidia-smi`, `dmesg`; take the node out if it repeats",
+        ),
+        _K.XID: Policy(
+            fault=Fault.MACHINE,
+            verb="lost its GPU",
+            max_retries=2,
+            means="the GPU's hardware failed, as NVIDIA's driver says: ECC, NVLink, off the bus, firmware; the message has the number",
+            cure="`dmesg` on that node; reset the GPU or take the node out. Two such trials bench the node by themselves",
+        ),
+        _K.STORAGE: Policy(
+            fault=Fault.MACHINE,
+            verb="could not read or write its files",
+            max_retries=2,
+            means="disk full, over quota, read-only, stale or broken file system, or too many open files",
+            cure="`df`, the quota, `ulimit -n` and the mounts of the node that it names",
+        ),
+        _K.PORT_CLASH: Policy(
+            fault=Fault.MACHINE,
+            verb="found its port taken",
+            max_retries=2,
+            means="a port was taken",
+            cure="a program that picks its own port: let it use MASTER_PORT",
+        ),
+        _K.LAUNCH_FAILED: Policy(
+            fault=Fault.MACHINE,
+            max_retries=2,
+            means="the launcher could not start the ranks, or got no nodes",
+            cure="the message says why: folder, foreign process on the GPU, no slots",
+        ),
+        # a second node lost under the same trial may well be what the trial does to nodes
+        _K.NODE_LOST: Policy(
+            fault=Fault.MACHINE,
+            max_retries=1,
+            means="the node, or its agent, is gone",
+            cure="look after the node; what is left of the cluster goes on",
+        ),
+        # a trial under way at six deaths may well be what takes the machine down
+        _K.ORCHESTRATOR_LOST: Policy(
+            fault=Fault.MACHINE,
+            max_retries=5,
+            means="the attempt's orchestrator was killed; found by the next `sweep run`",
+            cure="nothing: the trial waits again; where it failed so, see whether it takes the machine down, then `sweep invalidate`",
+        ),
+        _K.CANCELLED: Policy(
+            fault=Fault.NOBODY,
+            means="ended by Ctrl-C, SIGTERM, a closed terminal or `sweep cancel`",
+            cure="nothing: the trial waits for the next `sweep run`",
+        ),
+    }
+)
+
+OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
+HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
+# What a machine may be to blame for: by its kind, or because a hang alone does not tell whose it is.
+SUSPECT_KINDS = frozenset({kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first bad rank of an attempt, and what shows it."""
+
+    kind: FailureKind
+    message: str  # one line for a person
+    rank: int | None = None
+    node: str | None = None
+    phase: str | None = None
+    step: int | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    evidence: str = ""  # the matched text
+    log_tail: str = ""
+    log_path: str = ""
+
+
+def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
+    """Say whether a trial that failed so is worth another attempt; `earlier` counts its failed attempts by kind, this one included."""
+    return earlier.get(kind, 0) <= POLICIES[kind].max_retries
+
+
+def event_after(kind: FailureKind, failures: Mapping[FailureKind, int]) -> TrialEvent:
+    """What becomes of a trial whose attempt failed so. `failures` counts its failed attempts by kind, this one included.
+
+    What was ended on request waits for the next call, rather than being given up.
+    """
+    if kind is FailureKind.CANCELLED or may_retry(kind, failures):
+        return TrialEvent.REQUEUED
+    return TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else TrialEvent.FAILED
