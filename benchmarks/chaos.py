@@ -52,7 +52,10 @@ class Bounds:
 
 def crash_points(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """An orchestrator dies at every statement of twelve trials, and in all that is written of sick nodes."""
-    plays = {"crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS), "sick-nodes": AMONG_SICK_NODES}
+    plays = {
+        "crash-points": small_play(small_sweep.spec(), num_trials=small_sweep.NUM_TRIALS),
+        "sick-nodes": AMONG_SICK_NODES,
+    }
     with server() as postgresql:
         for (name, fresh), (campaign, play) in product(_both(folder, postgresql), plays.items()):
             began = time.monotonic()
@@ -71,7 +74,9 @@ def migrations(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """A program dies at every statement while it makes or upgrades a store: of that nothing but the store can be lost."""
     with server() as postgresql:
         urls = {"sqlite": f"sqlite:///{folder}/sweep.sqlite", "postgresql": postgresql.url}
-        for (name, url), (play, of) in product(urls.items(), {"making": of_making, "upgrade": of_upgrade}.items()):
+        for (name, url), (play, of) in product(
+            urls.items(), {"making": of_making, "upgrade": of_upgrade}.items()
+        ):
             began = time.monotonic()
             deaths = of(url, folder)
             yield Outcome(
@@ -87,7 +92,13 @@ def scripted(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Orchestrators alone are killed, on both databases: most of all kills, since they cost least."""
     with server() as postgresql:
         for number, url in enumerate((f"sqlite:///{folder}/scripted.sqlite", postgresql.url)):
-            campaign = Campaign(url, _new(folder / f"scripted-{number}"), seed=bounds.seed + number, name="scripted", scripted=True)
+            campaign = Campaign(
+                url,
+                _new(folder / f"scripted-{number}"),
+                seed=bounds.seed + number,
+                name="scripted",
+                scripted=True,
+            )
             yield campaign.run(kills=int(0.33 * bounds.kills), seconds=bounds.seconds / 2)
 
 
@@ -95,17 +106,29 @@ def processes(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Orchestrators, agents, wardens, rank servers and ranks, on both databases."""
     with server() as postgresql:
         for number, url in enumerate((f"sqlite:///{folder}/processes.sqlite", postgresql.url)):
-            campaign = Campaign(url, _new(folder / f"processes-{number}"), seed=bounds.seed + 10 + number)
+            campaign = Campaign(
+                url, _new(folder / f"processes-{number}"), seed=bounds.seed + 10 + number
+            )
             yield campaign.run(kills=int(0.1 * bounds.kills), seconds=bounds.seconds / 2)
 
 
 def programs(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """Programs that leave daemons behind, and kills of everything around them: with launchers alone, and with `sweep run` on a Ray of its own."""
-    what = {"programs": ("agents", max(10, bounds.kills // 25)), "programs-on-ray": ("ray", max(4, bounds.kills // 100))}
+    what = {
+        "programs": ("agents", max(10, bounds.kills // 25)),
+        "programs-on-ray": ("ray", max(4, bounds.kills // 100)),
+    }
     for number, (name, (where, kills)) in enumerate(what.items()):
         seconds, seed = bounds.seconds / len(what), bounds.seed + 30 + number
         place = _new(folder / name)
-        arguments = [where, f"sqlite:///{place}/sweep.sqlite", str(place), str(seed), str(kills), str(seconds)]
+        arguments = [
+            where,
+            f"sqlite:///{place}/sweep.sqlite",
+            str(place),
+            str(seed),
+            str(kills),
+            str(seconds),
+        ]
         yield told(
             [sys.executable, "-m", "tests.faults.program_kills", *arguments],
             name=name,
@@ -119,7 +142,13 @@ def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     with server() as postgresql:
         for name, fresh in _both(folder, postgresql):
             began = time.monotonic()
-            slept = pauses(fresh, folder, count=bounds.pauses // 2, seed=bounds.seed, seconds=bounds.seconds / 2)
+            slept = pauses(
+                fresh,
+                folder,
+                count=bounds.pauses // 2,
+                seed=bounds.seed,
+                seconds=bounds.seconds / 2,
+            )
             raced = races(fresh, folder, count=max(1, bounds.pauses // 50))
             yield Outcome(
                 campaign=f"rivals-{name}",
@@ -136,7 +165,9 @@ def rivals(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
 def outages(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
     """PostgreSQL's connections are ended under load, its server is killed, and once it stays away for 20 s."""
     with server() as postgresql:
-        yield outage.terminations(postgresql, _new(folder / "outages"), seed=bounds.seed, count=300, away_seconds=20.0)
+        yield outage.terminations(
+            postgresql, _new(folder / "outages"), seed=bounds.seed, count=300, away_seconds=20.0
+        )
 
 
 def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
@@ -147,7 +178,10 @@ def on_ray(bounds: Bounds, folder: Path) -> Iterator[Outcome]:
         place = _new(folder / name)
         arguments = [f"sqlite:///{place}/sweep.sqlite", str(place), str(seed), kills, str(seconds)]
         yield told(
-            [sys.executable, "-m", "tests.faults.ray_kills", *arguments], name=name, seed=seed, patience_seconds=seconds + RAY_SECONDS
+            [sys.executable, "-m", "tests.faults.ray_kills", *arguments],
+            name=name,
+            seed=seed,
+            patience_seconds=seconds + RAY_SECONDS,
         )
 
 
@@ -156,11 +190,17 @@ def told(command: Sequence[str], *, name: str, seed: int, patience_seconds: floa
     try:
         done = finished(command, seconds=patience_seconds)
     except subprocess.TimeoutExpired:
-        return Outcome(campaign=name, seed=seed, complaints=[f"it was not over after {patience_seconds:.0f} s"])
+        return Outcome(
+            campaign=name, seed=seed, complaints=[f"it was not over after {patience_seconds:.0f} s"]
+        )
     said = done.stdout.partition("OUT ")[2]
     if said:
         return outcome_of(json.loads(said))
-    return Outcome(campaign=name, seed=seed, complaints=[f"it ended with {done.returncode}: {done.stderr[-500:]}"])
+    return Outcome(
+        campaign=name,
+        seed=seed,
+        complaints=[f"it ended with {done.returncode}: {done.stderr[-500:]}"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +215,18 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "crash-points": Part(
         run=crash_points,
-        campaigns=("crash-points-sqlite", "sick-nodes-sqlite", "crash-points-postgresql", "sick-nodes-postgresql"),
+        campaigns=(
+            "crash-points-sqlite",
+            "sick-nodes-sqlite",
+            "crash-points-postgresql",
+            "sick-nodes-postgresql",
+        ),
         seconds=180.0,
     ),
     "migrations": Part(
-        run=migrations, campaigns=("making-sqlite", "upgrade-sqlite", "making-postgresql", "upgrade-postgresql"), seconds=60.0
+        run=migrations,
+        campaigns=("making-sqlite", "upgrade-sqlite", "making-postgresql", "upgrade-postgresql"),
+        seconds=60.0,
     ),
     "scripted": Part(run=scripted, campaigns=("scripted", "scripted"), seconds=800.0),
     "processes": Part(run=processes, campaigns=("processes", "processes"), seconds=310.0),
@@ -197,7 +244,9 @@ def missing(names: Sequence[str], campaigns: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=5000)
     parser.add_argument("--pauses", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3600.0)
@@ -206,13 +255,22 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if arguments.seed is None else arguments.seed
-    bounds = Bounds(kills=arguments.kills, pauses=arguments.pauses, seconds=arguments.seconds, seed=seed)
+    bounds = Bounds(
+        kills=arguments.kills, pauses=arguments.pauses, seconds=arguments.seconds, seed=seed
+    )
     machine, began = describe_machine(), time.monotonic()
-    logging.getLogger().addHandler(logging.NullHandler())  # what each orchestrator warns of is what is done to it
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # what each orchestrator warns of is what is done to it
     outcomes = list(_all(bounds, arguments.only))
     result = _summed(outcomes, names=arguments.only, seed=seed, seconds=time.monotonic() - began)
     if arguments.out is not None:
-        write_result(arguments.out, benchmark="chaos", machine=machine, result=result | {"parts": [o.as_json() for o in outcomes]})
+        write_result(
+            arguments.out,
+            benchmark="chaos",
+            machine=machine,
+            result=result | {"parts": [o.as_json() for o in outcomes]},
+        )
     print(json.dumps(result))
     return 0 if all(outcome.is_clean for outcome in outcomes) and not result["missing"] else 1
 
@@ -228,23 +286,35 @@ def _all(bounds: Bounds, names: Sequence[str]) -> Iterator[Outcome]:
                 yield outcome
 
 
-def _summed(outcomes: Sequence[Outcome], *, names: Sequence[str], seed: int, seconds: float) -> dict[str, Any]:
+def _summed(
+    outcomes: Sequence[Outcome], *, names: Sequence[str], seed: int, seconds: float
+) -> dict[str, Any]:
     """The one line."""
     sums = total(outcomes)
-    others = {kind: sum(o.victims.get(kind, 0) for o in outcomes) for kind in ("migration", "paused", "raced")}
+    others = {
+        kind: sum(o.victims.get(kind, 0) for o in outcomes)
+        for kind in ("migration", "paused", "raced")
+    }
     return {
-        **{name: sums[name] for name in ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken")},
+        **{
+            name: sums[name]
+            for name in ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken")
+        },
         **others,
         "replaced": sums["replaced"],
         "max_attempts": max((outcome.max_attempts for outcome in outcomes), default=0),
         "leaked_processes": sums["leaked_processes"],
         "looks": sums["looks"],
-        "slowest_takeover_seconds": max((outcome.slowest_takeover_seconds for outcome in outcomes), default=0.0),
+        "slowest_takeover_seconds": max(
+            (outcome.slowest_takeover_seconds for outcome in outcomes), default=0.0
+        ),
         "seed": seed,
         "seconds": round(seconds, 1),
         "missing": missing(names, [outcome.campaign for outcome in outcomes]),
         "cut_short": [outcome.campaign for outcome in outcomes if outcome.cut_short],
-        "complaints": [text for outcome in outcomes for text in outcome.complaints][:SHOWN_COMPLAINTS],
+        "complaints": [text for outcome in outcomes for text in outcome.complaints][
+            :SHOWN_COMPLAINTS
+        ],
     }
 
 
@@ -257,7 +327,9 @@ def _both(folder: Path, postgresql: Server) -> Iterator[tuple[str, Fresh]]:
 def _counted(complaints: Sequence[str]) -> dict[str, Any]:
     """How many complaints of each kind there are, and all of them."""
     kinds = ("lost", "duplicated", "stuck", "broken")
-    return {kind: sum(f"{kind}: " in text for text in complaints) for kind in kinds} | {"complaints": list(complaints)}
+    return {kind: sum(f"{kind}: " in text for text in complaints) for kind in kinds} | {
+        "complaints": list(complaints)
+    }
 
 
 def _new(folder: Path) -> Path:

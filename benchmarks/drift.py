@@ -44,19 +44,30 @@ DEVICE = "h100-sxm"
 NUM_NODES = 4  # where one of them is slow
 
 WRITE_EVERY = 60  # runs
-SHOWN = ("runs", "named", "wrong", "tied_without_a_good_one", "first_off_over_3_percent", "repeats_mean", "repeats_most")
+SHOWN = (
+    "runs",
+    "named",
+    "wrong",
+    "tied_without_a_good_one",
+    "first_off_over_3_percent",
+    "repeats_mean",
+    "repeats_most",
+)
 
 Entry = dict[str, Any]
 
 
 def _slow_start(random: Random) -> list[Entry]:
-    return [{"kind": "slow_start", "size": random.uniform(0.2, 0.8), "seconds": random.uniform(70, 900)}]
+    return [
+        {"kind": "slow_start", "size": random.uniform(0.2, 0.8), "seconds": random.uniform(70, 900)}
+    ]
 
 
 def _levels(levels: Sequence[float], at: Sequence[float]) -> list[Entry]:
     """The factors one after the other, from these seconds on; none below 1: a device is not faster than it can be."""
     steps = [
-        {"kind": "step", "size": after / before - 1, "seconds": when} for (before, after), when in zip(pairwise(levels), at, strict=True)
+        {"kind": "step", "size": after / before - 1, "seconds": when}
+        for (before, after), when in zip(pairwise(levels), at, strict=True)
     ]
     return [{"kind": "slow_start", "size": levels[0] - 1, "seconds": 1e9}, *steps]
 
@@ -68,15 +79,26 @@ def _step(random: Random) -> list[Entry]:
 
 
 def _three_steps(random: Random) -> list[Entry]:
-    return _levels([1 + random.uniform(0.0, 0.6) for _ in range(4)], sorted(random.uniform(150, 2200) for _ in range(3)))
+    return _levels(
+        [1 + random.uniform(0.0, 0.6) for _ in range(4)],
+        sorted(random.uniform(150, 2200) for _ in range(3)),
+    )
 
 
 def _wave(random: Random) -> list[Entry]:
-    return [{"kind": "wave", "size": random.uniform(0.1, 0.5), "seconds": random.uniform(300, 3000)}]
+    return [
+        {"kind": "wave", "size": random.uniform(0.1, 0.5), "seconds": random.uniform(300, 3000)}
+    ]
 
 
 def _slow_node(random: Random) -> list[Entry]:
-    return [{"kind": "slow_node", "size": random.uniform(0.1, 0.5), "node": f"node-{random.randrange(NUM_NODES)}"}]
+    return [
+        {
+            "kind": "slow_node",
+            "size": random.uniform(0.1, 0.5),
+            "node": f"node-{random.randrange(NUM_NODES)}",
+        }
+    ]
 
 
 DRIFTS: Mapping[str, Callable[[Random], list[Entry]]] = {
@@ -130,7 +152,10 @@ def sweep(case: Case) -> SweepSpec:
                     "zero_stage": [1],
                     "recompute": ["none", "selective_attention", "selective_ops", "full"],
                 },
-                "search": {"seed": case.seed, **({"max_trials": case.max_trials} if case.max_trials else {})},
+                "search": {
+                    "seed": case.seed,
+                    **({"max_trials": case.max_trials} if case.max_trials else {}),
+                },
             }
         )
     )
@@ -160,7 +185,9 @@ def run_case(case: Case) -> Outcome:
     finally:
         confirmation_module.Confirmation = Confirmation  # type: ignore[misc]
     ((_, tied),) = result.tied.items()
-    truth = _truth(spec, [trial.layout for trial in trials if trial.step_seconds_median is not None])
+    truth = _truth(
+        spec, [trial.layout for trial in trials if trial.step_seconds_median is not None]
+    )
     best = min(truth.values())
     offs = [truth[layout] / best - 1 for layout in tied]
     return Outcome(
@@ -173,13 +200,18 @@ def run_case(case: Case) -> Outcome:
         among_tied=min(offs) <= WRONG,
         first_off=offs[0],
         launches=sum(trial.num_attempts for trial in trials),
-        repeats=sum(attempt.purpose in REPEATS for detail in details for attempt in detail.attempts),
+        repeats=sum(
+            attempt.purpose in REPEATS for detail in details for attempt in detail.attempts
+        ),
     )
 
 
 def _truth(spec: SweepSpec, layouts: Sequence[Layout]) -> dict[Layout, float]:
     (cell,) = spec.cells()
-    return {layout: step_seconds(cell.model, layout, cell.sequence_length, DEVICES[DEVICE]) for layout in layouts}
+    return {
+        layout: step_seconds(cell.model, layout, cell.sequence_length, DEVICES[DEVICE])
+        for layout in layouts
+    }
 
 
 @cache
@@ -201,15 +233,30 @@ class EarlierContest(Confirmation):
         return None
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
-        runs = {key: [*some, median_run(some)] if key in self._repeating else some for key, some in self._runs.items()}
+        runs = {
+            key: [*some, median_run(some)] if key in self._repeating else some
+            for key, some in self._runs.items()
+        }
         found = _earlier_next(runs, confirm) if runs else None
         if found is None or found in self._repeating:
             return None
-        return Repeat(trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier")
+        return Repeat(
+            trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier"
+        )
 
     def verdict(self) -> Verdict | None:
         tied, _ = _earlier_tied(self._runs)
-        return Verdict(best=tied[0], tied=tied, order=tied, intervals={}, run_sd=0.0, spread=None, num_repeats=0, change=None, repeat=None)
+        return Verdict(
+            best=tied[0],
+            tied=tied,
+            order=tied,
+            intervals={},
+            run_sd=0.0,
+            spread=None,
+            num_repeats=0,
+            change=None,
+            repeat=None,
+        )
 
 
 def _earlier_tied(runs: Mapping[int, Sequence[Run]]) -> tuple[list[int], float]:
@@ -220,13 +267,20 @@ def _earlier_tied(runs: Mapping[int, Sequence[Run]]) -> tuple[list[int], float]:
         mean = sum(logs) / len(logs)
         total += sum((x - mean) ** 2 for x in logs)
         degrees += len(logs) - 1
-    half = {key: 1.96 * sqrt((_earlier_steps(some) + total / degrees) / len(some)) for key, some in runs.items()}
+    half = {
+        key: 1.96 * sqrt((_earlier_steps(some) + total / degrees) / len(some))
+        for key, some in runs.items()
+    }
     order = sorted(runs, key=lambda key: (centres[key], key))
-    return [key for key in order if centres[key] - half[key] <= centres[order[0]] + half[order[0]]], exp(total / degrees)
+    return [
+        key for key in order if centres[key] - half[key] <= centres[order[0]] + half[order[0]]
+    ], exp(total / degrees)
 
 
 def _earlier_steps(some: Sequence[Run]) -> float:
-    known = [0.02 if run.relative_confidence is None else run.relative_confidence / 1.96 for run in some]
+    known = [
+        0.02 if run.relative_confidence is None else run.relative_confidence / 1.96 for run in some
+    ]
     return sum(sd**2 for sd in known) / len(known)
 
 
@@ -265,15 +319,25 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--drifts", default=",".join(DRIFTS))
     parser.add_argument("--rules", default="now,earlier")
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--join", type=Path, nargs="*", default=[], help="results of other seeds of this benchmark, to be told with these")
+    parser.add_argument(
+        "--join",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="results of other seeds of this benchmark, to be told with these",
+    )
     parser.add_argument("--max-trials", type=int, help="default: all layouts are measured")
-    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    parser.add_argument(
+        "--out", type=Path, help="write the result here, with what it was measured on"
+    )
     arguments = parser.parse_args()
     machine = describe_machine()
     drifts, rules = arguments.drifts.split(","), arguments.rules.split(",")
@@ -283,7 +347,9 @@ def main() -> None:
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         for drift in drifts
     ]
-    found: dict[tuple[str, str], list[Outcome]] = {(drift, rule): [] for drift in drifts for rule in rules}
+    found: dict[tuple[str, str], list[Outcome]] = {
+        (drift, rule): [] for drift in drifts for rule in rules
+    }
     for path in arguments.join:
         for one in json.loads(path.read_text(encoding="utf-8"))["outcomes"]:
             found.setdefault((one["drift"], one["rule"]), []).append(Outcome(**one))
@@ -292,16 +358,33 @@ def main() -> None:
             found[outcome.drift, outcome.rule].append(outcome)
             # What was done stays, if somebody ends it: it takes long.
             if arguments.out is not None and (number % WRITE_EVERY == 0 or number == len(cases)):
-                write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
+                write_result(
+                    arguments.out,
+                    benchmark="drift",
+                    machine=machine,
+                    result=_result(arguments.max_trials, found),
+                )
     if arguments.out is not None and not cases:
-        write_result(arguments.out, benchmark="drift", machine=machine, result=_result(arguments.max_trials, found))
+        write_result(
+            arguments.out,
+            benchmark="drift",
+            machine=machine,
+            result=_result(arguments.max_trials, found),
+        )
     print("| drift | rule |", " | ".join(SHOWN), "|")
     for (drift, rule), outcomes in found.items():
         numbers = summary(outcomes)
-        print(f"| {drift} | {rule} |", " | ".join(str(numbers[name]) for name in SHOWN), "|", numbers["wrong_seeds"][:12])
+        print(
+            f"| {drift} | {rule} |",
+            " | ".join(str(numbers[name]) for name in SHOWN),
+            "|",
+            numbers["wrong_seeds"][:12],
+        )
 
 
-def _result(max_trials: int | None, found: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
+def _result(
+    max_trials: int | None, found: Mapping[tuple[str, str], Sequence[Outcome]]
+) -> dict[str, Any]:
     done = {key: outcomes for key, outcomes in found.items() if outcomes}
     drifts: dict[str, dict[str, Any]] = {}
     for (drift, rule), outcomes in done.items():

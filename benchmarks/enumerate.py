@@ -30,9 +30,20 @@ WIDE = {
     "pipeline_parallel_size": "auto",
     "context_parallel_size": "auto",
     "zero_stage": "auto",
-    "recompute": ["none", "selective_attention", "selective_ops", "full", *(f"full:{k}" for k in range(1, 80))],
+    "recompute": [
+        "none",
+        "selective_attention",
+        "selective_ops",
+        "full",
+        *(f"full:{k}" for k in range(1, 80)),
+    ],
 }
-CONSTRAINTS = ["tp * cp <= 8", "not pp > 1 or zero_stage <= 1", "recompute != 'full' or mbs >= 2", "mbs <= 32"]
+CONSTRAINTS = [
+    "tp * cp <= 8",
+    "not pp > 1 or zero_stage <= 1",
+    "recompute != 'full' or mbs >= 2",
+    "mbs <= 32",
+]
 
 
 def sweep(*, constrained: bool) -> SweepSpec:
@@ -66,7 +77,9 @@ def measure(*, constrained: bool, repeat: int) -> dict[str, object]:
     cell = spec.cells()[0]
     found = enumerate_cell(spec, cell, gpus_per_node=8)
     by_rows = sum(found.rejected.get(constraint.reason, 0) for constraint in spec.constraints)
-    checked = len(found.legal) + by_rows  # rows that were built; what products rule out is only counted
+    checked = (
+        len(found.legal) + by_rows
+    )  # rows that were built; what products rule out is only counted
     enumerate_seconds = seconds_of(lambda: enumerate_cell(spec, cell, gpus_per_node=8), repeat)
     rank_seconds = seconds_of(lambda: rank(found, cell), repeat)
     return {
@@ -77,14 +90,21 @@ def measure(*, constrained: bool, repeat: int) -> dict[str, object]:
         "rank_seconds": round(rank_seconds, 4),
         "enumerated_per_second": round(checked / enumerate_seconds),
         "ranked_per_second": round(len(found.legal) / rank_seconds),
-        "enumerated_and_ranked_per_second": round(len(found.legal) / (enumerate_seconds + rank_seconds)),
+        "enumerated_and_ranked_per_second": round(
+            len(found.legal) / (enumerate_seconds + rank_seconds)
+        ),
     }
 
 
 def rank(found: CellSpace, cell: Cell) -> object:
     hardware = DEVICES["h100-sxm"]
     return rank_candidates(
-        found.legal, cell, hardware=hardware, memory_limit_bytes=hardware.memory_bytes, gpus_per_node=8, trainer=Trainer()
+        found.legal,
+        cell,
+        hardware=hardware,
+        memory_limit_bytes=hardware.memory_bytes,
+        gpus_per_node=8,
+        trainer=Trainer(),
     )
 
 
@@ -109,18 +129,33 @@ print(done / (time.process_time() - start))
 
 
 def llm_analysis_per_second(interpreter: Path) -> float:
-    found = subprocess.run([interpreter, "-c", LLM_ANALYSIS_PROGRAM], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [interpreter, "-c", LLM_ANALYSIS_PROGRAM], capture_output=True, text=True, check=True
+    )
     return float(found.stdout.split()[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--llm-analysis", type=Path, metavar="PYTHON", help="an interpreter that has llm-analysis installed")
-    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    parser.add_argument(
+        "--llm-analysis",
+        type=Path,
+        metavar="PYTHON",
+        help="an interpreter that has llm-analysis installed",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="write the result here, with what it was measured on"
+    )
     arguments = parser.parse_args()
     machine = describe_machine()
-    theirs = [llm_analysis_per_second(arguments.llm_analysis)] if arguments.llm_analysis is not None else []
+    theirs = (
+        [llm_analysis_per_second(arguments.llm_analysis)]
+        if arguments.llm_analysis is not None
+        else []
+    )
     result: dict[str, object] = {
         "cores_used": 1,
         "without_constraints": measure(constrained=False, repeat=arguments.repeat),
@@ -128,9 +163,14 @@ def main() -> None:
     }
     if arguments.llm_analysis is not None:
         theirs.append(llm_analysis_per_second(arguments.llm_analysis))
-        ours = measure(constrained=False, repeat=arguments.repeat)["enumerated_and_ranked_per_second"]
+        ours = measure(constrained=False, repeat=arguments.repeat)[
+            "enumerated_and_ranked_per_second"
+        ]
         assert isinstance(ours, int)
-        result["llm_analysis"] = {"analysed_per_second": [round(rate) for rate in theirs], "ours_times_faster": round(ours / max(theirs))}
+        result["llm_analysis"] = {
+            "analysed_per_second": [round(rate) for rate in theirs],
+            "ours_times_faster": round(ours / max(theirs)),
+        }
     print(json.dumps(result, indent=2))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="enumerate", machine=machine, result=result)

@@ -24,7 +24,14 @@ from orchestrator.core.machines.packing import FreeOnNode, Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.trial.protocol import (
+    Device,
+    NodeReport,
+    Phase,
+    RankOutcome,
+    RankResult,
+    TrialRequest,
+)
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot
@@ -44,7 +51,11 @@ SWEEP: Mapping[str, Any] = {
     "device": "cpu",
     "sequence_length": 64,
     "global_batch_size": 1024,
-    "axes": {"data_parallel_size": [2], "recompute": ["none", *(f"full:{k}" for k in range(1, 385))], "zero_stage": [0, 1, 2, 3]},
+    "axes": {
+        "data_parallel_size": [2],
+        "recompute": ["none", *(f"full:{k}" for k in range(1, 385))],
+        "zero_stage": [0, 1, 2, 3],
+    },
     "measurement": {"warmup_steps": 2, "min_steps": 6, "max_steps": 6},
     "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50}},
 }
@@ -72,7 +83,12 @@ class ScriptedScheduler:
         if request is None:
             return []
         layout = request.layout
-        seconds = 0.1 + 0.01 * layout.grad_accum_steps + 1e-4 * layout.recompute.layers_of(384) + 1e-3 * layout.zero_stage
+        seconds = (
+            0.1
+            + 0.01 * layout.grad_accum_steps
+            + 1e-4 * layout.recompute.layers_of(384)
+            + 1e-3 * layout.zero_stage
+        )
         ranks = [
             RankOutcome(
                 rank=rank,
@@ -90,7 +106,12 @@ class ScriptedScheduler:
         self._held_gpu_seconds += seconds
         return [
             Placed(trial_id=request.trial_id, nodes=["here"]),
-            Finished(trial_id=request.trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=seconds),
+            Finished(
+                trial_id=request.trial_id,
+                reports=[NodeReport(node="here", ranks=ranks)],
+                failure=None,
+                gpu_seconds=seconds,
+            ),
         ]
 
     def cancel(self, trial_id: int) -> None:
@@ -146,7 +167,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.scheduler: TimedScheduler | None = None
-        self.trials: list[tuple[float, float, float]] = []  # seconds; those outside the scheduler; CPU seconds outside it
+        self.trials: list[
+            tuple[float, float, float]
+        ] = []  # seconds; those outside the scheduler; CPU seconds outside it
         self.resident: list[tuple[int, int]] = []  # (trials, bytes)
 
     def note(self, snapshot: Snapshot) -> None:
@@ -161,7 +184,10 @@ class Recorder:
     def ms_per_trial(self, at: int) -> tuple[float, float, float]:
         """Mean over the trials before `at`: of a trial as a whole; of ask, tell and store; and the CPU time of these."""
         first, last = max(0, at - WINDOW_TRIALS), at - 1
-        whole, control, cpu = (1e3 * (b - a) / (last - first) for a, b in zip(self.trials[first], self.trials[last], strict=True))
+        whole, control, cpu = (
+            1e3 * (b - a) / (last - first)
+            for a, b in zip(self.trials[first], self.trials[last], strict=True)
+        )
         return whole, control, cpu
 
     def growth_bytes(self) -> int | None:
@@ -174,25 +200,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--strategy", default="tpe", choices=["tpe", "random", "exhaustive", "auto"])
-    parser.add_argument("--scripted", action="store_true", help="without Ray, launcher and processes")
+    parser.add_argument(
+        "--strategy", default="tpe", choices=["tpe", "random", "exhaustive", "auto"]
+    )
+    parser.add_argument(
+        "--scripted", action="store_true", help="without Ray, launcher and processes"
+    )
     arguments = parser.parse_args()
     machine = describe_machine()
     result = measure_sweep(arguments.trials, arguments.strategy, scripted=arguments.scripted)
-    print(json.dumps({key: value for key, value in result.items() if key != "resident_bytes_by_trials"}, indent=1))
+    print(
+        json.dumps(
+            {key: value for key, value in result.items() if key != "resident_bytes_by_trials"},
+            indent=1,
+        )
+    )
     if arguments.out is not None:
         write_result(arguments.out, benchmark="long_sweep", machine=machine, result=result)
 
 
 def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str, Any]:
     """Run the sweep, then open it once more, as the same command does after a stop."""
-    spec = SweepSpec.model_validate({**SWEEP, "search": {"strategy": strategy, "max_trials": num_trials, "confirm": {"repeats": 0}}})
+    spec = SweepSpec.model_validate(
+        {
+            **SWEEP,
+            "search": {"strategy": strategy, "max_trials": num_trials, "confirm": {"repeats": 0}},
+        }
+    )
     recorder = Recorder()
 
     with tempfile.TemporaryDirectory() as folder:
 
         def open_scheduler() -> TimedScheduler:
-            inner = ScriptedScheduler() if scripted else RayScheduler(address=None, device=Device.CPU, root=Path(folder) / "runs")
+            inner = (
+                ScriptedScheduler()
+                if scripted
+                else RayScheduler(address=None, device=Device.CPU, root=Path(folder) / "runs")
+            )
             recorder.scheduler = TimedScheduler(inner)
             return recorder.scheduler
 
@@ -212,18 +256,26 @@ def measure_sweep(num_trials: int, strategy: str, *, scripted: bool) -> dict[str
                     observe=recorder.note,
                 )
                 if ended.counts.get(TrialState.MEASURED, 0) != num_trials:
-                    raise SystemExit(f"not all of {num_trials} trials were measured: {dict(ended.counts)}")
+                    raise SystemExit(
+                        f"not all of {num_trials} trials were measured: {dict(ended.counts)}"
+                    )
                 return time.perf_counter() - began
 
             seconds = run()
             usage = resource.getrusage(resource.RUSAGE_SELF)
             result = _figures(recorder, num_trials, seconds)
             result["driver_cpu_ms_per_trial"] = 1e3 * (usage.ru_utime + usage.ru_stime) / num_trials
-            result["database_bytes"] = sum(file.stat().st_size for file in Path(folder).glob("sweep.sqlite*"))
-            result["run_folder_entries"] = sum(len(folders) + len(files) for _, folders, files in os.walk(Path(folder) / "runs"))
+            result["database_bytes"] = sum(
+                file.stat().st_size for file in Path(folder).glob("sweep.sqlite*")
+            )
+            result["run_folder_entries"] = sum(
+                len(folders) + len(files) for _, folders, files in os.walk(Path(folder) / "runs")
+            )
             if scripted:
                 recorder.trials.clear()
-                result["reopen_seconds"] = run()  # replay of all trials; its budget is spent, so nothing is launched
+                result["reopen_seconds"] = (
+                    run()
+                )  # replay of all trials; its budget is spent, so nothing is launched
     return {"strategy": strategy, "scripted": scripted, **result}
 
 

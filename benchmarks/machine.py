@@ -40,7 +40,9 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def write_result(path: Path, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+def write_result(
+    path: Path, *, benchmark: str, machine: Mapping[str, Any], result: Mapping[str, Any]
+) -> None:
     """Write one benchmark's result, with the command that gave it; a folder of tables is `DIR` in it, for its path is of this machine."""
     command = " ".join(["python", "-m", f"benchmarks.{benchmark}", *_told(sys.argv[1:])])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,12 +73,17 @@ def _from_the_project(argument: str) -> str:
 
 def resident_bytes() -> int:
     """Resident memory of this process, now."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(package: str) -> str | None:

@@ -37,7 +37,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--healthy", type=int, default=120, help="sweeps without a slow node")
     parser.add_argument("--out", type=Path)
@@ -48,14 +50,23 @@ def main() -> None:
         found[name] = outcome(how, seeds=arguments.seeds, healthy=arguments.healthy)
         print(name, json.dumps(found[name]), flush=True)
     if arguments.out is not None:
-        result = {"nodes": NUM_NODES, "slower": SLOWER, "seeds": arguments.seeds, "healthy_sweeps": arguments.healthy, "cases": found}
+        result = {
+            "nodes": NUM_NODES,
+            "slower": SLOWER,
+            "seeds": arguments.seeds,
+            "healthy_sweeps": arguments.healthy,
+            "cases": found,
+        }
         write_result(arguments.out, benchmark="node_score", machine=machine, result=result)
 
 
 def outcome(how: Mapping[str, Any], *, seeds: int, healthy: int) -> dict[str, Any]:
     firsts = [first_accused(trials(MOST, seed=seed, slow=(SLOW,), **how)) for seed in range(seeds)]
     counts = [count for count, _ in firsts]
-    alarms = sum(bool(first_accused(trials(MOST_HEALTHY, seed=10_000 + seed, slow=(), **how))[1]) for seed in range(healthy))
+    alarms = sum(
+        bool(first_accused(trials(MOST_HEALTHY, seed=10_000 + seed, slow=(), **how))[1])
+        for seed in range(healthy)
+    )
     return {
         "trials_median": float(np.median(counts)),
         "trials_nine_in_ten": float(np.quantile(counts, 0.9)),
@@ -98,9 +109,21 @@ def trials(
             place = len(layouts) - 1
         cell, true, predicted = layouts[place]
         nodes: NDArray[np.intp] = rng.choice(NUM_NODES, int(rng.choice(gangs)), replace=False)
-        seconds = true + float(rng.normal(0, noise)) + (np.log1p(SLOWER) if set(slow) & set(nodes.tolist()) else 0.0)
+        seconds = (
+            true
+            + float(rng.normal(0, noise))
+            + (np.log1p(SLOWER) if set(slow) & set(nodes.tolist()) else 0.0)
+        )
         seconds += float(rng.exponential(0.3)) if rng.random() < disturbed else 0.0
-        runs.append(NodeRun(nodes=tuple(f"n{i}" for i in nodes), cell=cell, trial=place, log_seconds=seconds, log_predicted=predicted))
+        runs.append(
+            NodeRun(
+                nodes=tuple(f"n{i}" for i in nodes),
+                cell=cell,
+                trial=place,
+                log_seconds=seconds,
+                log_predicted=predicted,
+            )
+        )
     return runs
 
 

@@ -37,7 +37,11 @@ NOOP_SWEEP: Mapping[str, Any] = {
     "device": "cpu",
     "sequence_length": 64,
     "global_batch_size": 1024,
-    "axes": {"data_parallel_size": [2], "recompute": ["none", *(f"full:{k}" for k in range(1, 129))], "zero_stage": [0, 1, 2, 3]},
+    "axes": {
+        "data_parallel_size": [2],
+        "recompute": ["none", *(f"full:{k}" for k in range(1, 129))],
+        "zero_stage": [0, 1, 2, 3],
+    },
     "measurement": {"warmup_steps": 2, "min_steps": 2, "max_steps": 2},
     "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50}},
 }
@@ -52,7 +56,14 @@ TORCH_SWEEP: Mapping[str, Any] = {
     "precision": "fp32",
     "axes": {
         "data_parallel_size": [2],
-        "recompute": ["none", *(f"{mode}:{k}" for mode in ("full", "selective_ops", "selective_attention") for k in range(1, 5))],
+        "recompute": [
+            "none",
+            *(
+                f"{mode}:{k}"
+                for mode in ("full", "selective_ops", "selective_attention")
+                for k in range(1, 5)
+            ),
+        ],
     },
     "measurement": {"warmup_steps": 2, "min_steps": 2, "max_steps": 2},
     "workload": {"name": "llama"},
@@ -71,8 +82,15 @@ class Arm:
 
 
 ARMS = (
-    Arm(name="sweep_tpe", what="run_sweep, TPE: two fresh ranks a trial, one trial at a time", arguments=["--arm", "tpe"], share=1),
-    Arm(name="sweep_random", what="the same, random layouts", arguments=["--arm", "random"], share=1),
+    Arm(
+        name="sweep_tpe",
+        what="run_sweep, TPE: two fresh ranks a trial, one trial at a time",
+        arguments=["--arm", "tpe"],
+        share=1,
+    ),
+    Arm(
+        name="sweep_random", what="the same, random layouts", arguments=["--arm", "random"], share=1
+    ),
     Arm(
         name="tune_fresh",
         what="Tune, function trainable, one fresh actor process a trial, two trials at a time",
@@ -113,11 +131,21 @@ ARMS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--trials", type=int, default=400, help="of each arm and round; the slow arms run a tenth")
+    parser.add_argument(
+        "--trials", type=int, default=400, help="of each arm and round; the slow arms run a tenth"
+    )
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--tune-python", default=sys.executable, help="a Python with ray[tune]==2.60.0 and optuna==5.0.0")
-    parser.add_argument("--arms", nargs="*", choices=[arm.name for arm in ARMS], default=[arm.name for arm in ARMS])
-    parser.add_argument("--arm", choices=["tpe", "random", "torch"], help=argparse.SUPPRESS)  # a child: run one arm, print its numbers
+    parser.add_argument(
+        "--tune-python",
+        default=sys.executable,
+        help="a Python with ray[tune]==2.60.0 and optuna==5.0.0",
+    )
+    parser.add_argument(
+        "--arms", nargs="*", choices=[arm.name for arm in ARMS], default=[arm.name for arm in ARMS]
+    )
+    parser.add_argument(
+        "--arm", choices=["tpe", "random", "torch"], help=argparse.SUPPRESS
+    )  # a child: run one arm, print its numbers
     arguments = parser.parse_args()
     if arguments.arm:
         print(json.dumps(run_sweep_arm(arguments.arm, arguments.trials)))
@@ -125,7 +153,9 @@ def main() -> None:
     machine = describe_machine()
     arms = [arm for arm in ARMS if arm.name in arguments.arms]
     if any(arm.is_tune for arm in arms) and not _has_tune(arguments.tune_python):
-        print(f"{arguments.tune_python} cannot import ray.tune (pip install 'ray[tune]==2.60.0' 'optuna==5.0.0'): Tune is left out")
+        print(
+            f"{arguments.tune_python} cannot import ray.tune (pip install 'ray[tune]==2.60.0' 'optuna==5.0.0'): Tune is left out"
+        )
         arms = [arm for arm in arms if not arm.is_tune]
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     for _ in range(arguments.rounds):
@@ -135,7 +165,10 @@ def main() -> None:
             print(
                 f"{arm.name:32} {run['trials_per_second']:8.2f} trials/s   {run['driver_cpu_ms_per_trial']:6.1f} ms CPU of the driver a trial"
             )
-    result = {"summary": summarize(runs), "arms": {arm.name: {"what": arm.what, "runs": runs[arm.name]} for arm in arms}}
+    result = {
+        "summary": summarize(runs),
+        "arms": {arm.name: {"what": arm.what, "runs": runs[arm.name]} for arm in arms},
+    }
     print(json.dumps(result["summary"], indent=1))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="orchestration", machine=machine, result=result)
@@ -143,17 +176,25 @@ def main() -> None:
 
 def run_arm(arm: Arm, num_trials: int, tune_python: str) -> dict[str, Any]:
     """Run one arm once, in a fresh process, and return what it printed last."""
-    program = [tune_python, str(TUNE_PROGRAM)] if arm.is_tune else [sys.executable, "-m", "benchmarks.orchestration"]
+    program = (
+        [tune_python, str(TUNE_PROGRAM)]
+        if arm.is_tune
+        else [sys.executable, "-m", "benchmarks.orchestration"]
+    )
     done = subprocess.run(
         [*program, "--trials", str(num_trials), *arm.arguments],
-        cwd=tempfile.gettempdir() if arm.is_tune else PROJECT,  # Tune would upload the folder it is run in
+        cwd=tempfile.gettempdir()
+        if arm.is_tune
+        else PROJECT,  # Tune would upload the folder it is run in
         capture_output=True,
         text=True,
         timeout=ARM_SECONDS,
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{arm.name} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise SystemExit(
+            f"{arm.name} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
     run: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return run
 
@@ -169,8 +210,14 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     from orchestrator.sweep.progress import Snapshot
     from orchestrator.sweep.provenance import code_fingerprint
 
-    search = {"strategy": "exhaustive" if kind == "torch" else kind, "max_trials": num_trials, "confirm": {"repeats": 0}}
-    spec = SweepSpec.model_validate({**(TORCH_SWEEP if kind == "torch" else NOOP_SWEEP), "search": search})
+    search = {
+        "strategy": "exhaustive" if kind == "torch" else kind,
+        "max_trials": num_trials,
+        "confirm": {"repeats": 0},
+    }
+    spec = SweepSpec.model_validate(
+        {**(TORCH_SWEEP if kind == "torch" else NOOP_SWEEP), "search": search}
+    )
     ends: list[float] = []
 
     def note_end(snapshot: Snapshot) -> None:
@@ -178,11 +225,16 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
 
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/sweep.sqlite") as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Store.open(f"sqlite:///{folder}/sweep.sqlite") as store,
+    ):
         result = run_sweep(
             spec,
             store=store,
-            open_scheduler=lambda: RayScheduler(address=None, device=Device.CPU, root=Path(folder) / "runs"),
+            open_scheduler=lambda: RayScheduler(
+                address=None, device=Device.CPU, root=Path(folder) / "runs"
+            ),
             code=code_fingerprint(PROJECT),
             hardware=lambda _: None,
             clock=time.monotonic,
@@ -192,13 +244,17 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     spent = resource.getrusage(resource.RUSAGE_SELF)
     measured = result.counts.get(TrialState.MEASURED, 0)
     if measured != len(ends) or len(attempts) != measured:
-        raise SystemExit(f"{len(ends)} trials ended, {measured} of them measured: {dict(result.counts)}")
+        raise SystemExit(
+            f"{len(ends)} trials ended, {measured} of them measured: {dict(result.counts)}"
+        )
     return {
         "num_trials": len(ends),
         "seconds": time.monotonic() - began,
         "trials_per_second": (len(ends) - 1) / (ends[-1] - ends[0]),
         "trial_ms_median": 1e3 * statistics.median(b - a for a, b in pairwise(ends)),
-        "driver_cpu_ms_per_trial": 1e3 * (spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime) / len(ends),
+        "driver_cpu_ms_per_trial": 1e3
+        * (spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime)
+        / len(ends),
         "driver_resident_bytes": resident_bytes(),
         "in_flight": 1,
         "num_ranks": 2,
@@ -207,7 +263,10 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
 
 def summarize(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Medians over rounds, ratios of medians, and whether the promises hold."""
-    rate = {name: statistics.median(run["trials_per_second"] for run in many) for name, many in runs.items()}
+    rate = {
+        name: statistics.median(run["trials_per_second"] for run in many)
+        for name, many in runs.items()
+    }
     summary: dict[str, Any] = {"trials_per_second": rate}
     ours = rate.get("sweep_tpe")
     if ours is None:
@@ -224,7 +283,15 @@ def summarize(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
 
 def _has_tune(python: str) -> bool:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([python, "-c", "import ray.tune, optuna"], capture_output=True, env=environment, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [python, "-c", "import ray.tune, optuna"],
+            capture_output=True,
+            env=environment,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 if __name__ == "__main__":

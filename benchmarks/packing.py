@@ -130,13 +130,25 @@ def playbook_jobs(num_trials: int, seed: int) -> list[list[Job]]:
     queues = []
     for number, cell in enumerate(cells):
         shape = Shape.of(cell.num_gpus, gpus_per_node=GPUS_PER_NODE)
-        candidates = plan_cell(spec, cell, hardware=DEVICES[spec.device], gpus_per_node=GPUS_PER_NODE).candidates
+        candidates = plan_cell(
+            spec, cell, hardware=DEVICES[spec.device], gpus_per_node=GPUS_PER_NODE
+        ).candidates
         wanted = num_trials * (number + 1) // len(cells) - num_trials * number // len(cells)
         queue = []
         for row in candidates.order[:wanted]:
-            steps = cost.num_steps * float(candidates.step_seconds[row]) if candidates.fits[row] else 0.0
+            steps = (
+                cost.num_steps * float(candidates.step_seconds[row])
+                if candidates.fits[row]
+                else 0.0
+            )
             predicted = cost.launch_seconds + steps
-            queue.append(Job(shape=shape, predicted_seconds=predicted, seconds=predicted * rng.lognormvariate(0.0, ERROR_SD)))
+            queue.append(
+                Job(
+                    shape=shape,
+                    predicted_seconds=predicted,
+                    seconds=predicted * rng.lognormvariate(0.0, ERROR_SD),
+                )
+            )
         queues.append(queue)
     return queues
 
@@ -144,7 +156,9 @@ def playbook_jobs(num_trials: int, seed: int) -> list[list[Job]]:
 def score(queues: Sequence[Sequence[Job]], num_nodes: int, policy: Policy) -> dict[str, float]:
     num_slots = num_nodes * GPUS_PER_NODE
     began = time.process_time()
-    found = simulate(queues, {f"node-{number}": GPUS_PER_NODE for number in range(num_nodes)}, policy)
+    found = simulate(
+        queues, {f"node-{number}": GPUS_PER_NODE for number in range(num_nodes)}, policy
+    )
     used = sum(job.gpu_seconds for queue in queues for job in queue)
     return {
         "makespan_seconds": round(found.makespan, 1),
@@ -157,7 +171,9 @@ def score(queues: Sequence[Sequence[Job]], num_nodes: int, policy: Policy) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=4104)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=5)
@@ -174,7 +190,10 @@ def main() -> None:
     result = {
         "num_trials": num_jobs,
         "num_gpus": arguments.nodes * GPUS_PER_NODE,
-        "median": {name: {key: statistics.median(s[key] for s in scores) for key in scores[0]} for name, scores in by_policy.items()},
+        "median": {
+            name: {key: statistics.median(s[key] for s in scores) for key in scores[0]}
+            for name, scores in by_policy.items()
+        },
         "by_seed": by_policy,
     }
     print(json.dumps(result, indent=1))

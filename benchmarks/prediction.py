@@ -51,7 +51,9 @@ from orchestrator.core.search.expectation import LIKELY
 from orchestrator.core.search.proposer import USABLE_SHARE
 
 Floats = NDArray[np.float64]
-Calibrations = Mapping[Trainer, Calibration]  # by trainer: constants of time are shared, those of memory are its own
+Calibrations = Mapping[
+    Trainer, Calibration
+]  # by trainer: constants of time are shared, those of memory are its own
 
 SEEDS = 5
 TRIALS = 5
@@ -80,11 +82,23 @@ class Problem:
 
     @cached_property
     def seconds(self) -> Floats:
-        return np.array([run.step_seconds if run.status is RunStatus.OK and run.step_seconds else np.nan for run in self.runs])
+        return np.array(
+            [
+                run.step_seconds if run.status is RunStatus.OK and run.step_seconds else np.nan
+                for run in self.runs
+            ]
+        )
 
     @cached_property
     def peaks(self) -> Floats:
-        return np.array([run.peak_memory_bytes if run.status is RunStatus.OK and run.peak_memory_bytes else np.nan for run in self.runs])
+        return np.array(
+            [
+                run.peak_memory_bytes
+                if run.status is RunStatus.OK and run.peak_memory_bytes
+                else np.nan
+                for run in self.runs
+            ]
+        )
 
     @cached_property
     def ran(self) -> NDArray[np.bool_]:
@@ -107,21 +121,36 @@ class Problem:
     def _predict(self, calibration: Calibration, stage: Stage) -> Predicted:
         cell = self.runs[0].cell
         assert cell is not None
-        return calibration.predict(self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage)
+        return calibration.predict(
+            self.table, cell, self.hardware, gpus_per_node=self.runs[0].gpus_per_node, stage=stage
+        )
 
     def observations(self, rows: Iterable[int] | None = None) -> list[tuple[Trainer, Observation]]:
         """What some rows teach (None: all), each with its trainer."""
         chosen = self.runs if rows is None else [self.runs[row] for row in rows]
-        return [(run.trainer, found) for run in chosen if (found := observation(run, self.hardware)) is not None]
+        return [
+            (run.trainer, found)
+            for run in chosen
+            if (found := observation(run, self.hardware)) is not None
+        ]
 
 
 def problem_key(run: MeasuredRun) -> tuple[object, ...]:
     """What makes two cells the same problem, whatever their table or model is called."""
-    return (run.model.digest if run.model is not None else run.model_name, run.num_gpus, run.sequence_length, run.global_batch_size)
+    return (
+        run.model.digest if run.model is not None else run.model_name,
+        run.num_gpus,
+        run.sequence_length,
+        run.global_batch_size,
+    )
 
 
 def stage_of(run: MeasuredRun) -> Stage:
-    return Stage.FIRST if "rank0" in run.peak_memory_kind or "rank 0" in run.peak_memory_kind else Stage.FULLEST
+    return (
+        Stage.FIRST
+        if "rank0" in run.peak_memory_kind or "rank 0" in run.peak_memory_kind
+        else Stage.FULLEST
+    )
 
 
 def observation(run: MeasuredRun, hardware: Hardware) -> Observation | None:
@@ -147,13 +176,23 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     for table_id, cells in read_tables(folder):
         if table_ids is None or table_id in table_ids:
             replayed = any(run.replay for cell in cells for run in cell.runs)
-            found += [problem for cell in cells if (problem := _problem(cell, replayed=replayed)) is not None]
+            found += [
+                problem
+                for cell in cells
+                if (problem := _problem(cell, replayed=replayed)) is not None
+            ]
     return found
 
 
 def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
-    runs = tuple(run for run in cell.runs if run.cell is not None and run.layout is not None and run.replay == replayed)
-    full = tuple(run for run in runs if run.word("peft") in ("", "full", "full-ft"))  # adapters train few weights: no closed form here
+    runs = tuple(
+        run
+        for run in cell.runs
+        if run.cell is not None and run.layout is not None and run.replay == replayed
+    )
+    full = tuple(
+        run for run in runs if run.word("peft") in ("", "full", "full-ft")
+    )  # adapters train few weights: no closed form here
     return Problem(table_id=cell.table_id, runs=full) if full else None
 
 
@@ -177,7 +216,11 @@ def is_named(trainer: Trainer) -> bool:
 
 def calibrated(rows: Sequence[tuple[Trainer, Observation]], begun: Calibrations) -> Calibrations:
     """Constants of time from all rows, those of memory from each trainer's own."""
-    times = [replace(row, peak_memory_bytes=None, out_of_memory=False) for _, row in rows if not row.thrashes]
+    times = [
+        replace(row, peak_memory_bytes=None, out_of_memory=False)
+        for _, row in rows
+        if not row.thrashes
+    ]
     first = next(iter(begun.values()))
     timed = calibrate(times, first)
     found = {}
@@ -221,13 +264,20 @@ class Fits:
         if not others:
             return None
         trainers = sorted(set(problem.trainers), key=str)
-        key = (*map(str, trainers), *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others))
+        key = (
+            *map(str, trainers),
+            *sorted(f"{other.table_id}/{other.runs[0].line}" for other in others),
+        )
         if key not in self._known:
-            self._known[key] = calibrated([row for other in others for row in other.observations()], priors(trainers))
+            self._known[key] = calibrated(
+                [row for other in others for row in other.observations()], priors(trainers)
+            )
         return self._known[key]
 
 
-def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, NDArray[np.bool_]]]) -> dict[str, object]:
+def score_memory(
+    problems: Sequence[Problem], calibrations: Sequence[tuple[Calibrations, NDArray[np.bool_]]]
+) -> dict[str, object]:
     """Each problem with its calibration and the rows to score."""
     ratios: dict[str, list[Floats]] = {"all": [], "pp1": [], "pp2+": []}
     scores, truths, best = [], [], {}
@@ -237,7 +287,11 @@ def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calib
         if known.any():
             ratio = problem.memory_bytes(calibration, stage_of(problem.runs[0])) / measured
             pipelined = problem.table.pipeline_parallel_size > 1
-            for name, rows in (("all", known), ("pp1", known & ~pipelined), ("pp2+", known & pipelined)):
+            for name, rows in (
+                ("all", known),
+                ("pp1", known & ~pipelined),
+                ("pp2+", known & pipelined),
+            ):
                 ratios[name].append(ratio[rows])
         if problem.ran_out.any() or known.any():
             fullest = problem.memory_bytes(calibration) / problem.hardware.memory_bytes
@@ -247,7 +301,11 @@ def score_memory(problems: Sequence[Problem], calibrations: Sequence[tuple[Calib
             if np.isfinite(problem.seconds).any():
                 fastest = int(np.nanargmin(problem.seconds))
                 best[f"{problem.table_id}/{problem.runs[0].num_gpus}"] = float(fullest[fastest])
-    found: dict[str, object] = {name: _ratios(np.concatenate(values)) for name, values in ratios.items() if sum(map(len, values))}
+    found: dict[str, object] = {
+        name: _ratios(np.concatenate(values))
+        for name, values in ratios.items()
+        if sum(map(len, values))
+    }
     if scores:
         found["out_of_memory"] = _classified(np.concatenate(scores), np.concatenate(truths), best)
     return found
@@ -264,7 +322,9 @@ def _ratios(ratio: Floats) -> dict[str, object]:
     }
 
 
-def _classified(score: Floats, truth: NDArray[np.bool_], best: Mapping[str, float]) -> dict[str, object]:
+def _classified(
+    score: Floats, truth: NDArray[np.bool_], best: Mapping[str, float]
+) -> dict[str, object]:
     if not truth.any() or truth.all():
         return {"rows": len(score), "ran_out": int(truth.sum())}
     order = np.argsort(-score, kind="stable")
@@ -284,11 +344,15 @@ def _classified(score: Floats, truth: NDArray[np.bool_], best: Mapping[str, floa
         "recall_at_95_precision": round(float(recall[fine[-1]]), 3) if len(fine) else 0.0,
         "threshold_at_95_precision": round(threshold, 3),
         "best_rejected": sorted(name for name, share in best.items() if share > 1),
-        "best_rejected_at_95_precision": sorted(name for name, share in best.items() if share >= threshold),
+        "best_rejected_at_95_precision": sorted(
+            name for name, share in best.items() if share >= threshold
+        ),
     }
 
 
-def score_times(problem: Problem, calibration: Calibrations, scored: NDArray[np.bool_]) -> dict[str, float] | None:
+def score_times(
+    problem: Problem, calibration: Calibrations, scored: NDArray[np.bool_]
+) -> dict[str, float] | None:
     rows = np.flatnonzero(np.isfinite(problem.seconds) & scored)
     if len(rows) < FEWEST_ROWS:
         return None
@@ -315,7 +379,9 @@ def mean_of(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if not scores:
         return {"tables": 0}
     return {"tables": len(scores)} | {
-        name: round(float(np.mean([score[name] for score in scores])), 4) for name in scores[0] if name != "rows"
+        name: round(float(np.mean([score[name] for score in scores])), 4)
+        for name in scores[0]
+        if name != "rows"
     }
 
 
@@ -324,7 +390,9 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
     pairs = [(problem, found) for problem in problems if (found := calibrator(problem)) is not None]
     if not pairs:
         return {"tables": 0}
-    everything = [(calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs]
+    everything = [
+        (calibration, np.ones(len(problem.runs), dtype=np.bool_)) for problem, calibration in pairs
+    ]
     bands = score_bands(pairs)
     times = {
         _name(problem): scored
@@ -332,10 +400,14 @@ def score(problems: Sequence[Problem], calibrator: Calibrator) -> dict[str, obje
         if (scored := score_times(problem, calibration, np.ones(len(problem.runs), dtype=np.bool_)))
     }
     return {
-        "bands": {name: found.told for name, found in bands.items()} | {"fits": score_fitting(pairs)},
+        "bands": {name: found.told for name, found in bands.items()}
+        | {"fits": score_fitting(pairs)},
         "memory": score_memory([problem for problem, _ in pairs], everything),
         "step_time": mean_of(list(times.values())),
-        "step_time_by_table": {name: {key: round(value, 3) for key, value in found.items()} for name, found in times.items()},
+        "step_time_by_table": {
+            name: {key: round(value, 3) for key, value in found.items()}
+            for name, found in times.items()
+        },
     }
 
 
@@ -348,7 +420,11 @@ class Coverage:
     above: int = 0
 
     def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(below=self.below + other.below, within=self.within + other.within, above=self.above + other.above)
+        return Coverage(
+            below=self.below + other.below,
+            within=self.within + other.within,
+            above=self.above + other.above,
+        )
 
     @property
     def rows(self) -> int:
@@ -357,7 +433,12 @@ class Coverage:
     @property
     def told(self) -> dict[str, float]:
         share = {"share_within": round(self.within / self.rows, 3)} if self.rows else {}
-        return {"rows": self.rows, "below": self.below, "within": self.within, "above": self.above} | share
+        return {
+            "rows": self.rows,
+            "below": self.below,
+            "within": self.within,
+            "above": self.above,
+        } | share
 
     @classmethod
     def of(cls, ratios: Floats, band: tuple[Floats, Floats]) -> Coverage:
@@ -377,7 +458,9 @@ def score_bands(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, Cove
         for trainer in set(problem.trainers):
             rows = np.array([other == trainer for other in problem.trainers])
             filled = problem._predict(calibrations[trainer], stage_of(problem.runs[0]))
-            peaks += Coverage.of(np.where(rows, problem.peaks, np.nan) / filled.memory_bytes, filled.memory_band())
+            peaks += Coverage.of(
+                np.where(rows, problem.peaks, np.nan) / filled.memory_bytes, filled.memory_band()
+            )
     return {"step_time": times, "memory": peaks}
 
 
@@ -405,15 +488,25 @@ def score_fitting(pairs: Sequence[tuple[Problem, Calibrations]]) -> dict[str, fl
         if not problem.ran_out.any():
             continue
         for trainer in set(problem.trainers):
-            mine = (problem.ran | problem.ran_out) & np.array([other == trainer for other in problem.trainers])
+            mine = (problem.ran | problem.ran_out) & np.array(
+                [other == trainer for other in problem.trainers]
+            )
             predicted = problem._predict(calibrations[trainer], Stage.FULLEST)
-            chances = predicted.probability_of_fitting(problem.hardware.memory_bytes * USABLE_SHARE)[mine]
+            chances = predicted.probability_of_fitting(
+                problem.hardware.memory_bytes * USABLE_SHARE
+            )[mine]
             expected += float(chances.sum())
             at_least += int((chances >= LIKELY).sum())
             at_most += int((chances > 1.0 - LIKELY).sum())
             ran += int(problem.ran[mine].sum())
             rows += int(mine.sum())
-    return {"rows": rows, "ran": ran, "expected": round(expected, 1), "at_least": at_least, "at_most": at_most}
+    return {
+        "rows": rows,
+        "ran": ran,
+        "expected": round(expected, 1),
+        "at_least": at_least,
+        "at_most": at_most,
+    }
 
 
 def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[str, object]:
@@ -426,7 +519,12 @@ def score_after_trials(problems: Sequence[Problem], start: Calibrator) -> dict[s
             rows = np.random.default_rng(seed).choice(len(problem.runs), TRIALS, replace=False)
             begun = start(problem) or priors(dict.fromkeys(problem.trainers))
             widened = {name: calibration.widened() for name, calibration in begun.items()}
-            calibrations.append((calibrated(problem.observations(rows), widened), ~np.isin(np.arange(len(problem.runs)), rows)))
+            calibrations.append(
+                (
+                    calibrated(problem.observations(rows), widened),
+                    ~np.isin(np.arange(len(problem.runs)), rows),
+                )
+            )
         if chosen:
             memory.append(score_memory(chosen, calibrations))
         times += [
@@ -441,8 +539,14 @@ def _mean_memory(seeds: Sequence[Mapping[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for part in dict.fromkeys(name for seed in seeds for name in seed):
         values = [seed[part] for seed in seeds if isinstance(seed.get(part), Mapping)]
-        numbers = [{k: v for k, v in value.items() if isinstance(v, (int, float))} for value in values if isinstance(value, Mapping)]
-        found[part] = {k: round(float(np.mean([n[k] for n in numbers if k in n])), 4) for k in numbers[0]}
+        numbers = [
+            {k: v for k, v in value.items() if isinstance(v, (int, float))}
+            for value in values
+            if isinstance(value, Mapping)
+        ]
+        found[part] = {
+            k: round(float(np.mean([n[k] for n in numbers if k in n])), 4) for k in numbers[0]
+        }
     return found
 
 
@@ -451,7 +555,13 @@ def _name(problem: Problem) -> str:
     return f"{problem.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
 
 
-WAYS = ("uncalibrated", "leave_one_table_out", "leave_one_model_out", "after_5_trials", "after_5_trials_alone")
+WAYS = (
+    "uncalibrated",
+    "leave_one_table_out",
+    "leave_one_model_out",
+    "after_5_trials",
+    "after_5_trials_alone",
+)
 
 
 def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str, object]:
@@ -470,10 +580,21 @@ def measure(problems: Sequence[Problem], ways: Sequence[str] = WAYS) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_table_arguments(parser, names="these tables")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, metavar="WAY", help=f"of calibrating: {', '.join(WAYS)}")
-    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        choices=WAYS,
+        default=WAYS,
+        metavar="WAY",
+        help=f"of calibrating: {', '.join(WAYS)}",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="write the result here, with what it was measured on"
+    )
     arguments = parser.parse_args()
     machine = describe_machine()
     problems = read_problems(arguments.tables, arguments.table)
@@ -482,7 +603,9 @@ def main() -> None:
     by_source: dict[str, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.table_id.split("_")[0], []).append(problem)
-    result: dict[str, object] = {source: measure(found, arguments.ways) for source, found in by_source.items()}
+    result: dict[str, object] = {
+        source: measure(found, arguments.ways) for source, found in by_source.items()
+    }
     result["all_files"] = bands_of_all([one for one in result.values() if isinstance(one, Mapping)])
     print(json.dumps(result, indent=1))
     if arguments.out is not None:

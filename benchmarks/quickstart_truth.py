@@ -26,13 +26,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=5, help="searches to run")
-    parser.add_argument("--contenders", type=int, default=10, help="of each cell, measured again where every layout is")
+    parser.add_argument(
+        "--contenders",
+        type=int,
+        default=10,
+        help="of each cell, measured again where every layout is",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="of each contender at most")
     arguments = parser.parse_args()
     machine = describe_machine()
-    truth = measured((*TRUTH, f"search.confirm.contenders={arguments.contenders}", f"search.confirm.repeats={arguments.repeats}"))
+    truth = measured(
+        (
+            *TRUTH,
+            f"search.confirm.contenders={arguments.contenders}",
+            f"search.confirm.repeats={arguments.repeats}",
+        )
+    )
     searches = [measured((f"search.seed={seed}",)) for seed in range(arguments.seeds)]
-    result = {"truth": {cell: summary(rows) for cell, rows in truth.items()}, "searches": [compare(truth, found) for found in searches]}
+    result = {
+        "truth": {cell: summary(rows) for cell, rows in truth.items()},
+        "searches": [compare(truth, found) for found in searches],
+    }
     print(json.dumps(result, indent=1))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="quickstart_truth", machine=machine, result=result)
@@ -41,17 +55,41 @@ def main() -> None:
 def measured(overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Run the sweep with a store of its own. Per cell its trials, the fastest first."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "SWEEP_HOME": folder, "SWEEP_DB": f"sqlite:///{folder}/sweep.sqlite"}
+        environment = {
+            **os.environ,
+            "SWEEP_HOME": folder,
+            "SWEEP_DB": f"sqlite:///{folder}/sweep.sqlite",
+        }
         program = [str(Path(sys.executable).with_name("sweep"))]
-        subprocess.run([*program, "run", str(SWEEP_FILE), *overrides, "--quiet"], env=environment, check=True, stdout=subprocess.DEVNULL)
-        listed = subprocess.run([*program, "trials", "--json"], env=environment, check=True, capture_output=True, text=True)
-        best = subprocess.run([*program, "best", "--json", "--top", "16"], env=environment, check=True, capture_output=True, text=True)
+        subprocess.run(
+            [*program, "run", str(SWEEP_FILE), *overrides, "--quiet"],
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        listed = subprocess.run(
+            [*program, "trials", "--json"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        best = subprocess.run(
+            [*program, "best", "--json", "--top", "16"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     tied = {row["trial_id"] for row in json.loads(best.stdout)["best"] if row["is_tied"]}
     cells: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads(listed.stdout)["trials"]:
         if row["state"] == "measured":
             cells.setdefault(row["cell"], []).append({**row, "is_tied": row["trial_id"] in tied})
-    return {cell: sorted(rows, key=lambda row: row["step_seconds_median"]) for cell, rows in cells.items()}
+    return {
+        cell: sorted(rows, key=lambda row: row["step_seconds_median"])
+        for cell, rows in cells.items()
+    }
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,7 +104,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def compare(truth: Mapping[str, Sequence[Mapping[str, Any]]], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def compare(
+    truth: Mapping[str, Sequence[Mapping[str, Any]]],
+    found: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> dict[str, Any]:
     """What a search chose, by what the exhaustive run knows of it: runs of other minutes are not compared on a shared machine."""
     result = {}
     for cell, rows in found.items():
@@ -83,7 +124,8 @@ def compare(truth: Mapping[str, Sequence[Mapping[str, Any]]], found: Mapping[str
             "true_best_was_launched": best["layout"] in {row["layout"] for row in rows},
             "num_said_to_be_best": len(said),
             "true_best_is_among_them": best["layout"] in said,
-            "tokens_per_second_of_true_best": chosen["tokens_per_second_per_gpu"] / best["tokens_per_second_per_gpu"],
+            "tokens_per_second_of_true_best": chosen["tokens_per_second_per_gpu"]
+            / best["tokens_per_second_per_gpu"],
         }
     return result
 

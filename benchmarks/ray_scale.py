@@ -64,15 +64,31 @@ NODE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": 
 
 def study(arguments: argparse.Namespace) -> SweepSpec:
     """The sweep over the cells that fit the cluster: on 512 GPUs all of them."""
-    sizes = [8 << power for power in range(7) if 8 << power <= arguments.nodes * arguments.gpus_per_node]
-    overrides = [f"gpus={sizes}", f"gpus_per_node={arguments.gpus_per_node}", f"search.max_trials={arguments.trials_per_cell}"]
-    return load(SWEEP_FILE.read_text(encoding="utf-8"), source=SWEEP_FILE.name, overrides=[*OVERRIDES, *overrides])
+    sizes = [
+        8 << power for power in range(7) if 8 << power <= arguments.nodes * arguments.gpus_per_node
+    ]
+    overrides = [
+        f"gpus={sizes}",
+        f"gpus_per_node={arguments.gpus_per_node}",
+        f"search.max_trials={arguments.trials_per_cell}",
+    ]
+    return load(
+        SWEEP_FILE.read_text(encoding="utf-8"),
+        source=SWEEP_FILE.name,
+        overrides=[*OVERRIDES, *overrides],
+    )
 
 
 def orchestrate(address: str, folder: Path, spec: SweepSpec) -> int:
     """What `sweep run` does, and each acknowledged end in the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    scheduler = partial(RayScheduler, address=address, device=Device.CUDA, root=folder / "runs", gpus_per_node=int(spec.gpus_per_node))
+    scheduler = partial(
+        RayScheduler,
+        address=address,
+        device=Device.CUDA,
+        root=folder / "runs",
+        gpus_per_node=int(spec.gpus_per_node),
+    )
     try:
         with WitnessedStore.seen_by(Log(folder / "seen.jsonl"), _url(folder)) as store:
             run_sweep(
@@ -94,17 +110,28 @@ class Study:
     """One cluster, and the orchestrators that work on one sweep there, one after the other."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
-        self._folder, self._arguments, self._chance = folder, arguments, random.Random(arguments.seed)
+        self._folder, self._arguments, self._chance = (
+            folder,
+            arguments,
+            random.Random(arguments.seed),
+        )
         self.log = Log(folder / "seen.jsonl")
-        self._node = NODE | {"num_cpus": arguments.gpus_per_node, "num_gpus": arguments.gpus_per_node}
+        self._node = NODE | {
+            "num_cpus": arguments.gpus_per_node,
+            "num_gpus": arguments.gpus_per_node,
+        }
         began = time.monotonic()
         self._cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
-        self._workers = [self._cluster.add_node(wait=False, **self._node) for _ in range(arguments.nodes)]
+        self._workers = [
+            self._cluster.add_node(wait=False, **self._node) for _ in range(arguments.nodes)
+        ]
         self._cluster.wait_for_nodes(timeout=300)
         self.cluster_seconds = time.monotonic() - began
         self.killed = {"orchestrator": 0, "node": 0}
         self.calls = 0
-        self._processes: dict[int, int] = {}  # of ours, seen below raylets: process id -> start time
+        self._processes: dict[
+            int, int
+        ] = {}  # of ours, seen below raylets: process id -> start time
         self.least_available_bytes = _available_bytes()
         self.slowest_takeover_seconds = 0.0
 
@@ -121,13 +148,17 @@ class Study:
                 if code == 0:
                     return time.monotonic() - began
                 if code is not None and code != ClusterUnavailable.exit_code and killed_at is None:
-                    raise RuntimeError(f"the orchestrator ended with {code}; see {self._folder}/orchestrator.txt")
+                    raise RuntimeError(
+                        f"the orchestrator ended with {code}; see {self._folder}/orchestrator.txt"
+                    )
                 if code is not None:
                     orchestrator = self._orchestrator()
                 self._look()
                 launches, ends = self._counts()
                 if killed_at is not None and launches > killed_at[1]:
-                    self.slowest_takeover_seconds = max(self.slowest_takeover_seconds, time.monotonic() - killed_at[0])
+                    self.slowest_takeover_seconds = max(
+                        self.slowest_takeover_seconds, time.monotonic() - killed_at[0]
+                    )
                     killed_at = None
                 if killed_at is None and moments and ends >= moments[0]:
                     moments.pop(0)
@@ -158,7 +189,15 @@ class Study:
     def _orchestrator(self) -> subprocess.Popen[bytes]:
         self.calls += 1
         arguments = self._arguments
-        command = [sys.executable, "-m", "benchmarks.ray_scale", "--orchestrate", self._cluster.address, "--folder", str(self._folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.ray_scale",
+            "--orchestrate",
+            self._cluster.address,
+            "--folder",
+            str(self._folder),
+        ]
         for name in ("nodes", "gpus_per_node", "trials_per_cell"):
             command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         log = (self._folder / "orchestrator.txt").open("ab")
@@ -191,7 +230,9 @@ class Study:
                 yield from (agent, *descendants(agent))
 
     def _alive(self) -> list[int]:
-        return [pid for pid, started in self._processes.items() if start_time(pid) == started] + list(self._ours())
+        return [
+            pid for pid, started in self._processes.items() if start_time(pid) == started
+        ] + list(self._ours())
 
 
 def _command(pid: int) -> str:
@@ -202,13 +243,19 @@ def _command(pid: int) -> str:
 
 
 def _available_bytes() -> int:
-    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    (line,) = (
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    )
     return int(line.split()[1]) * 1024
 
 
 def _cpu_seconds() -> float:
     """That the machine has worked so far."""
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
@@ -245,7 +292,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     entries = work.log.entries()
     launched = len({entry.trial_id for entry in entries})
     with WitnessedStore.seen_by(work.log, _url(folder)) as store:
-        pruned = sum(trial.state is TrialState.PRUNED for trial in store.trials(store.sweep_named(spec.name).id))
+        pruned = sum(
+            trial.state is TrialState.PRUNED
+            for trial in store.trials(store.sweep_named(spec.name).id)
+        )
         verdict = judge(store, spec.name, entries, num_trials=launched + pruned)
         held = store.held(store.sweep_named(spec.name).id).total
     ends = sorted(entry.at for entry in entries if entry.seen is not Seen.LAUNCHED)
@@ -279,14 +329,18 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--gpus-per-node", type=int, default=32)
     parser.add_argument("--trials-per-cell", type=int, default=153)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--node-kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="keeps what is written; default: a temporary one, removed")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps what is written; default: a temporary one, removed"
+    )
     parser.add_argument("--orchestrate", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -298,7 +352,13 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if arguments.out is not None:
         write_result(arguments.out, benchmark="ray_scale", machine=machine, result=found)
-    return 1 if any(found[kind] for kind in ("lost", "duplicated", "stuck", "broken", "leaked_processes")) else 0
+    return (
+        1
+        if any(
+            found[kind] for kind in ("lost", "duplicated", "stuck", "broken", "leaked_processes")
+        )
+        else 0
+    )
 
 
 if __name__ == "__main__":

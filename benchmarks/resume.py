@@ -43,10 +43,17 @@ class FirstLaunch(ScriptedScheduler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--launch", nargs=3, metavar=("URL", "STRATEGY", "TRIALS"), help="go on with a sweep, and print when it launched")
+    parser.add_argument(
+        "--launch",
+        nargs=3,
+        metavar=("URL", "STRATEGY", "TRIALS"),
+        help="go on with a sweep, and print when it launched",
+    )
     arguments = parser.parse_args()
     if arguments.launch is not None:
         url, strategy, trials = arguments.launch
@@ -67,7 +74,9 @@ def measure(num_trials: int) -> Mapping[str, Any]:
         _go_on(full, "exhaustive", num_trials)
         Store.open(new).close()
         launches = [(strategy, repeat) for strategy in STRATEGIES for repeat in range(REPEATS)]
-        seconds: dict[str, dict[str, list[float]]] = {strategy: {"new": [], "resumed": []} for strategy in STRATEGIES}
+        seconds: dict[str, dict[str, list[float]]] = {
+            strategy: {"new": [], "resumed": []} for strategy in STRATEGIES
+        }
         for number, (strategy, _) in enumerate(launches):  # each adds one trial
             seconds[strategy]["new"].append(_seconds(new, strategy, number + 1))
             seconds[strategy]["resumed"].append(_seconds(full, strategy, num_trials + number + 1))
@@ -82,14 +91,27 @@ def measure(num_trials: int) -> Mapping[str, Any]:
 
 def _seconds(url: str, strategy: str, max_trials: int) -> float:
     began = time.time()
-    command = [sys.executable, "-m", "benchmarks.resume", "--launch", url, strategy, str(max_trials)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.resume",
+        "--launch",
+        url,
+        strategy,
+        str(max_trials),
+    ]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     return round(float(json.loads(done.stdout)) - began, 2)
 
 
 def _go_on(url: str, strategy: str, max_trials: int) -> FirstLaunch:
     """Work on the sweep until it has so many trials."""
-    spec = SweepSpec.model_validate({**SWEEP, "search": {"strategy": strategy, "max_trials": max_trials, "confirm": {"repeats": 0}}})
+    spec = SweepSpec.model_validate(
+        {
+            **SWEEP,
+            "search": {"strategy": strategy, "max_trials": max_trials, "confirm": {"repeats": 0}},
+        }
+    )
     scheduler = FirstLaunch()
     with Store.open(url) as store:
         run_sweep(

@@ -23,14 +23,20 @@ MODES = ("cold", "warm", "blind")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_table_arguments(parser, names="tables of these ids or patterns")
     parser.add_argument("--bounds", default="0.01,0.005,0.002,0.001")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     bounds = [float(text) for text in arguments.bounds.split(",")]
-    problems = [problem.shuffled(0) for problem in read_problems(arguments.tables, arguments.table) if problem.speeds.max()]
+    problems = [
+        problem.shuffled(0)
+        for problem in read_problems(arguments.tables, arguments.table)
+        if problem.speeds.max()
+    ]
     if not problems:
         parser.error(f"no table with something to search in {arguments.tables}")
     found = {}
@@ -39,10 +45,17 @@ def main() -> None:
         found[mode] = {str(bound): summary([end[bound] for end in ends]) for bound in bounds}
     print(json.dumps(found, indent=1))
     if arguments.out is not None:
-        write_result(arguments.out, benchmark="search_bound", machine=machine, result={"problems": len(problems), "modes": found})
+        write_result(
+            arguments.out,
+            benchmark="search_bound",
+            machine=machine,
+            result={"problems": len(problems), "modes": found},
+        )
 
 
-def ends_of(problem: Problem, driver: Driver, bounds: Sequence[float]) -> dict[float, tuple[int, float]]:
+def ends_of(
+    problem: Problem, driver: Driver, bounds: Sequence[float]
+) -> dict[float, tuple[int, float]]:
     """Per bound the launches until it is reached, and the best by then as a share of the table's."""
     ends: dict[float, tuple[int, float]] = {}
     best, launches = 0.0, 0

@@ -43,7 +43,9 @@ class Driver(Protocol):
 class LayoutDriver:
     """The searcher of `sweep run`."""
 
-    def __init__(self, problem: Problem, strategy: Strategy, seed: int, calibration: Calibration | None) -> None:
+    def __init__(
+        self, problem: Problem, strategy: Strategy, seed: int, calibration: Calibration | None
+    ) -> None:
         cell = problem.runs[0].cell
         assert cell is not None
         self._layouts = problem.layouts
@@ -53,7 +55,9 @@ class LayoutDriver:
             search=Search(strategy=strategy, seed=seed),
             objective=Objective.TOKENS_PER_SECOND_PER_GPU,
             num_layers=cell.model.num_layers,
-            dominance=Dominance.CONFIRMED if problem.profile == DEFAULT_PROFILE else Dominance.TRUSTED,  # as `sweep replay` has it
+            dominance=Dominance.CONFIRMED
+            if problem.profile == DEFAULT_PROFILE
+            else Dominance.TRUSTED,  # as `sweep replay` has it
         )
 
     def ask(self) -> int | None:
@@ -76,12 +80,27 @@ class LayoutDriver:
 class RowDriver:
     """The same search over rows without names: blind, or of a model of which nothing is known, or in an order of one's own."""
 
-    def __init__(self, problem: Problem, strategy: Strategy, seed: int, order: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        strategy: Strategy,
+        seed: int,
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
         axes = tuple(
-            _nameless(axis, number) for number, axis in enumerate(all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem)))
+            _nameless(axis, number)
+            for number, axis in enumerate(
+                all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
+            )
         )
-        free = {axis.name for axis in free_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))}
-        names = [axis.name for axis in all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))]
+        free = {
+            axis.name
+            for axis in free_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
+        }
+        names = [
+            axis.name
+            for axis in all_axes(LayoutTable.of(problem.layouts), num_layers=_layers(problem))
+        ]
         lattice = Lattice(axes=axes, memory_limit_bytes=problem.runs[0].memory_bytes)
         self._rows = RowSearcher(
             order=np.arange(len(problem.runs)) if order is None else order,
@@ -113,7 +132,9 @@ class RowDriver:
         return self._rows.expected_gain()
 
 
-def driver_of(problem: Problem, method: str, seed: int, *, mode: str, calibration: Calibration | None) -> Driver:
+def driver_of(
+    problem: Problem, method: str, seed: int, *, mode: str, calibration: Calibration | None
+) -> Driver:
     if method == "heuristic":
         return RowDriver(problem, Strategy.EXHAUSTIVE, seed, _by_rule(problem))
     strategy = Strategy(method)
@@ -142,7 +163,9 @@ def _outcome(run: MeasuredRun) -> Outcome:
     match run.status:
         case RunStatus.OK:
             assert run.tokens_per_second_per_gpu is not None
-            return Measured(value=run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes)
+            return Measured(
+                value=run.tokens_per_second_per_gpu, peak_memory_bytes=run.peak_memory_bytes
+            )
         case RunStatus.OOM:
             return OutOfMemory()
         case _:
@@ -150,7 +173,12 @@ def _outcome(run: MeasuredRun) -> Outcome:
 
 
 def _nameless(axis: Axis, number: int) -> Axis:
-    return Axis(name=f"axis{number}", ordered=axis.ordered, steps=axis.steps, places=np.arange(len(axis), dtype=np.float64))
+    return Axis(
+        name=f"axis{number}",
+        ordered=axis.ordered,
+        steps=axis.steps,
+        places=np.arange(len(axis), dtype=np.float64),
+    )
 
 
 def _layers(problem: Problem) -> int:
@@ -164,6 +192,8 @@ def _by_rule(problem: Problem) -> NDArray[np.int64]:
     fits = np.ones(len(table), dtype=np.bool_)
     if run.cell is not None and run.memory_bytes is not None:
         fits = predict_memory(table, run.cell, Trainer()).total <= 0.95 * run.memory_bytes
-    recomputes = np.array([axis_value is not None and str(axis_value) != "none" for axis_value in table.recomputes])[table.recompute]
+    recomputes = np.array(
+        [axis_value is not None and str(axis_value) != "none" for axis_value in table.recomputes]
+    )[table.recompute]
     tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
     return np.lexsort((table.micro_batch_size, pp, tp * pp, recomputes, ~fits))

@@ -78,7 +78,9 @@ def search(problem: Problem, driver: Driver, *, steps: int) -> Run:
         for repeated in (False, True) if driver.again() else (False,):
             launches += 1
             repeats += repeated and to_5 is None
-            held = LAUNCH_SECONDS + (steps * (run.step_seconds or 0.0) if problem.speeds[row] else 0.0)
+            held = LAUNCH_SECONDS + (
+                steps * (run.step_seconds or 0.0) if problem.speeds[row] else 0.0
+            )
             seconds += held * run.num_gpus if to_5 is None else 0.0
             best = max(best, problem.speeds[row] / top if top else 0.0)
             curve.append(best)
@@ -104,7 +106,9 @@ def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
     never = len(problem.runs)
     found: dict[str, object] = {"rows": len(problem.runs), "seeds": len(runs)}
     if not problem.speeds.max():
-        return found | {"nothing_fits": float(np.median([run.nothing_fits or never for run in runs]))}
+        return found | {
+            "nothing_fits": float(np.median([run.nothing_fits or never for run in runs]))
+        }
     for name, values in (
         ("launches_to_5_percent", [run.to_5_percent or never for run in runs]),
         ("launches_to_1_percent", [run.to_1_percent or never for run in runs]),
@@ -115,7 +119,9 @@ def summarise(problem: Problem, runs: Sequence[Run]) -> dict[str, object]:
     return found | {"gpu_seconds": round(float(np.median([run.gpu_seconds for run in runs])), 0)}
 
 
-def total(problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequence[float]]) -> dict[str, object]:
+def total(
+    problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequence[float]]
+) -> dict[str, object]:
     """Means over the problems of which something ran."""
     ran = [found for found in problems.values() if "launches_to_5_percent" in found]
     hopeless = [found for found in problems.values() if "nothing_fits" in found]
@@ -126,9 +132,14 @@ def total(problems: Mapping[str, Mapping[str, object]], curves: Sequence[Sequenc
     for name in ("out_of_memory", "crashed", "repeats", "gpu_seconds"):
         means[name] = _mean([found[name] for found in ran])
     if hopeless:
-        means["nothing_fits"] = {"problems": len(hopeless), "launches": _mean([found["nothing_fits"] for found in hopeless])}
+        means["nothing_fits"] = {
+            "problems": len(hopeless),
+            "launches": _mean([found["nothing_fits"] for found in hopeless]),
+        }
     if curves:
-        filled = np.array([[*curve, *[curve[-1]] * (SHOWN_LAUNCHES - len(curve))] for curve in curves])
+        filled = np.array(
+            [[*curve, *[curve[-1]] * (SHOWN_LAUNCHES - len(curve))] for curve in curves]
+        )
         means["best_after"] = [round(float(value), 4) for value in filled.mean(axis=0)]
     return means
 
@@ -159,12 +170,29 @@ def perform(task: Task) -> tuple[Task, list[Run]]:
 
 def tasks_of(arguments: argparse.Namespace) -> Iterator[Task]:
     named = arguments.trainer == "named"
-    problems = read_problems(arguments.tables, arguments.table, fewest_rows=arguments.fewest_rows, unmarked=arguments.unmarked, named=named)
+    problems = read_problems(
+        arguments.tables,
+        arguments.table,
+        fewest_rows=arguments.fewest_rows,
+        unmarked=arguments.unmarked,
+        named=named,
+    )
     relatives = _relatives(arguments, problems) if arguments.mode == "warm" else []
     for problem in problems:
-        calibration = calibration_of(problem, relatives) if arguments.mode == "warm" and problem.runs[0].cell is not None else None
+        calibration = (
+            calibration_of(problem, relatives)
+            if arguments.mode == "warm" and problem.runs[0].cell is not None
+            else None
+        )
         for method, seeds in arguments.methods.items():
-            yield Task(problem=problem, method=method, seeds=seeds, mode=arguments.mode, calibration=calibration, steps=arguments.steps)
+            yield Task(
+                problem=problem,
+                method=method,
+                seeds=seeds,
+                mode=arguments.mode,
+                calibration=calibration,
+                steps=arguments.steps,
+            )
 
 
 def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[Problem]:
@@ -172,7 +200,9 @@ def _relatives(arguments: argparse.Namespace, problems: list[Problem]) -> list[P
         return problems
     if Path(arguments.warm).is_dir():
         return read_problems(Path(arguments.warm), None, named=arguments.trainer == "named")
-    return read_problems(arguments.tables, arguments.warm.split(","), named=arguments.trainer == "named")
+    return read_problems(
+        arguments.tables, arguments.warm.split(","), named=arguments.trainer == "named"
+    )
 
 
 def _methods(text: str, seeds: int) -> dict[str, int]:
@@ -185,35 +215,69 @@ def _methods(text: str, seeds: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_table_arguments(parser, names="tables of these ids or patterns")
-    parser.add_argument("--methods", default="auto,tpe,random,heuristic", metavar="A,B:SEEDS", help=f"of {', '.join(METHODS)}")
+    parser.add_argument(
+        "--methods",
+        default="auto,tpe,random,heuristic",
+        metavar="A,B:SEEDS",
+        help=f"of {', '.join(METHODS)}",
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--mode", choices=("cold", "warm", "blind"), default="cold")
-    parser.add_argument("--warm", metavar="DIR_OR_IDS", help="what is in the store already; default: all shown tables but the one searched")
-    parser.add_argument("--trainer", choices=("named", "default"), default="named", help="whose memory is predicted")
+    parser.add_argument(
+        "--warm",
+        metavar="DIR_OR_IDS",
+        help="what is in the store already; default: all shown tables but the one searched",
+    )
+    parser.add_argument(
+        "--trainer", choices=("named", "default"), default="named", help="whose memory is predicted"
+    )
     parser.add_argument("--parallel", type=int, default=1)
-    parser.add_argument("--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched")
-    parser.add_argument("--unmarked", action="store_true", help="also rows that are not marked for replay")
-    parser.add_argument("--steps", type=int, default=15, help="warm-up and measured steps of a launch")
-    parser.add_argument("--out", type=Path, help="write the result here, with what it was measured on")
+    parser.add_argument(
+        "--fewest-rows", type=int, default=FEWEST_ROWS, help="of a problem that is searched"
+    )
+    parser.add_argument(
+        "--unmarked", action="store_true", help="also rows that are not marked for replay"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=15, help="warm-up and measured steps of a launch"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="write the result here, with what it was measured on"
+    )
     arguments = parser.parse_args()
     arguments.methods = _methods(arguments.methods, arguments.seeds)
     if unknown := set(arguments.methods) - set(METHODS):
-        parser.error(f"--methods {', '.join(sorted(unknown))}: expected some of {', '.join(METHODS)}")
+        parser.error(
+            f"--methods {', '.join(sorted(unknown))}: expected some of {', '.join(METHODS)}"
+        )
     machine = describe_machine()
     tasks = list(tasks_of(arguments))
     if not tasks:
-        parser.error(f"no table with at least {arguments.fewest_rows} rows to replay in {arguments.tables}")
-    by_method: dict[str, dict[str, dict[str, object]]] = {method: {} for method in arguments.methods}
+        parser.error(
+            f"no table with at least {arguments.fewest_rows} rows to replay in {arguments.tables}"
+        )
+    by_method: dict[str, dict[str, dict[str, object]]] = {
+        method: {} for method in arguments.methods
+    }
     curves: dict[str, list[Sequence[float]]] = {method: [] for method in arguments.methods}
     with ProcessPoolExecutor(arguments.parallel, mp_context=get_context("spawn")) as pool:
-        for task, runs in pool.map(perform, tasks) if arguments.parallel > 1 else map(perform, tasks):
+        for task, runs in (
+            pool.map(perform, tasks) if arguments.parallel > 1 else map(perform, tasks)
+        ):
             by_method[task.method][task.problem.name] = summarise(task.problem, runs)
-            curves[task.method] += [run.best for run in runs if run.best and task.problem.speeds.max()]
+            curves[task.method] += [
+                run.best for run in runs if run.best and task.problem.speeds.max()
+            ]
     summary = {method: total(found, curves[method]) for method, found in by_method.items()}
     for method, means in summary.items():
-        print(method, json.dumps({name: value for name, value in means.items() if name != "best_after"}))
+        print(
+            method,
+            json.dumps({name: value for name, value in means.items() if name != "best_after"}),
+        )
     if arguments.out is not None:
         settings = {
             "mode": arguments.mode,
@@ -222,7 +286,10 @@ def main() -> None:
             "launch_seconds": LAUNCH_SECONDS,
         }
         write_result(
-            arguments.out, benchmark="search_efficiency", machine=machine, result={**settings, "summary": summary, "problems": by_method}
+            arguments.out,
+            benchmark="search_efficiency",
+            machine=machine,
+            result={**settings, "summary": summary, "problems": by_method},
         )
 
 

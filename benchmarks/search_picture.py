@@ -28,21 +28,33 @@ TITLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="JSON files that benchmarks.search_efficiency wrote")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "results", type=Path, nargs="+", help="JSON files that benchmarks.search_efficiency wrote"
+    )
     parser.add_argument("--out", type=Path, required=True, help="SVG or PNG")
     parser.add_argument("--launches", type=int, default=60, help="shown")
     arguments = parser.parse_args()
     # Text stays text, and the same numbers give the same file.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "search", "font.size": 9})
-    figure, panels = plt.subplots(1, len(arguments.results), figsize=(4.2 * len(arguments.results), 3.4), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1,
+        len(arguments.results),
+        figsize=(4.2 * len(arguments.results), 3.4),
+        sharey=True,
+        squeeze=False,
+    )
     for panel, path in zip(panels[0], arguments.results, strict=True):
         draw(panel, json.loads(path.read_text(encoding="utf-8")), arguments.launches)
     panels[0][0].set_ylabel("best tokens/s/GPU so far, of the table's best")
     panels[0][-1].legend(loc="lower right", frameon=False)
     figure.tight_layout()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(arguments.out, metadata={"Date": None} if arguments.out.suffix == ".svg" else None)
+    figure.savefig(
+        arguments.out, metadata={"Date": None} if arguments.out.suffix == ".svg" else None
+    )
 
 
 def draw(panel: plt.Axes, result: dict[str, object], num_launches: int) -> None:
@@ -51,7 +63,14 @@ def draw(panel: plt.Axes, result: dict[str, object], num_launches: int) -> None:
     for method, (color, dashes) in STYLES.items():
         if method in summary:
             shares = summary[method]["best_after"][:num_launches]
-            panel.plot(range(1, len(shares) + 1), shares, label=method, color=color, linestyle=dashes, linewidth=1.8)
+            panel.plot(
+                range(1, len(shares) + 1),
+                shares,
+                label=method,
+                color=color,
+                linestyle=dashes,
+                linewidth=1.8,
+            )
     panel.axhline(0.95, color="#999999", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])

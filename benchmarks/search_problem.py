@@ -34,12 +34,19 @@ class Problem:
     @property
     def name(self) -> str:
         run = self.runs[0]
-        return f"{self.table_id}/all" if self.is_mixed else f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+        return (
+            f"{self.table_id}/all"
+            if self.is_mixed
+            else f"{self.table_id}/{run.num_gpus}gpu_gb{run.global_batch_size}"
+        )
 
     @property
     def is_mixed(self) -> bool:
         """Whether it holds several numbers of GPUs or batches, each too small a problem for itself."""
-        return len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs}) > 1
+        return (
+            len({(run.num_gpus, run.global_batch_size, run.sequence_length) for run in self.runs})
+            > 1
+        )
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -65,25 +72,45 @@ class Problem:
         return replace(self, runs=tuple(self.runs[row] for row in order))
 
     def observations(self) -> list[Observation]:
-        return [found for run in self.runs if (found := observation(run, self.hardware)) is not None]
+        return [
+            found for run in self.runs if (found := observation(run, self.hardware)) is not None
+        ]
 
 
 def read_problems(
-    folder: Path, patterns: Sequence[str] | None, *, fewest_rows: int = FEWEST_ROWS, unmarked: bool = False, named: bool = True
+    folder: Path,
+    patterns: Sequence[str] | None,
+    *,
+    fewest_rows: int = FEWEST_ROWS,
+    unmarked: bool = False,
+    named: bool = True,
 ) -> list[Problem]:
     """The problems of a folder's tables, each with the trainer that its table's words name, or (not `named`) the one that nobody names."""
     found: list[Problem] = []
     for table_id, cells in read_tables(folder):
         if patterns is not None and not any(fnmatch(table_id, pattern) for pattern in patterns):
             continue
-        groups = [[run for run in cell.runs if (run.replay or unmarked) and run.layout is not None and _is_usable(run)] for cell in cells]
+        groups = [
+            [
+                run
+                for run in cell.runs
+                if (run.replay or unmarked) and run.layout is not None and _is_usable(run)
+            ]
+            for cell in cells
+        ]
         distinct = [tuple(_distinct(runs)) for runs in groups if runs]
         if not distinct:
             continue
-        profile = named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
+        profile = (
+            named_profile(run for runs in distinct for run in runs) if named else DEFAULT_PROFILE
+        )
         problems = [Problem(table_id=table_id, runs=runs, profile=profile) for runs in distinct]
         large = [problem for problem in problems if len(problem.runs) >= fewest_rows]
-        whole = Problem(table_id=table_id, runs=tuple(_distinct([run for runs in groups for run in runs])), profile=profile)
+        whole = Problem(
+            table_id=table_id,
+            runs=tuple(_distinct([run for runs in groups for run in runs])),
+            profile=profile,
+        )
         found += large or ([whole] if len(whole.runs) >= fewest_rows else [])
     return found
 
@@ -107,7 +134,9 @@ def _layout(run: MeasuredRun) -> Layout:
 
 
 def _is_usable(run: MeasuredRun) -> bool:
-    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.tokens_per_second_per_gpu is not None)
+    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (
+        run.status is RunStatus.OK and run.tokens_per_second_per_gpu is not None
+    )
 
 
 def _distinct(runs: Sequence[MeasuredRun]) -> Iterator[MeasuredRun]:

@@ -39,7 +39,11 @@ def candidates() -> Candidates:
     """The layouts of Llama 3.1 8B on 64 GPUs with recomputation of any number of layers: about 15,000."""
     recomputes = [
         Recompute.parse("none"),
-        *(Recompute.parse(f"{mode}:{k}") for mode in ("full", "selective_ops") for k in range(1, NUM_LAYERS + 1)),
+        *(
+            Recompute.parse(f"{mode}:{k}")
+            for mode in ("full", "selective_ops")
+            for k in range(1, NUM_LAYERS + 1)
+        ),
     ]
     layouts = [
         Layout(
@@ -58,9 +62,16 @@ def candidates() -> Candidates:
         for zero in ((0, 1, 2, 3) if pp == 1 else (0, 1))
         if BATCH * tp * pp % (GPUS * mbs) == 0
     ]
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=GPUS, sequence_length=4096, global_batch_size=BATCH
+    )
     return rank_candidates(
-        LayoutTable.of(layouts), cell, hardware=DEVICES["h100-sxm"], memory_limit_bytes=LIMIT_BYTES, gpus_per_node=8, trainer=Trainer()
+        LayoutTable.of(layouts),
+        cell,
+        hardware=DEVICES["h100-sxm"],
+        memory_limit_bytes=LIMIT_BYTES,
+        gpus_per_node=8,
+        trainer=Trainer(),
     )
 
 
@@ -68,7 +79,10 @@ def outcome(cell: Candidates, row: int, *, any_fits: bool = False) -> Outcome:
     excess = cell.memory_bytes[row] / LIMIT_BYTES - 1
     if excess > 0 and not any_fits:
         return OutOfMemory(excess=float(excess))
-    return Measured(value=float(cell.tokens_per_second_per_gpu[row]), peak_memory_bytes=float(min(cell.memory_bytes[row], LIMIT_BYTES)))
+    return Measured(
+        value=float(cell.tokens_per_second_per_gpu[row]),
+        peak_memory_bytes=float(min(cell.memory_bytes[row], LIMIT_BYTES)),
+    )
 
 
 def rss_bytes() -> int:
@@ -79,8 +93,15 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
     """Replay `told` outcomes, then ask and tell on top of them."""
     rows = {cell.table.layout(row): row for row in range(len(cell))}
     order = np.random.default_rng(0).permutation(len(cell))[:told]
-    known: list[tuple[Layout, Known]] = [(cell.table.layout(int(row)), outcome(cell, int(row), any_fits=True)) for row in order]
-    searcher = Searcher(cell, search=Search(strategy=strategy), objective=Objective.TOKENS_PER_SECOND_PER_GPU, num_layers=NUM_LAYERS)
+    known: list[tuple[Layout, Known]] = [
+        (cell.table.layout(int(row)), outcome(cell, int(row), any_fits=True)) for row in order
+    ]
+    searcher = Searcher(
+        cell,
+        search=Search(strategy=strategy),
+        objective=Objective.TOKENS_PER_SECOND_PER_GPU,
+        num_layers=NUM_LAYERS,
+    )
     began = time.perf_counter()
     searcher.replay(known)
     replay_seconds = time.perf_counter() - began
@@ -106,7 +127,12 @@ def at_scale(cell: Candidates, strategy: Strategy, told: int) -> dict[str, Any]:
 def growth(cell: Candidates, strategy: Strategy) -> dict[str, Any]:
     """Resident memory gained while layouts are asked and told one by one, out-of-memories included."""
     rows = {cell.table.layout(row): row for row in range(len(cell))}
-    searcher = Searcher(cell, search=Search(strategy=strategy), objective=Objective.TOKENS_PER_SECOND_PER_GPU, num_layers=NUM_LAYERS)
+    searcher = Searcher(
+        cell,
+        search=Search(strategy=strategy),
+        objective=Objective.TOKENS_PER_SECOND_PER_GPU,
+        num_layers=NUM_LAYERS,
+    )
     for _ in range(100):  # imports and caches of the first asks are no growth
         proposal = searcher.ask()
         assert proposal is not None
@@ -130,7 +156,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the results here, as JSON")
     out = parser.parse_args().out
     cell = candidates()
-    runs = [(strategy, told) for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO) for told in TOLD]
+    runs = [
+        (strategy, told)
+        for strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE, Strategy.AUTO)
+        for told in TOLD
+    ]
     results = {
         "what": "ask + tell of orchestrator.search.searcher, in memory",
         "python": platform.python_version(),
@@ -138,7 +168,10 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "load_at_start": round(os.getloadavg()[0], 1),
         "candidates": len(cell),
-        "memory": [growth(cell, strategy) for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE, Strategy.AUTO)],
+        "memory": [
+            growth(cell, strategy)
+            for strategy in (Strategy.EXHAUSTIVE, Strategy.TPE, Strategy.AUTO)
+        ],
         "times": [at_scale(cell, strategy, told) for strategy, told in [*runs, (Strategy.GP, 100)]],
     }
     text = json.dumps(results, indent=1)

@@ -88,18 +88,36 @@ class Pace:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=100_000, help="launched; the sweep is stopped when so many have ended")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=100_000,
+        help="launched; the sweep is stopped when so many have ended",
+    )
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--strategy", default="random")
-    parser.add_argument("--tick", type=float, default=5.0, help="simulated seconds between two looks of the loop at what has ended")
+    parser.add_argument(
+        "--tick",
+        type=float,
+        default=5.0,
+        help="simulated seconds between two looks of the loop at what has ended",
+    )
     parser.add_argument("--url", help="of the store; default: a SQLite file in a temporary folder")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder, Store.open(arguments.url or f"sqlite:///{folder}/sweep.sqlite") as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Store.open(arguments.url or f"sqlite:///{folder}/sweep.sqlite") as store,
+    ):
         spec = sweep(arguments.trials, arguments.nodes * NODE_SLOTS, arguments.strategy)
-        scheduler, pace = SimulatedScheduler(spec, num_nodes=arguments.nodes, tick_seconds=arguments.tick), Pace(arguments.trials)
+        scheduler, pace = (
+            SimulatedScheduler(spec, num_nodes=arguments.nodes, tick_seconds=arguments.tick),
+            Pace(arguments.trials),
+        )
         began, cpu = time.perf_counter(), time.process_time()
         result = run_sweep(
             spec,

@@ -78,8 +78,12 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
         return 1 + (connection.execute(sa.select(sa.func.max(schema.trial.c.id))).scalar() or 0)
 
     def insert(connection: sa.Connection, change: Change) -> None:
-        connection.execute(sa.insert(schema.trial).values(created_at=now(), updated_at=now()), trials)
-        connection.execute(sa.insert(schema.attempt).values(started_at=now(), ended_at=now()), attempts)
+        connection.execute(
+            sa.insert(schema.trial).values(created_at=now(), updated_at=now()), trials
+        )
+        connection.execute(
+            sa.insert(schema.attempt).values(started_at=now(), ended_at=now()), attempts
+        )
         connection.execute(sa.insert(schema.measurement), measurements)
 
     def end(connection: sa.Connection, change: Change) -> None:
@@ -87,14 +91,22 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
         if connection.dialect.name == "postgresql":
             # Rows were numbered here, not by the sequences.
             for table in ("trial", "attempt"):
-                connection.execute(sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"))
+                connection.execute(
+                    sa.text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))")
+                )
 
     first = database.write(begin)
     for start in range(0, num_trials, 5000):
         trials, attempts, measurements = [], [], []
         for i in range(start, min(start + 5000, num_trials)):
             layout = Layout(data_parallel_size=8, micro_batch_size=1 + i, zero_stage=i % 4)
-            state = "pruned" if i % PRUNED_EVERY == 0 else "out_of_memory" if i % OOM_EVERY == 0 else "measured"
+            state = (
+                "pruned"
+                if i % PRUNED_EVERY == 0
+                else "out_of_memory"
+                if i % OOM_EVERY == 0
+                else "measured"
+            )
             trials.append(
                 {
                     "id": first + i,
@@ -109,9 +121,13 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
             if state == "pruned":
                 continue
             is_measured = state == "measured"
-            failure = Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000)
+            failure = Failure(
+                kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000
+            )
             failed = (
-                records.failure_columns(failure) if not is_measured else {f"failure_{name}": None for name in Failure.__dataclass_fields__}
+                records.failure_columns(failure)
+                if not is_measured
+                else {f"failure_{name}": None for name in Failure.__dataclass_fields__}
             )
             digest = FINGERPRINTS[i % 10 > 0].digest
             attempts.append(
@@ -128,7 +144,9 @@ def fill(store: Store, sweep_id: int, cell_ids: list[int], num_trials: int) -> N
                 }
             )
             if is_measured:
-                numbers = records.measurement_columns(measurement(1000.0 + (i * 7919) % 9973), GpuUsage(), {"weights": 1 << 30})
+                numbers = records.measurement_columns(
+                    measurement(1000.0 + (i * 7919) % 9973), GpuUsage(), {"weights": 1 << 30}
+                )
                 measurements.append({"attempt_id": first + i, **numbers})
         database.write(insert)
     database.write(end)
@@ -147,36 +165,58 @@ def seconds(work: Callable[[], object], repeat: int = 3) -> float:
 def measure(url: str, num_trials: int) -> dict[str, Any]:
     with Store.open(url) as store:
         sweep_id = store.ensure_sweep("scale", "{}", {})
-        epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
+        epoch = store.acquire(
+            sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
+        )
         cells = [
-            Cell(model=PRESETS["llama-3.1-8b"], num_gpus=8 * 2**i, sequence_length=4096, global_batch_size=1024) for i in range(NUM_CELLS)
+            Cell(
+                model=PRESETS["llama-3.1-8b"],
+                num_gpus=8 * 2**i,
+                sequence_length=4096,
+                global_batch_size=1024,
+            )
+            for i in range(NUM_CELLS)
         ]
         cell_ids = [store.ensure_cell(sweep_id, cell, epoch) for cell in cells]
         small = store.ensure_sweep("ten-thousand", "{}", {})
-        small_epoch = store.acquire(small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
+        small_epoch = store.acquire(
+            small, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
+        )
         small_cells = [store.ensure_cell(small, cell, small_epoch) for cell in cells]
         fill(store, small, small_cells[:1], 10_000)
         of_a_cell = seconds(lambda: store.trials(small, small_cells[0]))
-        return {"trials_of_a_cell_10000_seconds": of_a_cell, **_large(store, url, sweep_id, cell_ids, num_trials)}
+        return {
+            "trials_of_a_cell_10000_seconds": of_a_cell,
+            **_large(store, url, sweep_id, cell_ids, num_trials),
+        }
 
 
-def _large(store: Store, url: str, sweep_id: int, cell_ids: list[int], num_trials: int) -> dict[str, Any]:
+def _large(
+    store: Store, url: str, sweep_id: int, cell_ids: list[int], num_trials: int
+) -> dict[str, Any]:
     fill(store, sweep_id, cell_ids, num_trials)
-    views = {view: seconds(lambda view=view: readonly.own_query(url, f"SELECT count(*) FROM {view}"), 1) for view in schema.VIEWS}
+    views = {
+        view: seconds(lambda view=view: readonly.own_query(url, f"SELECT count(*) FROM {view}"), 1)
+        for view in schema.VIEWS
+    }
     return {
         "num_trials": num_trials,
         "num_cells": len(cell_ids),
         "status_seconds": seconds(lambda: (store.status(sweep_id), store.held(sweep_id))),
         "best_seconds": seconds(lambda: store.best(sweep_id, top=10)),
         "trial_seconds": seconds(lambda: store.trial(5)),
-        "v_best_seconds": seconds(lambda: readonly.own_query(url, "SELECT * FROM v_best WHERE is_current")),
+        "v_best_seconds": seconds(
+            lambda: readonly.own_query(url, "SELECT * FROM v_best WHERE is_current")
+        ),
         "count_of_view_seconds": views,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", help="an empty database; without it a SQLite file in a temporary folder")
+    parser.add_argument(
+        "--url", help="an empty database; without it a SQLite file in a temporary folder"
+    )
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -185,7 +225,11 @@ def main() -> None:
         result = {
             "benchmark": "store_scale",
             "database": url.split(":")[0],
-            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
+            "machine": {
+                "cores": os.cpu_count(),
+                "python": platform.python_version(),
+                "load_average": os.getloadavg()[0],
+            },
             **measure(url, arguments.trials),
             "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }

@@ -23,5 +23,13 @@ def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:
 
 def add_table_arguments(parser: argparse.ArgumentParser, *, names: str) -> None:
     """`--tables DIR`, and `--table A B`, which may be given again; `names` says what A and B may be."""
-    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV files, one row per measured run")
-    parser.add_argument("--table", action="extend", nargs="+", metavar="ID", help=f"only {names}; may be given again")
+    parser.add_argument(
+        "--tables", type=Path, required=True, help="folder of CSV files, one row per measured run"
+    )
+    parser.add_argument(
+        "--table",
+        action="extend",
+        nargs="+",
+        metavar="ID",
+        help=f"only {names}; may be given again",
+    )

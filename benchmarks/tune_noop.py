@@ -62,19 +62,25 @@ def main() -> None:
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--reuse-actors", action="store_true")
     parser.add_argument(
-        "--no-log-files", action="store_true", help="Tune writes CSV, JSON and TensorBoard files per trial unless told not to."
+        "--no-log-files",
+        action="store_true",
+        help="Tune writes CSV, JSON and TensorBoard files per trial unless told not to.",
     )
     parser.add_argument("--cpus-per-trial", type=float, default=1.0)
     arguments = parser.parse_args()
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1" if arguments.no_log_files else "0"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     clock = Clock()
     cpu = resource.getrusage(resource.RUSAGE_SELF)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         results = tune.Tuner(
-            tune.with_resources(Reusable if arguments.reuse_actors else noop, {"cpu": arguments.cpus_per_trial}),
+            tune.with_resources(
+                Reusable if arguments.reuse_actors else noop, {"cpu": arguments.cpus_per_trial}
+            ),
             param_space=SPACE,
             tune_config=tune.TuneConfig(
                 metric="value",
@@ -95,7 +101,9 @@ def main() -> None:
                 "num_errors": results.num_errors,
                 "seconds": time.monotonic() - began,
                 "trials_per_second": (len(clock.ends) - 1) / (clock.ends[-1] - clock.ends[0]),
-                "driver_cpu_ms_per_trial": 1e3 * (spent.ru_utime + spent.ru_stime - cpu.ru_utime - cpu.ru_stime) / len(clock.ends),
+                "driver_cpu_ms_per_trial": 1e3
+                * (spent.ru_utime + spent.ru_stime - cpu.ru_utime - cpu.ru_stime)
+                / len(clock.ends),
                 "in_flight": int(cores / arguments.cpus_per_trial),
                 "ray": ray.__version__,
                 "optuna": optuna.__version__,

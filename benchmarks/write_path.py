@@ -39,7 +39,8 @@ FILLED_AT_ONCE = 500
 TARGET_MS_AT_64 = 1.0  # on SQLite
 TARGET_RATIO = 1.5  # of many to few
 OUT_OF_MEMORY = FailedEnd(
-    failure=Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000), event=TrialEvent.OUT_OF_MEMORY
+    failure=Failure(kind=FailureKind.OOM_GPU, message="CUDA out of memory", log_tail="x" * 2000),
+    event=TrialEvent.OUT_OF_MEMORY,
 )
 
 
@@ -53,29 +54,52 @@ class Writer:
     cell_ids: list[int]
     num_trials: int = 0
     num_statements: int = 0
-    milliseconds: dict[int, list[float]] = field(default_factory=dict)  # by batch size: of a trial, one per batch
+    milliseconds: dict[int, list[float]] = field(
+        default_factory=dict
+    )  # by batch size: of a trial, one per batch
     cpu_milliseconds: dict[int, list[float]] = field(default_factory=dict)
     statements: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def on(cls, store: Store, name: str) -> Writer:
         sweep_id = store.ensure_sweep(name, "{}", {})
-        epoch = store.acquire(sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600)
+        epoch = store.acquire(
+            sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=3600
+        )
         cells = [
-            Cell(model=PRESETS["llama-3.1-8b"], num_gpus=8 * 2**i, sequence_length=4096, global_batch_size=1024) for i in range(NUM_CELLS)
+            Cell(
+                model=PRESETS["llama-3.1-8b"],
+                num_gpus=8 * 2**i,
+                sequence_length=4096,
+                global_batch_size=1024,
+            )
+            for i in range(NUM_CELLS)
         ]
-        writer = cls(store=store, sweep_id=sweep_id, epoch=epoch, cell_ids=[store.ensure_cell(sweep_id, cell, epoch) for cell in cells])
+        writer = cls(
+            store=store,
+            sweep_id=sweep_id,
+            epoch=epoch,
+            cell_ids=[store.ensure_cell(sweep_id, cell, epoch) for cell in cells],
+        )
         sa.event.listen(store._database.engine, "before_cursor_execute", writer._count)
         return writer
 
     def write(self, size: int) -> None:
-        layouts = [Layout(data_parallel_size=8, micro_batch_size=1 + self.num_trials + i) for i in range(size)]
+        layouts = [
+            Layout(data_parallel_size=8, micro_batch_size=1 + self.num_trials + i)
+            for i in range(size)
+        ]
         new = [
-            NewTrial(cell_id=self.cell_ids[i % NUM_CELLS], layout=one, why="benchmark", nodes=["node-a"]) for i, one in enumerate(layouts)
+            NewTrial(
+                cell_id=self.cell_ids[i % NUM_CELLS], layout=one, why="benchmark", nodes=["node-a"]
+            )
+            for i, one in enumerate(layouts)
         ]
         attempts = self.store.begin_trials(new, epoch=self.epoch)
         self.store.note_first_steps(attempts, epoch=self.epoch)
-        self.store.record_ends([self._end(i, *attempt) for i, attempt in enumerate(attempts)], epoch=self.epoch)
+        self.store.record_ends(
+            [self._end(i, *attempt) for i, attempt in enumerate(attempts)], epoch=self.epoch
+        )
         self.num_trials += size
 
     def time(self, size: int) -> None:
@@ -88,8 +112,17 @@ class Writer:
 
     def _end(self, i: int, trial_id: int, attempt: int) -> Ended:
         i += self.num_trials
-        outcome = OUT_OF_MEMORY if i % OOM_EVERY == 0 else MeasuredEnd(measurement=measurement(1000.0 + i))
-        return Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts={"fingerprint": FINGERPRINTS[1], "gpu_seconds": 80.0})
+        outcome = (
+            OUT_OF_MEMORY
+            if i % OOM_EVERY == 0
+            else MeasuredEnd(measurement=measurement(1000.0 + i))
+        )
+        return Ended(
+            trial_id=trial_id,
+            attempt=attempt,
+            outcome=outcome,
+            facts={"fingerprint": FINGERPRINTS[1], "gpu_seconds": 80.0},
+        )
 
     def _count(self, *_: object) -> None:
         self.num_statements += 1
@@ -124,7 +157,9 @@ def measure_database(few_url: str, many_url: str) -> dict[str, Any]:
                 many.time(size)
         tables = (schema.trial, schema.attempt, schema.measurement, schema.event)
         counts = {
-            table.name: many_store._database.read(lambda c, t=table: c.execute(sa.select(sa.func.count()).select_from(t)).scalar_one())
+            table.name: many_store._database.read(
+                lambda c, t=table: c.execute(sa.select(sa.func.count()).select_from(t)).scalar_one()
+            )
             for table in tables
         }
     return {
@@ -135,7 +170,9 @@ def measure_database(few_url: str, many_url: str) -> dict[str, Any]:
 
 
 def _figures(size: int, few: Writer, many: Writer) -> dict[str, Any]:
-    milliseconds, cpu = (statistics.median(of[size]) for of in (few.milliseconds, few.cpu_milliseconds))
+    milliseconds, cpu = (
+        statistics.median(of[size]) for of in (few.milliseconds, few.cpu_milliseconds)
+    )
     of_many = statistics.median(many.milliseconds[size])
     return {
         "size": size,
@@ -150,17 +187,30 @@ def _figures(size: int, few: Writer, many: Writer) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--postgresql", help="the URL of an empty database; without it one is started")
+    parser.add_argument(
+        "--postgresql", help="the URL of an empty database; without it one is started"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         server = arguments.postgresql or stack.enter_context(postgresql())
-        sqlite = measure_database(f"sqlite:///{folder}/few.sqlite", f"sqlite:///{folder}/many.sqlite")
-        result = {"few": FEW, "many": MANY, "sqlite": sqlite, "postgresql": measure_database(*_two_databases(server))}
+        sqlite = measure_database(
+            f"sqlite:///{folder}/few.sqlite", f"sqlite:///{folder}/many.sqlite"
+        )
+        result = {
+            "few": FEW,
+            "many": MANY,
+            "sqlite": sqlite,
+            "postgresql": measure_database(*_two_databases(server)),
+        }
     at_64 = next(row for row in sqlite["batches"] if row["size"] == 64)
-    ratios = [row["at_10000_over_at_100"] for database in (sqlite, result["postgresql"]) for row in database["batches"]]
+    ratios = [
+        row["at_10000_over_at_100"]
+        for database in (sqlite, result["postgresql"])
+        for row in database["batches"]
+    ]
     result["sqlite_under_1_ms_at_64"] = at_64["ms_per_trial"] <= TARGET_MS_AT_64
     result["ratio_under_1_5"] = max(ratios) <= TARGET_RATIO
     print(json.dumps(result, indent=1))
@@ -171,7 +221,9 @@ def main() -> None:
 def _two_databases(url: str) -> tuple[str, str]:
     """The database of a URL, and another on the same server."""
     many = sa.make_url(url).set(database="write_path_many")
-    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    engine = sa.create_engine(
+        sa.make_url(url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE DATABASE write_path_many")
     engine.dispose()

@@ -32,7 +32,9 @@ def ensure_head(database: Database, *, to_read: bool = False) -> None:
     if version is None:
         _refuse_foreign(database)
         if to_read:
-            raise UsageInvalid(database.read(partial(_nothing_here, where=url.display(database.url))))
+            raise UsageInvalid(
+                database.read(partial(_nothing_here, where=url.display(database.url)))
+            )
         database.read(_refuse_encoding)
         database.write(lambda connection, change: _move(connection), durable=True)
         return
@@ -64,9 +66,7 @@ def cure(version: str) -> str:
     if version > schema.SCHEMA_VERSION:
         return "upgrade the program (pip install -U layout-sweep)"
     if version < schema.FIRST_VERSION:
-        return (
-            "it is older than the first release and cannot be upgraded. Keep it for the program that made it, and begin another (SWEEP_DB)"
-        )
+        return "it is older than the first release and cannot be upgraded. Keep it for the program that made it, and begin another (SWEEP_DB)"
     return "run `sweep db upgrade` (it makes a copy first)"
 
 
@@ -75,14 +75,22 @@ def current_version(connection: sa.Connection, *, where: str = "the database") -
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
     try:
-        rows = connection.execute(sa.text(f"SELECT version_num FROM {_VERSION_TABLE} LIMIT 3")).scalars().all()
+        rows = (
+            connection.execute(sa.text(f"SELECT version_num FROM {_VERSION_TABLE} LIMIT 3"))
+            .scalars()
+            .all()
+        )
     except (sa.exc.OperationalError, sa.exc.ProgrammingError) as exc:
         if "version_num" not in str(exc.orig):
             raise
-        raise StoreUnavailable(f"{where} has a table {_VERSION_TABLE} of other origin. Choose an empty database") from None
+        raise StoreUnavailable(
+            f"{where} has a table {_VERSION_TABLE} of other origin. Choose an empty database"
+        ) from None
     if len(rows) > 1 or any(not _is_version(row) for row in rows):
         said = ", ".join(repr(row)[:40] for row in rows[:2])
-        raise StoreUnavailable(f"{where} has schema version {said}, which should be one row of four digits. Put a backup back")
+        raise StoreUnavailable(
+            f"{where} has schema version {said}, which should be one row of four digits. Put a backup back"
+        )
     return str(rows[0]) if rows else None
 
 
@@ -120,7 +128,9 @@ def meanings() -> dict[str, str]:
         for column in table.columns:
             means = column.comment or ""
             if not means or found.setdefault(column.name, means) != means:
-                raise ValueError(f"column {table.name}.{column.name} means {means!r}, elsewhere {found.get(column.name)!r}")
+                raise ValueError(
+                    f"column {table.name}.{column.name} means {means!r}, elsewhere {found.get(column.name)!r}"
+                )
     for view in schema.VIEWS:
         found |= dict(re.findall(r"(?m)^-- (\w+): (.*)$", _source(view)))
     return found
@@ -141,9 +151,13 @@ def _comment(connection: sa.Connection) -> None:
         {"names": [*schema.metadata.tables, *schema.VIEWS]},
     )
     said = [
-        (f"{quoted(table)}.{quoted(name)}", means[name].replace("'", "''").replace("%", "%%")) for table, name in columns if name in means
+        (f"{quoted(table)}.{quoted(name)}", means[name].replace("'", "''").replace("%", "%%"))
+        for table, name in columns
+        if name in means
     ]
-    connection.exec_driver_sql("; ".join(f"COMMENT ON COLUMN {place} IS '{text}'" for place, text in said))
+    connection.exec_driver_sql(
+        "; ".join(f"COMMENT ON COLUMN {place} IS '{text}'" for place, text in said)
+    )
 
 
 def _refuse_foreign(database: Database) -> None:
@@ -151,7 +165,9 @@ def _refuse_foreign(database: Database) -> None:
     found = database.read(lambda connection: set(sa.inspect(connection).get_table_names()))
     strangers = found & set(schema.metadata.tables)
     if strangers == set(schema.metadata.tables) and _VERSION_TABLE in found:
-        raise StoreUnavailable(f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. Put a backup back")
+        raise StoreUnavailable(
+            f"{url.display(database.url)} has lost its schema version: {_VERSION_TABLE} is empty. Put a backup back"
+        )
     if strangers:
         raise StoreUnavailable(
             f"{url.display(database.url)} has tables of other origin ({', '.join(sorted(strangers))}). Choose an empty database"
@@ -175,7 +191,9 @@ def _refuse_encoding(connection: sa.Connection) -> None:
     if encoding not in ("UTF8", "SQL_ASCII"):
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
         cure = f"createdb --encoding UTF8 --template template0 {name}"
-        raise StoreUnavailable(f"database {name} has encoding {encoding}, which lacks characters that results hold. Make it anew: {cure}")
+        raise StoreUnavailable(
+            f"database {name} has encoding {encoding}, which lacks characters that results hold. Make it anew: {cure}"
+        )
 
 
 def _mismatch(where: str, version: str) -> str:

@@ -69,14 +69,22 @@ class Store:
         self._token = changes.new_token()
 
     @classmethod
-    def open(cls, database_url: str | None = None, *, patience_seconds: float | None = None, to_read: bool = False) -> Self:
+    def open(
+        cls,
+        database_url: str | None = None,
+        *,
+        patience_seconds: float | None = None,
+        to_read: bool = False,
+    ) -> Self:
         """Open the database of a URL, of SWEEP_DB, or .sweep/sweep.sqlite; an empty one is given its tables.
 
         `to_read`: nothing will be written, and the right to write is not needed.
 
         Once it was reached it may stay away for `patience_seconds` (None: a minute) before a call gives up. Raises StoreUnavailable with one line when it cannot be reached or written, or when its schema is not this code's.
         """
-        database = Database(url.resolve(database_url), patience_seconds=patience_seconds, to_read=to_read)
+        database = Database(
+            url.resolve(database_url), patience_seconds=patience_seconds, to_read=to_read
+        )
         try:
             migrate.ensure_head(database, to_read=to_read)
         except BaseException:
@@ -90,7 +98,12 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def while_away(self, wait: Callable[[float], None]) -> None:
@@ -105,7 +118,11 @@ class Store:
     @property
     def path(self) -> Path | None:
         """The file of a SQLite store; None for a server."""
-        return Path(self._database.url.database) if self._database.is_sqlite and self._database.url.database else None
+        return (
+            Path(self._database.url.database)
+            if self._database.is_sqlite and self._database.url.database
+            else None
+        )
 
     # Sweeps and who owns them.
 
@@ -131,7 +148,9 @@ class Store:
                     "lease_until": now(),
                 },
             )
-            sweep_id: int = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == name)).scalar_one()
+            sweep_id: int = connection.execute(
+                sa.select(schema.sweep.c.id).where(schema.sweep.c.name == name)
+            ).scalar_one()
             changes.differs_from(connection, sweep_id, wanted)
             return sweep_id
 
@@ -167,22 +186,50 @@ class Store:
                 takeover=takeover,
                 holder_is_dead=holder_is_dead,
             )
-            if conditions is not None and changes.differs_from(connection, sweep_id, wanted := _plain(conditions)):
-                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == sweep_id).values(conditions=wanted))
+            if conditions is not None and changes.differs_from(
+                connection, sweep_id, wanted := _plain(conditions)
+            ):
+                connection.execute(
+                    sa.update(schema.sweep)
+                    .where(schema.sweep.c.id == sweep_id)
+                    .values(conditions=wanted)
+                )
             return epoch
 
         return self._database.write(work)
 
-    def begin_session(self, sweep_id: int, epoch: int, *, num_gpus: int, leased: Leased, price_per_gpu_hour: float | None = None) -> None:
+    def begin_session(
+        self,
+        sweep_id: int,
+        epoch: int,
+        *,
+        num_gpus: int,
+        leased: Leased,
+        price_per_gpu_hour: float | None = None,
+    ) -> None:
         """Note that the owner of an epoch works, with so many slots, and what was leased by then. Raises LeaseLost."""
 
         def work(connection: sa.Connection, change: Change) -> None:
             lease.fence(connection, sweep_id, epoch)
-            sessions.begin(connection, sweep_id, epoch, num_gpus=num_gpus, price_per_gpu_hour=price_per_gpu_hour, leased=leased)
+            sessions.begin(
+                connection,
+                sweep_id,
+                epoch,
+                num_gpus=num_gpus,
+                price_per_gpu_hour=price_per_gpu_hour,
+                leased=leased,
+            )
 
         self._database.write(work)
 
-    def renew(self, sweep_id: int, epoch: int, ttl_seconds: float = LEASE_SECONDS, *, leased: Leased | None = None) -> StopRequest | None:
+    def renew(
+        self,
+        sweep_id: int,
+        epoch: int,
+        ttl_seconds: float = LEASE_SECONDS,
+        *,
+        leased: Leased | None = None,
+    ) -> StopRequest | None:
         """Extend the lease, say what the session's gangs have held, and return what a person asked of this orchestrator meanwhile. Raises LeaseLost."""
 
         def work(connection: sa.Connection, change: Change) -> StopRequest | None:
@@ -211,7 +258,9 @@ class Store:
 
         self._database.write(work)
 
-    def give_back(self, before: SweepRow, epoch: int | None, *, leased: Leased | None = None) -> None:
+    def give_back(
+        self, before: SweepRow, epoch: int | None, *, leased: Leased | None = None
+    ) -> None:
         """Leave a sweep as it was `before` this owner, who launched nothing; delete one that is new and holds nothing.
 
         Where this owner has launched trials, `release` it as stopped. `epoch` None: `acquire` was interrupted, and may have had its effect.
@@ -219,13 +268,17 @@ class Store:
         """
 
         def work(connection: sa.Connection, change: Change) -> None:
-            held = epoch if epoch is not None else lease.epoch_of(connection, before.id, self._token)
+            held = (
+                epoch if epoch is not None else lease.epoch_of(connection, before.id, self._token)
+            )
             if held is None:
                 return
             lease.fence(connection, before.id, held)
             if changes.has_launched(connection, before.id, held):
                 lease.release(connection, before.id, held, SweepState.STOPPED)
-            elif before.state is SweepState.WAITING and not changes.has_trials(connection, before.id):
+            elif before.state is SweepState.WAITING and not changes.has_trials(
+                connection, before.id
+            ):
                 connection.execute(sa.delete(schema.sweep).where(schema.sweep.c.id == before.id))
                 return
             else:
@@ -233,7 +286,9 @@ class Store:
                 state = SweepState.STOPPED if before.state is SweepState.RUNNING else before.state
                 lease.release(connection, before.id, held, state)
                 values = {"spec_json": before.spec_json, "conditions": dict(before.conditions)}
-                connection.execute(sa.update(schema.sweep).where(schema.sweep.c.id == before.id).values(**values))
+                connection.execute(
+                    sa.update(schema.sweep).where(schema.sweep.c.id == before.id).values(**values)
+                )
             if leased is not None:
                 sessions.end(connection, before.id, held, leased, ())
 
@@ -244,8 +299,17 @@ class Store:
 
         def work(connection: sa.Connection, change: Change) -> bool:
             table = schema.sweep
-            held = (table.c.id == sweep_id, table.c.owner_token.is_not(None), table.c.lease_until > now())
-            return connection.execute(sa.update(table).where(*held).values(stop_requested=request)).rowcount == 1
+            held = (
+                table.c.id == sweep_id,
+                table.c.owner_token.is_not(None),
+                table.c.lease_until > now(),
+            )
+            return (
+                connection.execute(
+                    sa.update(table).where(*held).values(stop_requested=request)
+                ).rowcount
+                == 1
+            )
 
         return self._database.write(work)
 
@@ -256,7 +320,9 @@ class Store:
         """
 
         def work(connection: sa.Connection, change: Change) -> list[TrialRow]:
-            return queries.trials_by_id(connection, changes.reap(connection, change, sweep_id, epoch))
+            return queries.trials_by_id(
+                connection, changes.reap(connection, change, sweep_id, epoch)
+            )
 
         return self._database.write(work)
 
@@ -264,44 +330,89 @@ class Store:
 
     def ensure_cell(self, sweep_id: int, cell: Cell, epoch: int) -> int:
         """The id of the cell in the sweep, made if it is new."""
-        return self._database.write(lambda connection, change: changes.ensure_cell(connection, sweep_id, cell, epoch))
+        return self._database.write(
+            lambda connection, change: changes.ensure_cell(connection, sweep_id, cell, epoch)
+        )
 
-    def begin_trials(self, begun: Sequence[NewTrial | NewAttempt], *, epoch: int) -> list[tuple[int, int]]:
+    def begin_trials(
+        self, begun: Sequence[NewTrial | NewAttempt], *, epoch: int
+    ) -> list[tuple[int, int]]:
         """Begin an attempt of each, of any cells of one sweep, in one commit: the trials' ids and the attempts' numbers, in order.
 
         A layout whose trial is there and QUEUED is begun as that. Raises IllegalTransition, changing nothing, when one of them cannot
         begin, or is named twice: nothing was launched yet, so nothing is lost with the others.
         """
-        return self._database.write(lambda connection, change: changes.begin(connection, change, begun, epoch)) if begun else []
+        return (
+            self._database.write(
+                lambda connection, change: changes.begin(connection, change, begun, epoch)
+            )
+            if begun
+            else []
+        )
 
     def add_pruned(self, condemned: Sequence[Pruned], *, epoch: int) -> int:
         """Record layouts as PRUNED without a launch; return how many are newly so. Those past QUEUED are left alone."""
-        return self._database.write(lambda connection, change: changes.add_pruned(connection, change, condemned, epoch)) if condemned else 0
+        return (
+            self._database.write(
+                lambda connection, change: changes.add_pruned(connection, change, condemned, epoch)
+            )
+            if condemned
+            else 0
+        )
 
     def free_pruned(self, cell_id: int, layouts: Sequence[Layout], *, epoch: int) -> int:
         """Let PRUNED layouts of a cell wait again, since nothing proves any more that they cannot run; return how many did."""
-        return self._database.write(lambda connection, change: invalidation.free_pruned(connection, change, cell_id, layouts, epoch))
+        return self._database.write(
+            lambda connection, change: invalidation.free_pruned(
+                connection, change, cell_id, layouts, epoch
+            )
+        )
 
     def transition(
-        self, trial_id: int, event: TrialEvent, *, epoch: int, attempt: int | None = None, detail: Mapping[str, Any] | None = None
+        self,
+        trial_id: int,
+        event: TrialEvent,
+        *,
+        epoch: int,
+        attempt: int | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> TrialState:
         """Move a trial by an event that brings no result (FIRST_STEP, PRUNED ...) and return its new state.
 
         Raises IllegalTransition, changing nothing, when its state does not take the event or `attempt` is not its latest one.
         """
-        if event in (TrialEvent.GANG_PLACED, TrialEvent.REPEATED, TrialEvent.MEASURED, TrialEvent.INVALIDATED):
-            raise ValueError(f"{event} is written together with what belongs to it: by begin_trials, record_ends, invalidate")
+        if event in (
+            TrialEvent.GANG_PLACED,
+            TrialEvent.REPEATED,
+            TrialEvent.MEASURED,
+            TrialEvent.INVALIDATED,
+        ):
+            raise ValueError(
+                f"{event} is written together with what belongs to it: by begin_trials, record_ends, invalidate"
+            )
         return self._database.write(
-            lambda connection, change: changes.transition(connection, change, [(trial_id, attempt)], event, epoch, detail)
+            lambda connection, change: changes.transition(
+                connection, change, [(trial_id, attempt)], event, epoch, detail
+            )
         )[0]
 
     def note_first_steps(self, attempts: Sequence[tuple[int, int]], *, epoch: int) -> None:
         """Note that attempts, each given as trial id and number, have made their first step: `transition` of many, in one commit."""
         if attempts:
             event = TrialEvent.FIRST_STEP
-            self._database.write(lambda connection, change: changes.transition(connection, change, attempts, event, epoch, None))
+            self._database.write(
+                lambda connection, change: changes.transition(
+                    connection, change, attempts, event, epoch, None
+                )
+            )
 
-    def invalidate(self, where: str, *, sweep: str | None = None, holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone) -> int:
+    def invalidate(
+        self,
+        where: str,
+        *,
+        sweep: str | None = None,
+        holder_is_dead: Callable[[Holder], bool] | None = holder_is_gone,
+    ) -> int:
         """Let trials that have ended and match a condition over v_trial wait again, with those that they condemned; return how many.
 
         Their attempts are kept, superseded. Raises UsageInvalid for a bad condition, SweepHeld while an orchestrator works on one of them.
@@ -311,14 +422,19 @@ class Store:
         for sweep_id, trial_id in found.rows:
             by_sweep.setdefault(int(sweep_id), []).append(int(trial_id))
         return self._database.write(
-            lambda connection, change: invalidation.invalidate(connection, change, by_sweep, where, self._token, holder_is_dead)
+            lambda connection, change: invalidation.invalidate(
+                connection, change, by_sweep, where, self._token, holder_is_dead
+            )
         )
 
     def count_repeatable(self, where: str, *, sweep: str | None = None) -> dict[TrialState, int]:
         """How many trials `invalidate` would take, by state. Raises UsageInvalid for a bad condition."""
         ids = "(SELECT trial_id FROM matching)"
         taken = f"SELECT state, count(*) FROM trial WHERE id IN {ids} OR (state = 'pruned' AND condemned_by IN {ids}) GROUP BY state"
-        return {TrialState(state): int(count) for state, count in self._matching(taken, where, sweep).rows}
+        return {
+            TrialState(state): int(count)
+            for state, count in self._matching(taken, where, sweep).rows
+        }
 
     def _matching(self, statement: str, where: str, sweep: str | None) -> Answer:
         """Ask the read-only engine about `matching`: the rows of v_trial that can be repeated and match a person's condition."""
@@ -327,7 +443,9 @@ class Store:
         raw_url = self._database.url.render_as_string(hide_password=False)
         states = ", ".join(f"'{state}'" for state in sorted(invalidation.REPEATABLE))
         matching = f"SELECT sweep_id, trial_id FROM v_trial WHERE (\n{where}\n) AND state IN ({states}){named}"
-        return readonly.query(raw_url, f"WITH matching AS ({matching}) {statement}", max_rows=10_000_000)
+        return readonly.query(
+            raw_url, f"WITH matching AS ({matching}) {statement}", max_rows=10_000_000
+        )
 
     # Attempts and how they end.
 
@@ -341,7 +459,10 @@ class Store:
         if not ends:
             return []
         try:
-            return self._database.write(lambda connection, change: endings.record(connection, change, ends, epoch), durable=True)
+            return self._database.write(
+                lambda connection, change: endings.record(connection, change, ends, epoch),
+                durable=True,
+            )
         except REFUSED:
             if len(ends) > 1:
                 self._record_each(ends, epoch)
@@ -364,18 +485,30 @@ class Store:
     # Nodes.
 
     def record_node_checks(
-        self, sweep_id: int | None, epoch: int | None, facts: Mapping[str, NodeFacts], node_checks: Mapping[str, Sequence[Check]]
+        self,
+        sweep_id: int | None,
+        epoch: int | None,
+        facts: Mapping[str, NodeFacts],
+        node_checks: Mapping[str, Sequence[Check]],
     ) -> None:
         """Keep what was found when nodes were looked at, for a sweep by its owner, or (None, None) because somebody asked. Raises LeaseLost."""
-        self._database.write(lambda connection, change: node_records.record_checks(connection, sweep_id, epoch, facts, node_checks))
+        self._database.write(
+            lambda connection, change: node_records.record_checks(
+                connection, sweep_id, epoch, facts, node_checks
+            )
+        )
 
     def node_checks(self, sweep_id: int) -> dict[str, NodeCheckRow]:
         """The last look at each node that a sweep had."""
-        return self._database.read(lambda connection: node_records.newest_checks(connection, sweep_id))
+        return self._database.read(
+            lambda connection: node_records.newest_checks(connection, sweep_id)
+        )
 
     def node_runs(self, sweep_id: int) -> list[NodeRun]:
         """The newest measurements of a sweep that count, oldest first, as they tell of nodes."""
-        return self._database.read(lambda connection: node_records.runs(connection, sweep_id, NEWEST_RUNS))
+        return self._database.read(
+            lambda connection: node_records.runs(connection, sweep_id, NEWEST_RUNS)
+        )
 
     def node_faults(self, sweep_id: int) -> dict[str, int]:
         """Attempts of a sweep that failed by the machine's fault, by node."""
@@ -401,28 +534,54 @@ class Store:
         """
         return self._database.write(
             lambda connection, change: node_records.bench(
-                connection, change, sweep_id, node, reason=reason, is_remeasured=is_remeasured, evidence=evidence, epoch=epoch
+                connection,
+                change,
+                sweep_id,
+                node,
+                reason=reason,
+                is_remeasured=is_remeasured,
+                evidence=evidence,
+                epoch=epoch,
             )
         )
 
     def unbench(self, sweep_id: int, node: str) -> bool:
         """Let a node be used again; False: it was not benched."""
-        return self._database.write(lambda connection, change: node_records.unbench(connection, change, sweep_id, node))
+        return self._database.write(
+            lambda connection, change: node_records.unbench(connection, change, sweep_id, node)
+        )
 
-    def remeasure(self, sweep_id: int, epoch: int, bad_nodes: Collection[str], *, except_trials: Collection[int] = ()) -> set[int]:
+    def remeasure(
+        self,
+        sweep_id: int,
+        epoch: int,
+        bad_nodes: Collection[str],
+        *,
+        except_trials: Collection[int] = (),
+    ) -> set[int]:
         """Let trials wait again of which a measurement that counts was taken on one of these nodes; return the ids of their cells."""
         return self._database.write(
-            lambda connection, change: node_records.remeasure(connection, change, sweep_id, epoch, bad_nodes, except_trials=except_trials)
+            lambda connection, change: node_records.remeasure(
+                connection, change, sweep_id, epoch, bad_nodes, except_trials=except_trials
+            )
         )
 
     # Links.
 
     def record_links(
-        self, run_token: str, samples: Sequence[tuple[LinkSample, int]], *, backend: str, stack: Stack, nodes: Sequence[str]
+        self,
+        run_token: str,
+        samples: Sequence[tuple[LinkSample, int]],
+        *,
+        backend: str,
+        stack: Stack,
+        nodes: Sequence[str],
     ) -> None:
         """Keep what one gang of a `sweep netbench` measured: each sample with its number of calls."""
         self._database.write(
-            lambda connection, change: link_records.record(connection, run_token, samples, backend=backend, stack=stack, nodes=nodes)
+            lambda connection, change: link_records.record(
+                connection, run_token, samples, backend=backend, stack=stack, nodes=nodes
+            )
         )
 
     def links(self, run_token: str | None = None) -> list[LinkRow]:
@@ -472,7 +631,9 @@ class Store:
 
     def trials_that_met(self, cell_id: int, kind: FailureKind) -> set[int]:
         """The ids of the trials of a cell of which an attempt failed so, since they were last invalidated."""
-        return self._database.read(lambda connection: queries.trials_that_met(connection, cell_id, kind))
+        return self._database.read(
+            lambda connection: queries.trials_that_met(connection, cell_id, kind)
+        )
 
     def observations(
         self,
@@ -485,21 +646,37 @@ class Store:
         """What was measured over all sweeps, or one, and what ran out of memory: the newest few thousand, spread evenly over large cells."""
         return self._database.read(
             lambda connection: observations.observations(
-                connection, workload=workload, is_relative=is_relative, is_device=is_device, sweep_name=sweep
+                connection,
+                workload=workload,
+                is_relative=is_relative,
+                is_device=is_device,
+                sweep_name=sweep,
             )
         )
 
     def trials_by_id(self, trial_ids: Sequence[int]) -> list[TrialRow]:
         """The trials of these ids, in their order."""
-        return self._database.read(lambda connection: queries.trials_by_id(connection, trial_ids)) if trial_ids else []
+        return (
+            self._database.read(lambda connection: queries.trials_by_id(connection, trial_ids))
+            if trial_ids
+            else []
+        )
 
     def failure_counts(self, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
         """By trial how many of its attempts failed, by kind, since it was last invalidated: what `may_retry` asks."""
-        return self._database.read(lambda connection: queries.failure_counts(connection, trial_ids)) if trial_ids else {}
+        return (
+            self._database.read(lambda connection: queries.failure_counts(connection, trial_ids))
+            if trial_ids
+            else {}
+        )
 
-    def out_of_memories(self, cell_id: int, *, trial_id: int | None = None) -> dict[int, list[Failure]]:
+    def out_of_memories(
+        self, cell_id: int, *, trial_id: int | None = None
+    ) -> dict[int, list[Failure]]:
         """By trial of a cell (None: of all) its attempts that ran out of memory, since it was last invalidated."""
-        return self._database.read(lambda connection: queries.out_of_memories(connection, cell_id, trial_id))
+        return self._database.read(
+            lambda connection: queries.out_of_memories(connection, cell_id, trial_id)
+        )
 
     def measured_peaks(self, sweep_id: int) -> list[PeakRow]:
         """The peaks that MFUs of a sweep rest on where no data sheet tells, each once however many attempts have it."""
@@ -507,7 +684,9 @@ class Store:
 
     def events(self, sweep_id: int, *, after_id: int = 0, limit: int = 1000) -> list[EventRow]:
         """What happened in a sweep, oldest first, from one event id on."""
-        return self._database.read(lambda connection: queries.events(connection, sweep_id, after_id, limit))
+        return self._database.read(
+            lambda connection: queries.events(connection, sweep_id, after_id, limit)
+        )
 
 
 def _plain(conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,9 @@ class UtcTime(TypeDecorator[dt.datetime]):
     def process_bind_param(self, value: dt.datetime | None, dialect: Dialect) -> dt.datetime | None:
         return None if value is None else value.astimezone(dt.UTC).replace(tzinfo=None)
 
-    def process_result_value(self, value: dt.datetime | None, dialect: Dialect) -> dt.datetime | None:
+    def process_result_value(
+        self, value: dt.datetime | None, dialect: Dialect
+    ) -> dt.datetime | None:
         return None if value is None else value.replace(tzinfo=dt.UTC)
 
 
@@ -70,7 +72,11 @@ class now(FunctionElement[dt.datetime]):
 @compiles(now, "sqlite")
 def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     seconds = compiler.process(element.clauses, **kw)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')" if seconds else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+    return (
+        f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
+        if seconds
+        else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+    )
 
 
 # clock_timestamp, because now() stands still within a transaction, which may have waited for a lock.
@@ -81,5 +87,9 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     return f"({clock} + make_interval(secs => {seconds}))" if seconds else clock
 
 
-Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only where the type is INTEGER
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")  # None is NULL, not the JSON null
+Id = BigInteger().with_variant(
+    Integer(), "sqlite"
+)  # SQLite numbers rows by itself only where the type is INTEGER
+Json = JSON(none_as_null=True).with_variant(
+    JSONB(none_as_null=True), "postgresql"
+)  # None is NULL, not the JSON null

@@ -23,10 +23,26 @@ def measured_rows() -> list[tuple[str, str, str]]:
             file, result = found
             rows.append((what, said(result), f"`{file}`"))
 
-    row("orchestration", "trials of two fresh ranks that do nothing: ask, store, launch, collect, tell", _said_of_trials)
-    row("orchestration", "the same with torch, gloo and four steps of llama-tiny", lambda r: f"{_rate(r, 'sweep_torch')}/s")
-    row("long-sweep", "ask + tell + store at 5,000 trials; memory gained over them", _said_of_a_long_sweep)
-    row("long-sweep-scripted", "the same at 10,000 trials", lambda r: f"{_digits(r['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial")
+    row(
+        "orchestration",
+        "trials of two fresh ranks that do nothing: ask, store, launch, collect, tell",
+        _said_of_trials,
+    )
+    row(
+        "orchestration",
+        "the same with torch, gloo and four steps of llama-tiny",
+        lambda r: f"{_rate(r, 'sweep_torch')}/s",
+    )
+    row(
+        "long-sweep",
+        "ask + tell + store at 5,000 trials; memory gained over them",
+        _said_of_a_long_sweep,
+    )
+    row(
+        "long-sweep-scripted",
+        "the same at 10,000 trials",
+        lambda r: f"{_digits(r['ask_tell_store_ms_per_trial_at']['10000'])} ms a trial",
+    )
     row(
         "packing",
         "GPU-seconds used of 512 GPUs by the study of `sweeps/playbook.yaml`, until its tail; its time over the shortest possible",
@@ -37,11 +53,19 @@ def measured_rows() -> list[tuple[str, str, str]]:
         "the same study on real Ray, 512 declared GPUs on two cores: gangs from order to stored result",
         _said_of_ray,
     )
-    row("simulated-scale", "the control plane on a virtual clock, 16,384 GPUs", _said_of_a_simulation)
+    row(
+        "simulated-scale",
+        "the control plane on a virtual clock, 16,384 GPUs",
+        _said_of_a_simulation,
+    )
     row("enumerate", "enumerate and rank the layouts of a large cell", _said_of_layouts)
     for database in ("", "-postgresql"):
         where = "PostgreSQL" if database else "SQLite"
-        row(f"store-scale{database}", f"`best`, `status` on 100,000 trials, {where}", _said_of_a_store)
+        row(
+            f"store-scale{database}",
+            f"`best`, `status` on 100,000 trials, {where}",
+            _said_of_a_store,
+        )
     return rows
 
 
@@ -54,22 +78,43 @@ def summary_rows() -> list[tuple[str, str, str]]:
             file, result = found
             rows.append((what, said(result), f"[{name}](benchmarks/results/{file})"))
 
-    row("orchestration", "trials per second, each in fresh processes that do nothing", _said_of_trials)
+    row(
+        "orchestration",
+        "trials per second, each in fresh processes that do nothing",
+        _said_of_trials,
+    )
     row(
         "search-efficiency-cold",
         "launches until a layout within 5 % of the best was measured (tables of published runs)",
         _said_of_launches,
     )
-    row("drift", "sweeps on machines that drift: a winner more than 3 % below the true best", _said_of_wrong_winners)
-    row("chaos", "results lost in kills of every process", lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills")
-    row("chaos", "processes left 5 s after such a kill", lambda r: f"{r['leaked_processes']} in {r['looks']:,} looks")
+    row(
+        "drift",
+        "sweeps on machines that drift: a winner more than 3 % below the true best",
+        _said_of_wrong_winners,
+    )
+    row(
+        "chaos",
+        "results lost in kills of every process",
+        lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills",
+    )
+    row(
+        "chaos",
+        "processes left 5 s after such a kill",
+        lambda r: f"{r['leaked_processes']} in {r['looks']:,} looks",
+    )
     row("simulated-scale", "a simulated sweep on 16,384 GPUs", _said_of_a_simulation)
-    row("store-scale", "`sweep best` on 100,000 trials", lambda r: f"{_digits(r['best_seconds'])} s")
+    row(
+        "store-scale", "`sweep best` on 100,000 trials", lambda r: f"{_digits(r['best_seconds'])} s"
+    )
     return rows
 
 
 def _said_of_launches(result: Any) -> str:
-    ours, tpe = (_digits(result["summary"][method]["launches_to_5_percent"]["median"]) for method in ("auto", "tpe"))
+    ours, tpe = (
+        _digits(result["summary"][method]["launches_to_5_percent"]["median"])
+        for method in ("auto", "tpe")
+    )
     return f"{ours}. Optuna's TPE in the same run: {tpe}"
 
 
@@ -116,7 +161,11 @@ def drift_rows() -> list[tuple[str, ...]]:
     found = newest("drift")
     assert found is not None, "it is committed"
     return [
-        (drift.replace("_", " "), *_said_of_winners(rules["now"]), *_said_of_winners(rules.get("earlier")))
+        (
+            drift.replace("_", " "),
+            *_said_of_winners(rules["now"]),
+            *_said_of_winners(rules.get("earlier")),
+        )
         for drift, rules in found[1]["drifts"].items()
     ]
 
@@ -124,7 +173,11 @@ def drift_rows() -> list[tuple[str, ...]]:
 def _said_of_winners(numbers: Any) -> tuple[str, str, str]:
     if numbers is None:
         return "", "", ""
-    return f"{numbers['named'] / numbers['runs']:.0%}", f"{numbers['wrong']} of {numbers['runs']}", f"{numbers['repeats_mean']:.1f}"
+    return (
+        f"{numbers['named'] / numbers['runs']:.0%}",
+        f"{numbers['wrong']} of {numbers['runs']}",
+        f"{numbers['repeats_mean']:.1f}",
+    )
 
 
 def scoreboard_rows() -> list[tuple[str, str, str]]:
@@ -132,7 +185,11 @@ def scoreboard_rows() -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     if (found := newest("chaos")) is not None:
         name, result = found
-        rows += [(what, said(result), f"`{name}`") for what, (tells, said) in _CHAOS.items() if tells in result]
+        rows += [
+            (what, said(result), f"`{name}`")
+            for what, (tells, said) in _CHAOS.items()
+            if tells in result
+        ]
     if (found := newest("ray-scale")) is not None:
         name, result = found
         killed = " and ".join(f"{count} {victim}s" for victim, count in result["killed"].items())
@@ -166,7 +223,10 @@ def _parts(result: Any, beginning: str) -> list[Any]:
 
 
 def _said_of_complaints(result: Any) -> str:
-    lists = [[f'"{text}"' for text in result["complaints"]], [f"`{campaign}`" for campaign in _missing_of(result)]]
+    lists = [
+        [f'"{text}"' for text in result["complaints"]],
+        [f"`{campaign}`" for campaign in _missing_of(result)],
+    ]
     return "; ".join(f"{len(found)}: {', '.join(found)}" if found else "0" for found in lists)
 
 
@@ -176,16 +236,17 @@ def _said_of_crash_points(result: Any) -> str:
 
 
 def _said_of_migrations(result: Any) -> str:
-    made, upgraded = (" and ".join(str(part["victims"]["migration"]) for part in _parts(result, play)) for play in ("making", "upgrade"))
+    made, upgraded = (
+        " and ".join(str(part["victims"]["migration"]) for part in _parts(result, play))
+        for play in ("making", "upgrade")
+    )
     return f"all: {made} of its making, {upgraded} of its upgrade, on SQLite and PostgreSQL"
 
 
 def _said_of_survivors(result: Any) -> str:
     looked = [part for part in result["parts"] if part["looks"]]
     killed = sum((Counter(part["victims"]) for part in looked), Counter[str]())
-    return (
-        f"{result['leaked_processes']} in {result['looks']:,} looks, after {_list_of({kind: killed[kind] for kind in KILLED})} were killed"
-    )
+    return f"{result['leaked_processes']} in {result['looks']:,} looks, after {_list_of({kind: killed[kind] for kind in KILLED})} were killed"
 
 
 def _said_of_pauses(result: Any) -> str:
@@ -202,13 +263,34 @@ def _said_of_outages(result: Any) -> str:
 # What a campaign of kills shows: the figure, the field without which it is not told, and how it is said.
 _CHAOS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "complaints; campaigns that are missing": ("complaints", _said_of_complaints),
-    "campaigns whose time was over before all was done": ("cut_short", lambda r: ", ".join(f"`{name}`" for name in r["cut_short"]) or "0"),
-    "results lost, of those acknowledged": ("lost", lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills"),
-    "results that count twice; trials stuck": ("duplicated", lambda r: f"{r['duplicated']}; {r['stuck']}"),
-    "statements and commits at which an orchestrator died, of twelve trials": ("kills", _said_of_crash_points),
-    "statements at which a program died that made or upgraded a store, which the next one used": ("migration", _said_of_migrations),
-    "processes alive 5 s after the death of their orchestrator, or the end of their sweep": ("looks", _said_of_survivors),
-    "writes accepted from an orchestrator after its lease had expired and another had the sweep": ("replaced", _said_of_pauses),
+    "campaigns whose time was over before all was done": (
+        "cut_short",
+        lambda r: ", ".join(f"`{name}`" for name in r["cut_short"]) or "0",
+    ),
+    "results lost, of those acknowledged": (
+        "lost",
+        lambda r: f"{r['lost']} of {r['acknowledged']:,}, in {r['kills']:,} kills",
+    ),
+    "results that count twice; trials stuck": (
+        "duplicated",
+        lambda r: f"{r['duplicated']}; {r['stuck']}",
+    ),
+    "statements and commits at which an orchestrator died, of twelve trials": (
+        "kills",
+        _said_of_crash_points,
+    ),
+    "statements at which a program died that made or upgraded a store, which the next one used": (
+        "migration",
+        _said_of_migrations,
+    ),
+    "processes alive 5 s after the death of their orchestrator, or the end of their sweep": (
+        "looks",
+        _said_of_survivors,
+    ),
+    "writes accepted from an orchestrator after its lease had expired and another had the sweep": (
+        "replaced",
+        _said_of_pauses,
+    ),
     "PostgreSQL connections ended, servers killed under load": ("parts", _said_of_outages),
     "from the death of an orchestrator to the next one's first launch, at the slowest": (
         "slowest_takeover_seconds",
@@ -224,7 +306,10 @@ def newest(benchmark: str) -> tuple[str, Any] | None:
 
 
 def _list_of(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind.replace('_', ' ')}{'s' if count != 1 else ''}" for kind, count in counts.items())
+    return ", ".join(
+        f"{count} {kind.replace('_', ' ')}{'s' if count != 1 else ''}"
+        for kind, count in counts.items()
+    )
 
 
 def _said_of_trials(result: Any) -> str:

@@ -27,10 +27,23 @@ from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
-from orchestrator.core.sweepfile.sections import Axes, Confirm, Limits, Measuring, ModelSizes, Plateau, Search
+from orchestrator.core.sweepfile.sections import (
+    Axes,
+    Confirm,
+    Limits,
+    Measuring,
+    ModelSizes,
+    Plateau,
+    Search,
+)
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
-from orchestrator.core.sweepfile.trainer_section import BytesPerParameter, TracedModeSection, TracedTerm, TrainerSection
+from orchestrator.core.sweepfile.trainer_section import (
+    BytesPerParameter,
+    TracedModeSection,
+    TracedTerm,
+    TrainerSection,
+)
 from orchestrator.core.sweepfile.workload_options import DRIFTS, FAULTS, WORKLOADS, LlamaWorkload
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import mermaid
@@ -82,7 +95,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "bytes": TracedTerm,
     "model": ModelSizes,
 }
-PROGRAM_OPTIONS: Mapping[str, Any] = {name: workload.model_fields["options"].annotation for name, workload in WORKLOADS.items()}
+PROGRAM_OPTIONS: Mapping[str, Any] = {
+    name: workload.model_fields["options"].annotation for name, workload in WORKLOADS.items()
+}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -98,7 +113,12 @@ def main() -> int:
 
 def documents() -> list[Path]:
     """Every document of the project."""
-    return sorted([*DOCS.rglob("*.md"), *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
+    return sorted(
+        [
+            *DOCS.rglob("*.md"),
+            *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        ]
+    )
 
 
 def generated(text: str) -> str:
@@ -129,13 +149,26 @@ def _part(name: str) -> str:
         ),
         "drifts": lambda: _words("kind", DRIFTS),
         "placeholders": lambda: _words("name", TEMPLATE_NAMES),
-        "result": lambda: _words("field", {name: _means(field) for name, field in RankResult.model_fields.items()}),
-        "summary": lambda: _table(("what", "measured", "file"), summary_rows()),
-        "measured": lambda: _table(("what", "result", "file in `benchmarks/results/`"), measured_rows()),
-        "scores": lambda: _table(
-            ("case", "trials, median", "nine in ten", "found within 400", "healthy sweeps that accused a node"), score_rows()
+        "result": lambda: _words(
+            "field", {name: _means(field) for name, field in RankResult.model_fields.items()}
         ),
-        "scoreboard": lambda: _table(("figure", "result", "file in `benchmarks/results/`"), scoreboard_rows()),
+        "summary": lambda: _table(("what", "measured", "file"), summary_rows()),
+        "measured": lambda: _table(
+            ("what", "result", "file in `benchmarks/results/`"), measured_rows()
+        ),
+        "scores": lambda: _table(
+            (
+                "case",
+                "trials, median",
+                "nine in ten",
+                "found within 400",
+                "healthy sweeps that accused a node",
+            ),
+            score_rows(),
+        ),
+        "scoreboard": lambda: _table(
+            ("figure", "result", "file in `benchmarks/results/`"), scoreboard_rows()
+        ),
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
         "failures": failure_table,
@@ -152,21 +185,33 @@ def _part(name: str) -> str:
 def constant_table() -> str:
     """The constants of step time: what is believed of each before anything is measured, and what it is."""
     source = ast.parse((PROJECT / "orchestrator/core/physics/step_time.py").read_text())
-    body = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants").body
+    body = next(
+        node
+        for node in source.body
+        if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants"
+    ).body
     means = {
         field.target.id: said.value.value
         for field, said in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
     }
-    rows = [(f"`{name}`", f"{prior.median:.3g}", f"x/ {math.exp(prior.log_sd):.2f}", means[name]) for name, prior in PRIORS.items()]
+    rows = [
+        (f"`{name}`", f"{prior.median:.3g}", f"x/ {math.exp(prior.log_sd):.2f}", means[name])
+        for name, prior in PRIORS.items()
+    ]
     return _table(("constant", "prior", "", "meaning"), rows)
 
 
 def key_table(model: type[BaseModel]) -> str:
     """The keys of a section or of a workload's options, as their fields describe them."""
     rows = [
-        (f"`{name}`", _takes(field), "required" if field.is_required() else _default(field.default), _means(field))
+        (
+            f"`{name}`",
+            _takes(field),
+            "required" if field.is_required() else _default(field.default),
+            _means(field),
+        )
         for name, field in model.model_fields.items()
     ]
     return _table(("key", "takes", "default", "meaning"), rows)
@@ -174,17 +219,26 @@ def key_table(model: type[BaseModel]) -> str:
 
 def option_list() -> str:
     """The options of every workload, by name."""
-    rows = [(f"`{name}`", ", ".join(f"`{key}`" for key in options.model_fields)) for name, options in PROGRAM_OPTIONS.items()]
+    rows = [
+        (f"`{name}`", ", ".join(f"`{key}`" for key in options.model_fields))
+        for name, options in PROGRAM_OPTIONS.items()
+    ]
     return _table(("`name`", "keys of `options`"), rows)
 
 
 def capability_table() -> str:
     """What workload llama can run."""
     able = CAPABILITIES["llama"]
-    sizes = {name: getattr(able, f"max_{name}") for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")}
+    sizes = {
+        name: getattr(able, f"max_{name}")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    }
     rows = [
         ("`data_parallel_size`", "any"),
-        *((f"`{name}`", "any" if most is None else f"at most {most}" if most > 1 else "1") for name, most in sizes.items()),
+        *(
+            (f"`{name}`", "any" if most is None else f"at most {most}" if most > 1 else "1")
+            for name, most in sizes.items()
+        ),
         ("`zero_stage`", ", ".join(map(str, sorted(able.zero_stages)))),
         ("`precision`", ", ".join(sorted(able.precisions))),
     ]
@@ -200,20 +254,34 @@ def module_tables() -> str:
             about = ast.get_docstring(ast.parse(file.read_text()))
             if about:
                 sentence = re.split(r"(?<=[.])\s", " ".join(about.split()), maxsplit=1)[0]
-                rows.append((f"`{file.name if file.name != '__init__.py' else folder.rpartition('/')[2]}`", sentence))
+                rows.append(
+                    (
+                        f"`{file.name if file.name != '__init__.py' else folder.rpartition('/')[2]}`",
+                        sentence,
+                    )
+                )
         lines += [f"**`{folder}/`**", "", _table(("module", "what it is"), rows), ""]
     return "\n".join(lines).rstrip()
 
 
 def failure_table() -> str:
-    whose = {Fault.LAYOUT: "the layout's", Fault.CODE: "the code's", Fault.MACHINE: "the machine's", Fault.NOBODY: "nobody's"}
+    whose = {
+        Fault.LAYOUT: "the layout's",
+        Fault.CODE: "the code's",
+        Fault.MACHINE: "the machine's",
+        Fault.NOBODY: "nobody's",
+    }
     rows = [
         (
             f"`{kind}`",
             policy.means,
             whose[policy.fault],
             str(policy.max_retries) if policy.fault is not Fault.NOBODY else "next run",
-            "waits" if policy.fault is Fault.NOBODY else "out_of_memory" if kind in OUT_OF_MEMORY_KINDS else "failed",
+            "waits"
+            if policy.fault is Fault.NOBODY
+            else "out_of_memory"
+            if kind in OUT_OF_MEMORY_KINDS
+            else "failed",
             policy.cure,
         )
         for kind, policy in POLICIES.items()
@@ -225,20 +293,52 @@ def model_table() -> str:
     rows = []
     for name, shape in PRESETS.items():
         heads = f"{shape.num_attention_heads} / {shape.num_key_value_heads}"
-        sizes = (shape.num_layers, shape.hidden_size, heads, shape.ffn_hidden_size, shape.vocab_size)
-        rows.append((f"`{name}`", *sizes, "yes" if shape.tied_embeddings else "no", f"{shape.num_parameters:,}"))
-    return _table(("preset", "layers", "hidden", "heads / kv", "ffn", "vocabulary", "tied", "parameters"), rows)
+        sizes = (
+            shape.num_layers,
+            shape.hidden_size,
+            heads,
+            shape.ffn_hidden_size,
+            shape.vocab_size,
+        )
+        rows.append(
+            (
+                f"`{name}`",
+                *sizes,
+                "yes" if shape.tied_embeddings else "no",
+                f"{shape.num_parameters:,}",
+            )
+        )
+    return _table(
+        ("preset", "layers", "hidden", "heads / kv", "ffn", "vocabulary", "tied", "parameters"),
+        rows,
+    )
 
 
 def device_table() -> str:
     rows = []
     for name, device in DEVICES.items():
-        peaks = [_tera(device.peak_flops.get(precision)) for precision in (Precision.BF16, Precision.FP32, Precision.FP8)]
+        peaks = [
+            _tera(device.peak_flops.get(precision))
+            for precision in (Precision.BF16, Precision.FP32, Precision.FP8)
+        ]
         memory = (f"{device.memory_bytes / GIB:.1f}", f"{device.memory_bandwidth / 1e12:.2f}")
-        links = (f"{device.intra_node_bandwidth / 1e9:.0f}", f"{device.inter_node_bandwidth / 1e9:.0f}")
+        links = (
+            f"{device.intra_node_bandwidth / 1e9:.0f}",
+            f"{device.inter_node_bandwidth / 1e9:.0f}",
+        )
         price = f"{device.price_per_hour:.2f}" if device.price_per_hour is not None else "-"
         rows.append((f"`{name}`", *peaks, *memory, *links, price))
-    titles = ("device", "bf16 TFLOP/s", "fp32 (TF32)", "fp8", "GiB", "memory TB/s", "node GB/s", "network GB/s", "$/hour")
+    titles = (
+        "device",
+        "bf16 TFLOP/s",
+        "fp32 (TF32)",
+        "fp8",
+        "GiB",
+        "memory TB/s",
+        "node GB/s",
+        "network GB/s",
+        "$/hour",
+    )
     return _table(titles, rows)
 
 
@@ -246,7 +346,12 @@ def view_list() -> str:
     """Each view with the first sentence of its SQL file, and its columns."""
     lines = []
     for view, columns in view_columns().items():
-        about = (PROJECT / "db" / "views" / f"{view}.sql").read_text().splitlines()[0].removeprefix("-- ")
+        about = (
+            (PROJECT / "db" / "views" / f"{view}.sql")
+            .read_text()
+            .splitlines()[0]
+            .removeprefix("-- ")
+        )
         lines += [f"**`{view}`**: {about}", "", ", ".join(f"`{column}`" for column in columns), ""]
     return "\n".join(lines).rstrip()
 
@@ -254,7 +359,9 @@ def view_list() -> str:
 def table_list() -> str:
     lines = []
     for table in schema.metadata.sorted_tables:
-        columns = ", ".join(f"`{column.name}`{' (JSON)' if column.type is Json else ''}" for column in table.columns)
+        columns = ", ".join(
+            f"`{column.name}`{' (JSON)' if column.type is Json else ''}" for column in table.columns
+        )
         lines.append(f"- **`{table.name}`**: {columns}")
     return "\n".join(lines)
 
@@ -275,7 +382,10 @@ def view_columns() -> dict[str, tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/sweep.sqlite"
         Store.open(url).close()
-        return {view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+        return {
+            view: readonly.query(url, f"SELECT * FROM {view} LIMIT 0").columns
+            for view in schema.VIEWS
+        }
 
 
 def _words(title: str, words: Mapping[str, str]) -> str:
@@ -316,7 +426,9 @@ def _tera(flops: float | None) -> str:
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,18 @@ from pathlib import Path
 # Ours, Ray's, PostgreSQL's, a batch system's, what sets up communication, where configurations lie, how terminals are written to.
 PREFIXES = ("SWEEP_", "RAY_", "PG", "SLURM_", "NCCL_", "GLOO_", "TORCHELASTIC_", "XDG_")
 NAMES = frozenset(
-    {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    {
+        "COLUMNS",
+        "LINES",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+    }
 )
 
 
@@ -28,7 +39,10 @@ def leave_behind(environment: MutableMapping[str, str], *, home: Path) -> None:
 
 def hear_signals() -> None:
     """Hear what `nohup` and a shell's `&` have ignored: commands that tests start inherit that, and tests send them these signals."""
-    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    for number, handler in (
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGINT, signal.default_int_handler),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -21,7 +21,9 @@ _LOOK_SECONDS = 0.05
 def main() -> int:
     seconds, command, asked_by = float(sys.argv[1]), sys.argv[2:], os.getppid()
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it started is ended on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # what it started is ended on the way out
     until = time.monotonic() + seconds
     try:
         process = subprocess.Popen(command)

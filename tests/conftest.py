@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 from db.store import Store
 from tests import ambient, guard, new_store
 
-FOLDER = pytest.StashKey[Path]()  # of this pytest process: its home, its first working folder and its PostgreSQL lie in it
+FOLDER = pytest.StashKey[
+    Path
+]()  # of this pytest process: its home, its first working folder and its PostgreSQL lie in it
 
 # A busy machine takes long over an example that is quick to draw.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,7 +29,9 @@ LONGEST_FIRST = ("multi_host", "faults", "acceptance", "ray")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that reads the environment: children inherit what is so now."""
-    folder = Path(tempfile.mkdtemp(prefix="sweep-tests-"))  # short: a socket's path may have 107 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix="sweep-tests-")
+    )  # short: a socket's path may have 107 characters
     config.stash[FOLDER] = folder
     guard.begin(os.environ, folder)
     for name in ("home", "work"):
@@ -38,7 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # else workers run the tests, and begin where this one did
+    if (
+        hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
+    ):  # else workers run the tests, and begin where this one did
         ambient.enter(config.stash[FOLDER] / "work")  # for fixtures that several tests share
 
 
@@ -55,7 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def place_in_line(item: pytest.Item) -> int:
     names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
-    return next((place for place, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST))
+    return next(
+        (place for place, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +123,11 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
-    with new_store.on_sqlite(store_url) if store_url.startswith("sqlite") else Store.open(store_url) as opened:
+    with (
+        new_store.on_sqlite(store_url)
+        if store_url.startswith("sqlite")
+        else Store.open(store_url) as opened
+    ):
         yield opened
 
 

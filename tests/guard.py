@@ -19,8 +19,12 @@ from pathlib import Path
 
 from orchestrator.node.processes import descendants, kill, kill_found, start_time
 
-VARIABLE = "TEST_RUN"  # PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
-POSTGRESQL_SECONDS = 5.0  # to end its own processes and give its shared memory back, before it is killed
+VARIABLE = (
+    "TEST_RUN"  # PID:START of pytest, after those of a pytest that it runs in: MARK/PID:START
+)
+POSTGRESQL_SECONDS = (
+    5.0  # to end its own processes and give its shared memory back, before it is killed
+)
 PATIENCE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2  # where the kernel knows no pidfd
 
@@ -32,7 +36,12 @@ def begin(environment: MutableMapping[str, str], folder: Path) -> None:
     own = f"{os.getpid()}:{start_time(os.getpid())}"
     environment[VARIABLE] = mark = f"{outer}/{own}" if outer else own
     # It returns at once: the guard is a fork of it, and no child of pytest, whose children tests count.
-    subprocess.run([sys.executable, "-m", "tests.guard", mark, str(folder)], env=unmarked, cwd=Path(__file__).parents[1], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.guard", mark, str(folder)],
+        env=unmarked,
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
 
 
 def of_run(mark: str) -> list[int]:
@@ -52,7 +61,11 @@ def _marks() -> list[tuple[int, bytes]]:
                 entries = (process / "environ").read_bytes().split(b"\0")
             except OSError:  # it has ended, or is another user's
                 continue
-            found += [(int(process.name), entry) for entry in entries if entry.startswith(f"{VARIABLE}=".encode())]
+            found += [
+                (int(process.name), entry)
+                for entry in entries
+                if entry.startswith(f"{VARIABLE}=".encode())
+            ]
     return found
 
 
@@ -75,7 +88,9 @@ def _end_postgresql(mark: str) -> None:
     for pid in servers:
         kill(pid, signal.SIGQUIT)
     until = time.monotonic() + POSTGRESQL_SECONDS
-    while time.monotonic() < until and any(start is not None and start_time(pid) == start for pid, start in servers.items()):
+    while time.monotonic() < until and any(
+        start is not None and start_time(pid) == start for pid, start in servers.items()
+    ):
         time.sleep(0.01)
 
 

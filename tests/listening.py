@@ -17,4 +17,8 @@ class Place(NamedTuple):
 def listeners(pids: Iterable[int]) -> set[Place]:
     """Where these processes listen now."""
     sockets = dict(listening_sockets())
-    return {Place(*sockets[inode]) for pid in pids for inode in sockets_of(Path(f"/proc/{pid}")) & sockets.keys()}
+    return {
+        Place(*sockets[inode])
+        for pid in pids
+        for inode in sockets_of(Path(f"/proc/{pid}")) & sockets.keys()
+    }

@@ -18,24 +18,40 @@ LIMIT_GIB = 80
 
 def step_seconds(tp: int, mbs: int, recompute: str, kernel: str) -> float:
     """Best: tp 1, the largest micro-batch that fits, no recomputation, flash."""
-    return 4.0 * (1.0 + 0.3 * (tp - 1)) * (1.0 + 0.2 / mbs) * (1.3 if recompute == "full" else 1.0) * (1.2 if kernel == "eager" else 1.0)
+    return (
+        4.0
+        * (1.0 + 0.3 * (tp - 1))
+        * (1.0 + 0.2 / mbs)
+        * (1.3 if recompute == "full" else 1.0)
+        * (1.2 if kernel == "eager" else 1.0)
+    )
 
 
 def peak_gib(tp: int, mbs: int, recompute: str, kernel: str) -> float:
-    return 20.0 / tp + 10.0 * mbs / tp * (0.2 if recompute == "full" else 1.0) * (2.0 if kernel == "eager" else 1.0)
+    return 20.0 / tp + 10.0 * mbs / tp * (0.2 if recompute == "full" else 1.0) * (
+        2.0 if kernel == "eager" else 1.0
+    )
 
 
 def rows() -> list[dict[str, str]]:
     """24 layouts: 2 tp x 3 micro-batches x 2 recomputes x 2 kernels, without one combination; one of them ended in an error."""
     found = []
-    for tp, mbs, recompute, kernel in product((1, 2), (1, 2, 8), ("none", "full"), ("flash", "eager")):
+    for tp, mbs, recompute, kernel in product(
+        (1, 2), (1, 2, 8), ("none", "full"), ("flash", "eager")
+    ):
         if (tp, mbs, recompute, kernel) == (2, 1, "full", "eager"):
             continue  # nobody ran it
         dp = NUM_GPUS // tp
         if GLOBAL_BATCH % (dp * mbs):
             continue
         peak = peak_gib(tp, mbs, recompute, kernel)
-        status = "error" if (tp, mbs, recompute, kernel) == (2, 2, "none", "flash") else "oom" if peak > LIMIT_GIB else "ok"
+        status = (
+            "error"
+            if (tp, mbs, recompute, kernel) == (2, 2, "none", "flash")
+            else "oom"
+            if peak > LIMIT_GIB
+            else "ok"
+        )
         ran = status == "ok"
         found.append(
             {

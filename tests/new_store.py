@@ -40,7 +40,9 @@ def _made_by_migrations() -> bytes:
 
 def emptied(connection: Any) -> bool:
     """Whether the schema of a connection of psycopg has the tables of a store, which are empty now."""
-    if connection.execute("SELECT obj_description(to_regnamespace('public'))").fetchone() != (_OURS,):
+    if connection.execute("SELECT obj_description(to_regnamespace('public'))").fetchone() != (
+        _OURS,
+    ):
         return False
     version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     if version == (schema.SCHEMA_VERSION,):

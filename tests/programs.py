@@ -24,7 +24,9 @@ def finished(command: Sequence[str], *, seconds: float) -> subprocess.CompletedP
         check=False,
     )
     if done.returncode == TOO_LONG:
-        raise subprocess.TimeoutExpired(list(command), seconds, output=done.stdout, stderr=done.stderr)
+        raise subprocess.TimeoutExpired(
+            list(command), seconds, output=done.stdout, stderr=done.stderr
+        )
     return done
 
 

@@ -34,11 +34,22 @@ LOOKING = (
 
 def test_a_test_and_its_children_work_in_a_folder_of_their_own(tmp_path: Path) -> None:
     ask = "import os; print(os.getcwd(), os.path.expanduser('~'), *sorted(os.environ), sep='\\n')"
-    folder, home, *names = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True).stdout.splitlines()
+    folder, home, *names = subprocess.run(
+        [sys.executable, "-c", ask], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
     assert (Path.cwd(), Path(folder)) == (tmp_path, tmp_path)
     assert home != pwd.getpwuid(os.getuid()).pw_dir
-    assert [name for name in (*os.environ, *names) if name in POISON and os.environ.get(name) == POISON[name]] == []
-    assert not os.environ.keys() & {"SWEEP_DB", "SWEEP_HOME", "RAY_ADDRESS", "PGHOST"}  # Ray sets others when it is imported
+    assert [
+        name
+        for name in (*os.environ, *names)
+        if name in POISON and os.environ.get(name) == POISON[name]
+    ] == []
+    assert not os.environ.keys() & {
+        "SWEEP_DB",
+        "SWEEP_HOME",
+        "RAY_ADDRESS",
+        "PGHOST",
+    }  # Ray sets others when it is imported
 
 
 def test_the_children_of_a_test_hear_what_nohup_ignores() -> None:
@@ -53,7 +64,17 @@ def test_tests_pass_where_every_setting_of_a_person_would_break_them(tmp_path: P
     (tmp_path / "home/.config").mkdir(parents=True)
     (tmp_path / "home/.pg_service.conf").write_text("[broken")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", PROJECT, *(PROJECT / name for name in LOOKING)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            PROJECT,
+            *(PROJECT / name for name in LOOKING),
+        ],
         env=os.environ | POISON | {"HOME": str(tmp_path / "home")},
         cwd=tmp_path,
         capture_output=True,

@@ -41,7 +41,10 @@ def blocks(language: str) -> Iterator[tuple[Path, str]]:
 
 
 def named(pairs: Iterator[tuple[Path, str]]) -> list[Any]:
-    return [pytest.param(text, id=f"{path.name}-{number}") for number, (path, text) in enumerate(pairs, 1)]
+    return [
+        pytest.param(text, id=f"{path.name}-{number}")
+        for number, (path, text) in enumerate(pairs, 1)
+    ]
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
@@ -69,7 +72,9 @@ def test_links_lead_to_files_and_headings_that_exist(document: Path) -> None:
         file = (document.parent / target) if target else document
         assert file.exists(), f"{document.name}: {target}"
         if anchor:
-            assert anchor[1:] in anchors(file), f"{document.name}: {target}{anchor}; there are {sorted(anchors(file))}"
+            assert anchor[1:] in anchors(file), (
+                f"{document.name}: {target}{anchor}; there are {sorted(anchors(file))}"
+            )
 
 
 def anchors(file: Path) -> set[str]:
@@ -85,7 +90,12 @@ def test_every_query_in_the_documents_runs(statement: str, store_url: str, tmp_p
     assert readonly.query(store_url, statement).columns
 
 
-@pytest.mark.parametrize("text", named((path, text) for path, text in blocks("yaml") if re.search(r"^name:", text, re.MULTILINE)))
+@pytest.mark.parametrize(
+    "text",
+    named(
+        (path, text) for path, text in blocks("yaml") if re.search(r"^name:", text, re.MULTILINE)
+    ),
+)
 def test_every_sweep_file_in_the_documents_means_something(text: str) -> None:
     spec = load(text, source="document")
     for cell in spec.cells():
@@ -93,8 +103,17 @@ def test_every_sweep_file_in_the_documents_means_something(text: str) -> None:
 
 
 def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path) -> None:
-    program = next(text for path, text in blocks("python") if path.name == "workloads.md" and "SWEEP_METRICS_FILE" in text)
-    spec = load(next(text for path, text in blocks("yaml") if path.name == "workloads.md" and "argv" in text), source="document")
+    program = next(
+        text
+        for path, text in blocks("python")
+        if path.name == "workloads.md" and "SWEEP_METRICS_FILE" in text
+    )
+    spec = load(
+        next(
+            text for path, text in blocks("yaml") if path.name == "workloads.md" and "argv" in text
+        ),
+        source="document",
+    )
     (tmp_path / "mine.py").write_text(program)
     options = spec.workload.options.as_written() | {"cwd": str(tmp_path)}
     options["argv"] = [sys.executable if word == "python" else word for word in options["argv"]]
@@ -129,12 +148,16 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
 
 
 def test_the_names_that_a_program_may_be_told_are_all_there(tmp_path: Path) -> None:
-    names = template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
+    names = template_names(
+        order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path
+    )
     assert set(TEMPLATE_NAMES) == set(names)
 
 
 def test_every_key_and_column_is_explained_somewhere() -> None:
-    words = "".join((DOCS / name).read_text() for name in ("glossary.md", "sweep-file.md", "sql.md"))
+    words = "".join(
+        (DOCS / name).read_text() for name in ("glossary.md", "sweep-file.md", "sql.md")
+    )
     known = set(re.findall(r"`([a-z_]+)`", words))
     assert {key for section in SECTIONS.values() for key in section.model_fields} <= known
     assert set(view_columns()["v_trial"]) <= known
@@ -154,13 +177,21 @@ def test_every_command_stands_in_the_readme() -> None:
     commands = set(typer.main.get_command(app).commands)
     readme = (PROJECT / "README.md").read_text()
     assert {command for command in commands if f"`sweep {command}" not in readme} == set()
-    named_there = set(re.findall(r"\bsweep ([a-z]+)\b(?=[ `\n])", "".join(re.findall(r"`sweep [a-z]+[ `]", readme))))
+    named_there = set(
+        re.findall(
+            r"\bsweep ([a-z]+)\b(?=[ `\n])", "".join(re.findall(r"`sweep [a-z]+[ `]", readme))
+        )
+    )
     assert named_there <= commands
 
 
 def test_every_exit_code_stands_in_the_table() -> None:
     table = (DOCS / "troubleshooting.md").read_text()
-    codes = {error.exit_code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, errors.SweepError)}
+    codes = {
+        error.exit_code
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.SweepError)
+    }
     run = import_module("orchestrator.cli.run")
     for code in codes | {run.EXIT_SOME_FAILED, run.EXIT_NOTHING_FEASIBLE, 0}:
         assert f"| {code} |" in table, code
@@ -168,7 +199,10 @@ def test_every_exit_code_stands_in_the_table() -> None:
 
 def test_files_named_in_the_documents_exist() -> None:
     for document in documents():
-        for path in re.findall(r"`((?:orchestrator|db|workloads|tests|sweeps|benchmarks|docs)/[\w./-]+\.\w+)`", document.read_text()):
+        for path in re.findall(
+            r"`((?:orchestrator|db|workloads|tests|sweeps|benchmarks|docs)/[\w./-]+\.\w+)`",
+            document.read_text(),
+        ):
             assert (PROJECT / path).exists(), f"{document.name} names {path}"
 
 
@@ -181,7 +215,11 @@ def test_make_targets_named_in_the_documents_exist() -> None:
 def test_extras_named_in_the_documents_exist() -> None:
     text = (PROJECT / "pyproject.toml").read_text()
     extras = set(
-        re.findall(r"^(\w+) = \[", text[text.index("[project.optional-dependencies]") : text.index("[project.scripts]")], re.MULTILINE)
+        re.findall(
+            r"^(\w+) = \[",
+            text[text.index("[project.optional-dependencies]") : text.index("[project.scripts]")],
+            re.MULTILINE,
+        )
     )
     for document in documents():
         for group in re.findall(r"(?:layout-sweep|\.)\[([a-z,]+)\]", document.read_text()):
@@ -197,7 +235,10 @@ def test_yaml_blocks_are_yaml() -> None:
 
 def test_a_hint_to_measure_again_can_be_copied_into_a_script_as_it_stands() -> None:
     """Without --yes the command asks, and refuses where nobody is there. Of its own examples some are for people."""
-    sources = [*documents(), *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py"))]
+    sources = [
+        *documents(),
+        *(path for folder in ("orchestrator", "db") for path in (PROJECT / folder).rglob("*.py")),
+    ]
     hints = [
         (path.name, hint)
         for path in sources

@@ -39,12 +39,30 @@ def test_endless(postgresql_server, number):
     [(signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 2)],
     ids=["SIGKILL", "SIGTERM", "SIGINT", "SIGKILL, two workers"],
 )
-def test_of_a_test_run_that_is_killed_nothing_is_left(tmp_path: Path, number: int, workers: int) -> None:
+def test_of_a_test_run_that_is_killed_nothing_is_left(
+    tmp_path: Path, number: int, workers: int
+) -> None:
     (tmp_path / "test_endless.py").write_text(ENDLESS)
     (tmp_path / "says").mkdir()
     options = ["-n", str(workers)] if workers else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), *options, "test_endless.py"]
-    run = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"SAYS": str(tmp_path / "says")}, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "--rootdir",
+        str(tmp_path),
+        *options,
+        "test_endless.py",
+    ]
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"SAYS": str(tmp_path / "says")},
+        stdout=subprocess.DEVNULL,
+    )
     said = _until_said(tmp_path / "says", max(workers, 1))
     pids = [int(pid) for words in said for pid in words[:3]]
     marked = guard.of_run(f"{os.environ[guard.VARIABLE]}/{run.pid}:{start_time(run.pid)}")

@@ -75,7 +75,11 @@ def test_of_a_program_that_is_asked_to_end_nothing_is_left(tmp_path: Path) -> No
     assert start_time(who_stayed(tmp_path)) is None
 
 
-def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobody(tmp_path: Path) -> None:
-    out = chaos.told(leaving_a_child(tmp_path, STAYS), name="ray", seed=1, patience_seconds=LONG_ENOUGH_SECONDS)
+def test_a_part_of_the_chaos_that_takes_too_long_is_a_complaint_and_leaves_nobody(
+    tmp_path: Path,
+) -> None:
+    out = chaos.told(
+        leaving_a_child(tmp_path, STAYS), name="ray", seed=1, patience_seconds=LONG_ENOUGH_SECONDS
+    )
     assert out.complaints == ["it was not over after 8 s"]
     assert start_time(who_stayed(tmp_path)) is None

@@ -18,5 +18,10 @@ def parse_options(kind: type[_O], options: Mapping[str, Any]) -> _O:
     try:
         return kind.model_validate(dict(options))
     except ValidationError as exc:
-        mistakes = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False, include_input=False))
-        raise ConfigRejected(f"workload.options: {mistakes}. Allowed are {', '.join(kind.model_fields)}") from None
+        mistakes = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+            for e in exc.errors(include_url=False, include_input=False)
+        )
+        raise ConfigRejected(
+            f"workload.options: {mistakes}. Allowed are {', '.join(kind.model_fields)}"
+        ) from None

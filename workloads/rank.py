@@ -35,7 +35,9 @@ from orchestrator.core.trial.protocol import (
     result_file,
 )
 
-_HEARTBEAT_BYTES = 96  # every heartbeat is padded to this, so that one write replaces the one before
+_HEARTBEAT_BYTES = (
+    96  # every heartbeat is padded to this, so that one write replaces the one before
+)
 
 
 class ConfigRejected(Exception):
@@ -69,10 +71,14 @@ class Rank:
     local_world_size: int
     run_dir: Path
     phase: Phase = field(default=Phase.START, init=False)
-    step: int = field(default=0, init=False)  # optimizer steps begun in this process, warm-up included
+    step: int = field(
+        default=0, init=False
+    )  # optimizer steps begun in this process, warm-up included
     finished: bool = field(default=False, init=False)
     _heartbeat_fd: int | None = field(default=None, init=False, repr=False)
-    _began: dict[Phase, float] = field(default_factory=dict, init=False, repr=False)  # monotonic, by phase
+    _began: dict[Phase, float] = field(
+        default_factory=dict, init=False, repr=False
+    )  # monotonic, by phase
 
     def heartbeat(self, phase: Phase, step: int = 0, *, timed: bool = False) -> None:
         """Say how far this rank is. Costs microseconds: call it at the start of each phase and of each step.
@@ -100,7 +106,10 @@ class Rank:
         lived = seconds_since_process_start()
         began = ({Phase.START: now - lived} if lived is not None else {}) | self._began
         ends = [*list(began.values())[1:], now]
-        return {phase: max(end - start, 0.0) for (phase, start), end in zip(began.items(), ends, strict=True)}
+        return {
+            phase: max(end - start, 0.0)
+            for (phase, start), end in zip(began.items(), ends, strict=True)
+        }
 
     def with_teardown(self, phases: Mapping[Phase, float]) -> dict[Phase, float]:
         """Phases that follow each other from the start of the process on, and as teardown what has passed since the last of them."""
@@ -140,7 +149,9 @@ def run(main: Callable[[Rank], RankResult]) -> int:
     otherwise the result that it returns is written here.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)  # the launcher asks for stacks so before it kills a hung rank
+    faulthandler.register(
+        signal.SIGUSR1, all_threads=True, chain=False
+    )  # the launcher asks for stacks so before it kills a hung rank
     rank = context()
     try:
         result = main(rank)
@@ -157,7 +168,9 @@ def seconds_since_process_start() -> float | None:
     """How long this process has lived, by the kernel's account; None where there is no /proc."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): clock ticks after boot
+        started = int(fields[19]) / os.sysconf(
+            "SC_CLK_TCK"
+        )  # field 22 of proc(5): clock ticks after boot
     except (OSError, ValueError, IndexError):
         return None
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
@@ -176,23 +189,31 @@ def failure_note(exc: BaseException, rank: Rank) -> RankFailure:
         step=rank.step,
         at_unix_seconds=time.time(),
         phase_seconds=rank.phase_seconds(),
-        out_of_memory=any(is_out_of_memory(_qualified_name(cls), message) for cls in type(exc).__mro__[:-1]),
+        out_of_memory=any(
+            is_out_of_memory(_qualified_name(cls), message) for cls in type(exc).__mro__[:-1]
+        ),
         peak_memory_allocated_bytes=allocated,
         device_memory_bytes=capacity,
     )
 
 
 def _qualified_name(cls: type) -> str:
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )
 
 
 def _cuda_memory() -> tuple[int | None, int | None]:
     """Peak bytes allocated on this rank's GPU and its capacity, if the workload has imported torch and touched CUDA."""
-    torch: Any = sys.modules.get("torch")  # never imported here: a workload without torch must not pay for it
+    torch: Any = sys.modules.get(
+        "torch"
+    )  # never imported here: a workload without torch must not pay for it
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None, None
     try:
-        return int(torch.cuda.max_memory_allocated()), int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        return int(torch.cuda.max_memory_allocated()), int(
+            torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        )
     except RuntimeError:  # the CUDA context itself is broken
         return None, None
 

@@ -16,7 +16,10 @@ import torch.distributed as dist
 
 from workloads.rank import Rank
 
-_EVERY_INTERFACE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # where there is nothing narrower
+_EVERY_INTERFACE = {
+    socket.AF_INET: "0.0.0.0",
+    socket.AF_INET6: "::",
+}  # where there is nothing narrower
 
 
 def join_gang(rank: Rank, device: torch.device) -> None:
@@ -27,7 +30,9 @@ def join_gang(rank: Rank, device: torch.device) -> None:
         port,
         rank.world_size,
         is_master=rank.rank == 0,
-        timeout=timedelta(seconds=rank.request.limits.total),  # the launcher's limit of this phase comes first
+        timeout=timedelta(
+            seconds=rank.request.limits.total
+        ),  # the launcher's limit of this phase comes first
         master_listen_fd=bound(host, port).detach() if rank.rank == 0 else None,
     )
     is_cuda = device.type == "cuda"

@@ -35,10 +35,16 @@ def _on_cpu(value: Any) -> Any:
     """FakeTensors on a `cuda` that is not there abort the process in their backward pass."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
-    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+    return (
+        "cpu"
+        if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+        else value
+    )
 
 
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """CPUs decompose it, and autograd keeps 12 bytes more per element than the fused kernel's backward pass needs."""
     return cast(Tensor, _FusedRMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
 
@@ -50,7 +56,14 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **kwargs: Any) -> Tensor:
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **kwargs: Any,
+) -> Tensor:
     """With dropout CPUs write the scores out; CUDA's fused kernels keep the state of the random numbers."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **kwargs)
 

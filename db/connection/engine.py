@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from db.connection import postgresql_advice
 from db.connection import url as urls
@@ -27,9 +33,16 @@ logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 30.0  # for SQLite's write lock: longer than any write of ours
 CONNECT_TIMEOUT_SECONDS = 10
-PATIENCE_SECONDS = 60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
+PATIENCE_SECONDS = (
+    60.0  # a PostgreSQL that crashed is back in seconds; beyond a minute a person should know
+)
 # A server that vanished without a word (its host, the network) is given up after 10 + 3 x 5 s, not after the kernel's two hours.
-_KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
+_KEEP_ALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 # An orchestrator that is stopped within a transaction would keep its successor from the sweep's row for as long as it sleeps.
 _IDLE_IN_TRANSACTION = "SET idle_in_transaction_session_timeout = '20s'"
 # Serialization failure, deadlock, lock timeout; the server stops, has crashed, or is not up yet.
@@ -49,7 +62,9 @@ class Change:
 class Database:
     """`patience_seconds`: how long a database that was reached before may stay away. `wait` is what is done for so long between two tries."""
 
-    def __init__(self, url: sa.URL, *, patience_seconds: float | None = None, to_read: bool = False) -> None:
+    def __init__(
+        self, url: sa.URL, *, patience_seconds: float | None = None, to_read: bool = False
+    ) -> None:
         """Prepare an engine; nothing is connected yet. Raises UsageInvalid for a missing driver, StoreUnavailable for an unsafe file system.
 
         `to_read`: nothing will be written, so a SQLite file need not be this user's to write.
@@ -58,20 +73,35 @@ class Database:
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self.wait: Callable[[float], None] = time.sleep
         self.is_sqlite = url.drivername == "sqlite"
-        self._was_reached = False  # until then an error means a wrong address, and waiting does not mend that
+        self._was_reached = (
+            False  # until then an error means a wrong address, and waiting does not mend that
+        )
         self._readable: ReadableFile | None = None
         self._file = OpenedFile(Path(url.database)) if self.is_sqlite and url.database else None
         try:
-            if to_read and self._file is not None and self._file.path.is_file() and not can_be_written(self._file.path):
+            if (
+                to_read
+                and self._file is not None
+                and self._file.path.is_file()
+                and not can_be_written(self._file.path)
+            ):
                 self._readable = ReadableFile(self._file.path)
                 self.engine = _reading_engine(url, self._readable)
             else:
-                self.engine = _sqlite_engine(url, self._file) if self._file is not None else _postgresql_engine(url)
+                self.engine = (
+                    _sqlite_engine(url, self._file)
+                    if self._file is not None
+                    else _postgresql_engine(url)
+                )
         except ModuleNotFoundError as exc:
-            raise UsageInvalid("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from exc
+            raise UsageInvalid(
+                "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
+            ) from exc
         except OSError as exc:
             place = "Choose a place that is yours to write with SWEEP_DB"
-            raise StoreUnavailable(f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}") from exc
+            raise StoreUnavailable(
+                f"store {urls.display(url)}: {exc.strerror}: {exc.filename}. {place}"
+            ) from exc
 
     def close(self) -> None:
         self.engine.dispose()
@@ -103,7 +133,9 @@ class Database:
         def once() -> _T:
             is_retry = retrying.statistics.get("attempt_number", 1) > 1
             with self.engine.begin() as connection:
-                self._begin(connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL")
+                self._begin(
+                    connection, "BEGIN IMMEDIATE", synchronous="FULL" if durable else "NORMAL"
+                )
                 done = work(connection, Change(id=change_id, is_retry=is_retry))
             if self._file is not None:
                 self._file.refuse_another()
@@ -112,7 +144,9 @@ class Database:
         with self._clear_errors():
             return retrying(once)
 
-    def _begin(self, connection: sa.Connection, statement: str, *, synchronous: str | None = None) -> None:
+    def _begin(
+        self, connection: sa.Connection, statement: str, *, synchronous: str | None = None
+    ) -> None:
         """Begin SQLite's transaction, which its driver leaves to us. Not from an event of the engine: of one that has any, each statement costs more.
 
         By the driver itself, for a tenth of what a statement costs otherwise: nothing is bound, and nothing comes back.
@@ -127,7 +161,9 @@ class Database:
                 info["synchronous"] = synchronous
             driver.execute(statement)
         except sqlite3.Error as exc:
-            raise DBAPIError.instance(statement, None, exc, sqlite3.Error, hide_parameters=True) from exc
+            raise DBAPIError.instance(
+                statement, None, exc, sqlite3.Error, hide_parameters=True
+            ) from exc
 
     def _retrying(self) -> Retrying:
         return Retrying(
@@ -141,7 +177,11 @@ class Database:
 
     def _log_retry(self, state: RetryCallState) -> None:
         if state.attempt_number == 2:
-            logger.warning("The database %s does not answer; trying again", urls.display(self.url), extra={"action": "store_retry"})
+            logger.warning(
+                "The database %s does not answer; trying again",
+                urls.display(self.url),
+                extra={"action": "store_retry"},
+            )
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -151,8 +191,14 @@ class Database:
         except (PoolTimeout, DBAPIError) as exc:
             # Rights, and tables that somebody dropped, are a person's to mend; any other of these is a mistake of ours.
             is_ours = isinstance(exc, IntegrityError | ProgrammingError | DataError)
-            is_about_the_url = not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None
-            if is_ours and not is_about_the_url and _sqlstate(exc) not in postgresql_advice.FOR_THE_USER:
+            is_about_the_url = (
+                not self.is_sqlite and not self._was_reached and _sqlstate(exc) is None
+            )
+            if (
+                is_ours
+                and not is_about_the_url
+                and _sqlstate(exc) not in postgresql_advice.FOR_THE_USER
+            ):
                 raise
             # `from None`: the driver's own text may hold a password.
             raise self._refusal(exc) from None
@@ -164,7 +210,11 @@ class Database:
         except StoreUnavailable as is_another:  # which says more than what SQLite makes of it
             return is_another
         line = f"store {urls.display(self.url)}: {self._explain(exc)}"
-        is_mistyped = not self.is_sqlite and _sqlstate(exc) is None and postgresql_advice.is_wrong_url(str(exc))
+        is_mistyped = (
+            not self.is_sqlite
+            and _sqlstate(exc) is None
+            and postgresql_advice.is_wrong_url(str(exc))
+        )
         return UsageInvalid(line) if is_mistyped else StoreUnavailable(line)
 
     def _explain(self, exc: Exception) -> str:
@@ -175,14 +225,25 @@ class Database:
                     return advice
             return postgresql_advice.first_line(text)
         statement = exc.statement or "" if isinstance(exc, DBAPIError) else ""
-        role, schema = self._session() if _sqlstate(exc) in postgresql_advice.FOR_THE_USER else (None, None)
-        return postgresql_advice.advised(text, sqlstate=_sqlstate(exc), url=self.url, statement=statement, role=role, schema=schema)
+        role, schema = (
+            self._session() if _sqlstate(exc) in postgresql_advice.FOR_THE_USER else (None, None)
+        )
+        return postgresql_advice.advised(
+            text,
+            sqlstate=_sqlstate(exc),
+            url=self.url,
+            statement=statement,
+            role=role,
+            schema=schema,
+        )
 
     def _session(self) -> tuple[str | None, str | None]:
         """The role and the schema that statements run with; unknown where that cannot be asked."""
         try:
             with self.engine.connect() as connection:
-                role, schema = connection.exec_driver_sql("SELECT current_user, current_schema()").one()
+                role, schema = connection.exec_driver_sql(
+                    "SELECT current_user, current_schema()"
+                ).one()
         except sa.exc.SQLAlchemyError:
             return None, None
         return role, schema
@@ -193,7 +254,10 @@ _SQLITE_ADVICE = (
         "disk I/O error",
         "cannot be written: the disk is full, over quota, or broken. Make room, then run the same command: nothing acknowledged is lost",
     ),
-    ("database or disk is full", "the disk is full. Make room, then run the same command: nothing acknowledged is lost"),
+    (
+        "database or disk is full",
+        "the disk is full. Make room, then run the same command: nothing acknowledged is lost",
+    ),
     (
         "readonly database",
         "cannot be written: the file or its folder is read-only. Make it writable, or choose another place with SWEEP_DB",
@@ -206,7 +270,10 @@ _SQLITE_ADVICE = (
         "not a database",
         "is not a SQLite database, or is damaged. Move it away, or put a copy back (a .backup file lies beside it after upgrades)",
     ),
-    ("malformed", "is damaged. Move it away and put a copy back, or rescue it: sqlite3 FILE .recover"),
+    (
+        "malformed",
+        "is damaged. Move it away and put a copy back, or rescue it: sqlite3 FILE .recover",
+    ),
     (
         "locked",
         f"another process has kept it locked for {BUSY_TIMEOUT_SECONDS:.0f} s. See who has it open (fuser FILE), then run the same command",
@@ -227,15 +294,29 @@ def _is_transient(exc: BaseException) -> bool:
     if exc.connection_invalidated:
         return True
     # psycopg gives no sqlstate where the server could not even be reached.
-    lost = type(exc.orig).__module__.startswith("psycopg") and isinstance(exc, OperationalError) and sqlstate is None
+    lost = (
+        type(exc.orig).__module__.startswith("psycopg")
+        and isinstance(exc, OperationalError)
+        and sqlstate is None
+    )
     return sqlstate in TRANSIENT_SQLSTATES or lost
 
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
-    own = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "layout-sweep", **_KEEP_ALIVE}
+    own = {
+        "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+        "application_name": "layout-sweep",
+        **_KEEP_ALIVE,
+    }
     arguments = own | urls.libpq_arguments(url)
     engine = sa.create_engine(
-        url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True, json_serializer=_json, pool_size=4, max_overflow=4
+        url,
+        connect_args=arguments,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        json_serializer=_json,
+        pool_size=4,
+        max_overflow=4,
     )
 
     @sa.event.listens_for(engine, "connect")
@@ -249,7 +330,13 @@ def _postgresql_engine(url: sa.URL) -> sa.Engine:
 def _reading_engine(url: sa.URL, file: ReadableFile) -> sa.Engine:
     urls.refuse_network_file_system(url)
     # A connection for each read: only so a writer that came meanwhile is seen.
-    return sa.create_engine(url.set(query={}), creator=file.connect, poolclass=sa.NullPool, hide_parameters=True, json_serializer=_json)
+    return sa.create_engine(
+        url.set(query={}),
+        creator=file.connect,
+        poolclass=sa.NullPool,
+        hide_parameters=True,
+        json_serializer=_json,
+    )
 
 
 def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
@@ -258,12 +345,17 @@ def _sqlite_engine(url: sa.URL, file: OpenedFile) -> sa.Engine:
     # On a file system that hosts share there is no shared memory: the older journal at least needs none.
     journal = "TRUNCATE" if urls.is_unsafe(url) else "WAL"
     engine = sa.create_engine(
-        url.set(query={}), connect_args={"timeout": BUSY_TIMEOUT_SECONDS}, hide_parameters=True, json_serializer=_json
+        url.set(query={}),
+        connect_args={"timeout": BUSY_TIMEOUT_SECONDS},
+        hide_parameters=True,
+        json_serializer=_json,
     )
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # the driver begins no transaction of its own: ours are explicit
+        connection.isolation_level = (
+            None  # the driver begins no transaction of its own: ours are explicit
+        )
         for pragma in (
             f"journal_mode = {journal}",
             "foreign_keys = ON",

@@ -36,5 +36,7 @@ class ByIds:
 
     def _of(self, length: int) -> sa.Select[Any]:
         if length not in self._made:
-            self._made[length] = self._make([sa.bindparam(f"id_{place}", type_=Id) for place in range(length)])
+            self._made[length] = self._make(
+                [sa.bindparam(f"id_{place}", type_=Id) for place in range(length)]
+            )
         return self._made[length]

@@ -19,17 +19,35 @@ GONE = frozenset({"42P01", "3F000", "42704", "3D000"})  # table, schema, object,
 FOR_THE_USER = GONE | {INSUFFICIENT_PRIVILEGE, READ_ONLY}
 
 _ADVICE = (
-    ("password authentication failed", "Correct the user in the URL, or the password in ~/.pgpass (of mode 600) or PGPASSWORD"),
+    (
+        "password authentication failed",
+        "Correct the user in the URL, or the password in ~/.pgpass (of mode 600) or PGPASSWORD",
+    ),
     ("no password supplied", "Put the password into ~/.pgpass (of mode 600) or PGPASSWORD"),
     ("no pg_hba.conf entry", "Let this host, user and database in: pg_hba.conf on the server"),
     ("Connection refused", "Is PostgreSQL running there, and are host and port of the URL right?"),
-    ("timeout expired", "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?"),
+    (
+        "timeout expired",
+        "Is PostgreSQL running there, are host and port of the URL right, and does a firewall let them through?",
+    ),
     ("resolve host", "Correct the host of the URL"),
     ("translate host name", "Correct the host of the URL"),
-    ('role "[^"]*" does not exist', "Correct the user of the URL, or have it made on the server: createuser"),
-    ('database "[^"]*" does not exist', "Correct the database of the URL, or have it made on the server: createdb"),
-    ("is starting up|is shutting down|is in recovery mode", "It comes or goes: the same command again in a moment"),
-    ("too many c(onnections|lients)|connection slots are reserved", "End other clients, or raise max_connections on the server"),
+    (
+        'role "[^"]*" does not exist',
+        "Correct the user of the URL, or have it made on the server: createuser",
+    ),
+    (
+        'database "[^"]*" does not exist',
+        "Correct the database of the URL, or have it made on the server: createdb",
+    ),
+    (
+        "is starting up|is shutting down|is in recovery mode",
+        "It comes or goes: the same command again in a moment",
+    ),
+    (
+        "too many c(onnections|lients)|connection slots are reserved",
+        "End other clients, or raise max_connections on the server",
+    ),
 )
 # Said when connecting, without a SQLSTATE: waiting does not help.
 _FINAL = re.compile(
@@ -60,11 +78,19 @@ def first_line(message: str) -> str:
 
 
 def advised(
-    message: str, *, sqlstate: str | None, url: URL, statement: str = "", role: str | None = None, schema: str | None = None
+    message: str,
+    *,
+    sqlstate: str | None,
+    url: URL,
+    statement: str = "",
+    role: str | None = None,
+    schema: str | None = None,
 ) -> str:
     """What was said, and what to do. `statement` is what was refused; `role` and `schema` are those of the session, where they are known."""
     said = first_line(urls.redact(message, url))
-    advice = _mended_by(message, sqlstate, url, statement, role or url.username or "your_role", schema or "public")
+    advice = _mended_by(
+        message, sqlstate, url, statement, role or url.username or "your_role", schema or "public"
+    )
     return f"{said}. {advice}" if advice else said
 
 
@@ -75,9 +101,14 @@ def refused(exc: Exception, url: URL, *, before: str = "") -> SweepError:
     return UsageInvalid(line) if is_wrong_url(message) else StoreUnavailable(line)
 
 
-def _mended_by(message: str, sqlstate: str | None, url: URL, statement: str, role: str, schema: str) -> str:
+def _mended_by(
+    message: str, sqlstate: str | None, url: URL, statement: str, role: str, schema: str
+) -> str:
     role, schema = quoted(role), quoted(schema)
-    denied = re.search(r'permission denied for (schema|table|relation|view|sequence|database) "?([^"\n]+?)"?$', first_line(message))
+    denied = re.search(
+        r'permission denied for (schema|table|relation|view|sequence|database) "?([^"\n]+?)"?$',
+        first_line(message),
+    )
     if denied is not None:
         what, name = denied.groups()
         right, mend = _grant(what, name, statement, role, schema, url)
@@ -101,20 +132,38 @@ def _mended_by(message: str, sqlstate: str | None, url: URL, statement: str, rol
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, message)), "")
 
 
-def _grant(what: str, name: str, statement: str, role: str, schema: str, url: URL) -> tuple[str, str]:
+def _grant(
+    what: str, name: str, statement: str, role: str, schema: str, url: URL
+) -> tuple[str, str]:
     """The right that is missing, and the SQL that gives it."""
     match what:
         case "schema":
-            rights = "USAGE, CREATE" if re.match(r"\s*(create|drop|alter)\b", statement, re.IGNORECASE) else "USAGE"
-            return f"{rights} on schema {name}", f"GRANT {rights} ON SCHEMA {quoted(name)} TO {role}"
+            rights = (
+                "USAGE, CREATE"
+                if re.match(r"\s*(create|drop|alter)\b", statement, re.IGNORECASE)
+                else "USAGE"
+            )
+            return (
+                f"{rights} on schema {name}",
+                f"GRANT {rights} ON SCHEMA {quoted(name)} TO {role}",
+            )
         case "database":
-            return f"CONNECT on database {name}", f"GRANT CONNECT ON DATABASE {quoted(url.database or name)} TO {role}"
+            return (
+                f"CONNECT on database {name}",
+                f"GRANT CONNECT ON DATABASE {quoted(url.database or name)} TO {role}",
+            )
         case "sequence":
-            return f"USAGE on sequence {name}", f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+            return (
+                f"USAGE on sequence {name}",
+                f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+            )
         case _:
             right = _right(statement)
             rights = "SELECT" if right == "SELECT" else "SELECT, INSERT, UPDATE, DELETE"
-            return f"{right} on {what} {name}", f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {role}"
+            return (
+                f"{right} on {what} {name}",
+                f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {role}",
+            )
 
 
 def _right(statement: str) -> str:

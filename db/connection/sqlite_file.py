@@ -39,14 +39,20 @@ class OpenedFile:
         try:
             found = os.stat(self.path)  # noqa: PTH116  # a tenth of what Path.stat costs, after each write
         except FileNotFoundError:
-            raise StoreUnavailable(f"store {self.path} was deleted while it was in use. {_PUT_BACK}") from None
+            raise StoreUnavailable(
+                f"store {self.path} was deleted while it was in use. {_PUT_BACK}"
+            ) from None
         except OSError as exc:
-            raise StoreUnavailable(f"store {self.path} cannot be looked at any more: {exc.strerror}. {_PUT_BACK}") from None
+            raise StoreUnavailable(
+                f"store {self.path} cannot be looked at any more: {exc.strerror}. {_PUT_BACK}"
+            ) from None
         identity = (found.st_dev, found.st_ino)
         if self._identity is None:
             self._identity = identity
         elif identity != self._identity:
-            raise StoreUnavailable(f"store {self.path} was replaced by another file while it was in use. {_PUT_BACK}")
+            raise StoreUnavailable(
+                f"store {self.path} was replaced by another file while it was in use. {_PUT_BACK}"
+            )
 
 
 _PUT_BACK = (
@@ -69,10 +75,18 @@ class ReadableFile:
         try:
             file, query = self._how_to_open()
             address = f"file:{quote(os.fsencode(file))}?{query}"
-            connection = sqlite3.connect(address, uri=True, timeout=_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                address,
+                uri=True,
+                timeout=_TIMEOUT_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except (sqlite3.Error, OSError) as exc:
-            raise StoreUnavailable(f"store {self._file} cannot be read: {self._reason(exc)}") from None
+            raise StoreUnavailable(
+                f"store {self._file} cannot be read: {self._reason(exc)}"
+            ) from None
         return connection
 
     def close(self) -> None:
@@ -89,10 +103,16 @@ class ReadableFile:
         return self._put_together(), "mode=rw"
 
     def _put_together(self) -> Path:
-        state = [(found.st_ino, found.st_size, found.st_mtime_ns) for found in (self._file.stat(), self._log.stat())]
+        state = [
+            (found.st_ino, found.st_size, found.st_mtime_ns)
+            for found in (self._file.stat(), self._log.stat())
+        ]
         if self._copy is None or state != self._copied_state:
             self.close()
-            self._copy, self._copied_state = tempfile.TemporaryDirectory(prefix="sweep-copy-"), state
+            self._copy, self._copied_state = (
+                tempfile.TemporaryDirectory(prefix="sweep-copy-"),
+                state,
+            )
             for source in (self._file, self._log):
                 shutil.copyfile(source, Path(self._copy.name) / source.name)
         return Path(self._copy.name) / self._file.name
@@ -100,7 +120,13 @@ class ReadableFile:
     def _reason(self, exc: Exception) -> str:
         if isinstance(exc, OSError):
             return f"{exc.strerror}: {exc.filename}"
-        unreadable = [path.name for path in (self._file, self._log, self._shared) if path.exists() and not os.access(path, os.R_OK)]
+        unreadable = [
+            path.name
+            for path in (self._file, self._log, self._shared)
+            if path.exists() and not os.access(path, os.R_OK)
+        ]
         if unreadable:
-            return f"{unreadable[0]} is not yours to read. Ask its owner for: chmod a+r {self._file}*"
+            return (
+                f"{unreadable[0]} is not yours to read. Ask its owner for: chmod a+r {self._file}*"
+            )
         return str(exc)

@@ -63,9 +63,13 @@ def reader_of(url: URL, *, environment: Mapping[str, str] = os.environ) -> URL |
         reader = _parsed(text)
     except UsageInvalid as exc:
         raise UsageInvalid(f"{READER_VARIABLE}: {exc}") from None
-    if reader.drivername == "sqlite" or (reader.database and url.database and reader.database != url.database):
+    if reader.drivername == "sqlite" or (
+        reader.database and url.database and reader.database != url.database
+    ):
         meant = f"a login for database {url.database} of {display(url)}"
-        raise UsageInvalid(f"{READER_VARIABLE} names {display(reader)}; it should be {meant}. `sweep db grant-reader` makes one")
+        raise UsageInvalid(
+            f"{READER_VARIABLE} names {display(reader)}; it should be {meant}. `sweep db grant-reader` makes one"
+        )
     return reader
 
 
@@ -76,8 +80,14 @@ def libpq_arguments(url: URL) -> dict[str, Any]:
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     for name in sorted(set(url.query) - known):
         close = get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ". Known ones: https://www.postgresql.org/docs/current/libpq-connect.html"
-        raise UsageInvalid(f"option {name!r} of the database URL is unknown to PostgreSQL's client library{meant}")
+        meant = (
+            f"; did you mean {close[0]}?"
+            if close
+            else ". Known ones: https://www.postgresql.org/docs/current/libpq-connect.html"
+        )
+        raise UsageInvalid(
+            f"option {name!r} of the database URL is unknown to PostgreSQL's client library{meant}"
+        )
     try:
         arguments: dict[str, Any] = dict(url.get_dialect()().create_connect_args(url)[1])
     except ArgumentError as exc:
@@ -90,7 +100,9 @@ def _parsed(text: str) -> URL:
     try:
         parsed = make_url(text.strip())
     except (ArgumentError, ValueError):  # its text is not repeated: it may hold a password
-        raise UsageInvalid(f"the database URL cannot be read. It should look like {ALLOWED}. {_ENCODE}") from None
+        raise UsageInvalid(
+            f"the database URL cannot be read. It should look like {ALLOWED}. {_ENCODE}"
+        ) from None
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return _resolve_server(parsed).set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
@@ -101,22 +113,32 @@ def _parsed(text: str) -> URL:
 def _resolve_server(url: URL) -> URL:
     """A password that holds a bare @ is read in part as host; no host holds one, so the last @ is the one before the host."""
     if "@" in (url.database or ""):
-        raise UsageInvalid(f"the database URL has an @ behind the host, so it is not clear where its password ends. {_ENCODE}")
+        raise UsageInvalid(
+            f"the database URL has an @ behind the host, so it is not clear where its password ends. {_ENCODE}"
+        )
     rest, at, host = (url.host or "").rpartition("@")
     return url.set(password=f"{url.password}@{rest}", host=host) if at else url
 
 
 def _resolve_file(url: URL) -> URL:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-        raise UsageInvalid("a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file")
+        raise UsageInvalid(
+            "a SQLite store is a plain file, so that it outlives the process: sqlite:///path/to/file"
+        )
     if unknown := set(url.query) - {UNSAFE}:
-        raise UsageInvalid(f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1")
+        raise UsageInvalid(
+            f"SQLite URL option {sorted(unknown)[0]!r} is unknown; the only one is ?{UNSAFE}=1"
+        )
     try:
         file = Path(url.database).expanduser().absolute()
     except RuntimeError:  # ~NAME of nobody
-        raise UsageInvalid(f"store {url.database}: there is no user of that name with a home folder; write the whole path") from None
+        raise UsageInvalid(
+            f"store {url.database}: there is no user of that name with a home folder; write the whole path"
+        ) from None
     if (kind := _other_kind(file)) is not None:
-        raise UsageInvalid(f"store {file} is {kind}, and a SQLite store is a plain file: name another with SWEEP_DB or --db")
+        raise UsageInvalid(
+            f"store {file} is {kind}, and a SQLite store is a plain file: name another with SWEEP_DB or --db"
+        )
     return url.set(drivername="sqlite", database=str(file))
 
 
@@ -149,9 +171,20 @@ def display(url: URL) -> str:
 
 def display_login(url: URL, role: str, *, passfile: str | None) -> str:
     """The URL with which another role of the same server connects, without any secret."""
-    public = {name: value for name, value in url.query.items() if "pass" not in name.lower() and name not in _OF_ONE_ROLE}
+    public = {
+        name: value
+        for name, value in url.query.items()
+        if "pass" not in name.lower() and name not in _OF_ONE_ROLE
+    }
     query = {**public, **({"passfile": passfile} if passfile is not None else {})}
-    other = URL.create("postgresql", username=role, host=url.host, port=url.port, database=url.database, query=query)
+    other = URL.create(
+        "postgresql",
+        username=role,
+        host=url.host,
+        port=url.port,
+        database=url.database,
+        query=query,
+    )
     # A socket's folder reads better as it is, and libpq takes it so.
     return other.render_as_string(hide_password=False).replace("%2F", "/")
 
@@ -162,7 +195,16 @@ _OF_ONE_ROLE = frozenset({"user", "sslcert", "sslkey", "options", "application_n
 def pgpass_line(url: URL, role: str, password: str) -> str:
     """A line of libpq's password file, for any host: several names may lead to the server."""
     database = url.database or "*"
-    return ":".join(["*", "*", *(text.replace("\\", "\\\\").replace(":", "\\:") for text in (database, role, password))])
+    return ":".join(
+        [
+            "*",
+            "*",
+            *(
+                text.replace("\\", "\\\\").replace(":", "\\:")
+                for text in (database, role, password)
+            ),
+        ]
+    )
 
 
 def redact(message: str, url: URL) -> str:
@@ -199,7 +241,9 @@ def file_system_magic(folder: Path) -> int | None:
     """What statfs(2) calls the folder's file system; None where that cannot be asked."""
     if not sys.platform.startswith("linux"):
         return None
-    answer = ctypes.create_string_buffer(512)  # struct statfs is 120 bytes; its first member is the type
+    answer = ctypes.create_string_buffer(
+        512
+    )  # struct statfs is 120 bytes; its first member is the type
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), answer) != 0:
         return None
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF

@@ -7,5 +7,11 @@ from alembic import context
 from db.schema import metadata
 
 connection = context.config.attributes["connection"]
-context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, transactional_ddl=True, compare_type=True)
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    render_as_batch=True,
+    transactional_ddl=True,
+    compare_type=True,
+)
 context.run_migrations()

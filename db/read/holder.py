@@ -16,7 +16,13 @@ def live_holder(row: sa.Row[*tuple[Any, ...]]) -> Holder | None:
     """The holder in a row of `sweep` with the database's `now`; None when nobody holds it or the lease has ended."""
     if row.owner_token is None or row.lease_until <= row.now:
         return None
-    return Holder(host=row.owner_host, pid=row.owner_pid, namespace=row.owner_namespace, since=row.owner_since, lease_until=row.lease_until)
+    return Holder(
+        host=row.owner_host,
+        pid=row.owner_pid,
+        namespace=row.owner_namespace,
+        since=row.owner_since,
+        lease_until=row.lease_until,
+    )
 
 
 def holder_is_gone(holder: Holder) -> bool:

@@ -21,7 +21,13 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 
-sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
+sweep, cell, model, trial, attempt = (
+    schema.sweep,
+    schema.cell,
+    schema.model,
+    schema.trial,
+    schema.attempt,
+)
 measurement, fingerprint = schema.measurement, schema.fingerprint
 
 Number = TypeVar("Number", int, float)
@@ -54,7 +60,9 @@ class ObservationRow:
     is_peak_reserved: bool | None
     device_memory_bytes: int | None
     thrashing: bool | None
-    device_name: str | None  # of an out-of-memory, which may leave no fingerprint: that of its cell's newest measurement
+    device_name: (
+        str | None
+    )  # of an out-of-memory, which may leave no fingerprint: that of its cell's newest measurement
     torch: str | None
     cuda: str | None
     driver: str | None
@@ -84,15 +92,23 @@ def observations(
     chosen = sa.select(sweep.c.id, sweep.c.name, sweep.c.conditions)
     if sweep_name is not None:
         chosen = chosen.where(sweep.c.name == sweep_name)
-    sweeps = {row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions) for row in connection.execute(chosen)}
+    sweeps = {
+        row.id: MeasuredSweep(id=row.id, name=row.name, conditions=row.conditions)
+        for row in connection.execute(chosen)
+    }
     wanted = [
         id
         for id, found in sweeps.items()
-        if (workload is None or found.conditions.get("workload") == workload) and (is_relative is None or is_relative(found.conditions))
+        if (workload is None or found.conditions.get("workload") == workload)
+        and (is_relative is None or is_relative(found.conditions))
     ]
     if not wanted:
         return []
-    names = None if is_device is None else [name for name, sources in _devices(connection).items() if is_device(name, sources)]
+    names = (
+        None
+        if is_device is None
+        else [name for name, sources in _devices(connection).items() if is_device(name, sources)]
+    )
     rows = connection.execute(_statement(wanted, names, per_cell, most)).mappings().all()
     cells: dict[int, Cell] = {}
     return [_row(row, sweeps, cells) for row in reversed(rows)]
@@ -113,10 +129,16 @@ def _devices(connection: Connection) -> dict[str, list[str]]:
     return found
 
 
-def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int) -> sa.Select[Any]:
+def _statement(
+    sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: int, most: int
+) -> sa.Select[Any]:
     counting, last = attempt.alias("counting"), attempt.alias("last")
-    out_of_memory = sa.and_(trial.c.state == TrialState.OUT_OF_MEMORY, last.c.failure_kind == FailureKind.OOM_GPU)
-    digest = sa.func.coalesce(counting.c.fingerprint_digest, last.c.fingerprint_digest, cell.c.fingerprint_digest)
+    out_of_memory = sa.and_(
+        trial.c.state == TrialState.OUT_OF_MEMORY, last.c.failure_kind == FailureKind.OOM_GPU
+    )
+    digest = sa.func.coalesce(
+        counting.c.fingerprint_digest, last.c.fingerprint_digest, cell.c.fingerprint_digest
+    )
     place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=trial.c.id)
     # The narrow columns first: of 100,000 trials only those that are kept are read whole.
     numbered = (
@@ -131,14 +153,27 @@ def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: 
         .join(cell, cell.c.id == trial.c.cell_id)
         .outerjoin(
             counting,
-            sa.and_(counting.c.trial_id == trial.c.id, counting.c.state == sa.literal_column("'measured'"), sa.not_(counting.c.superseded)),
+            sa.and_(
+                counting.c.trial_id == trial.c.id,
+                counting.c.state == sa.literal_column("'measured'"),
+                sa.not_(counting.c.superseded),
+            ),
         )
-        .outerjoin(last, sa.and_(last.c.trial_id == trial.c.id, last.c.number == trial.c.num_attempts, sa.not_(last.c.superseded)))
+        .outerjoin(
+            last,
+            sa.and_(
+                last.c.trial_id == trial.c.id,
+                last.c.number == trial.c.num_attempts,
+                sa.not_(last.c.superseded),
+            ),
+        )
         .outerjoin(fingerprint, fingerprint.c.digest == digest)
         .where(trial.c.sweep_id.in_(sweep_ids), sa.or_(counting.c.id.is_not(None), out_of_memory))
     )
     if names is not None:
-        numbered = numbered.where(sa.or_(fingerprint.c.device_name.in_(names), fingerprint.c.device_name.is_(None)))
+        numbered = numbered.where(
+            sa.or_(fingerprint.c.device_name.in_(names), fingerprint.c.device_name.is_(None))
+        )
     kept = numbered.subquery("kept")
     # The first row that reaches each of `per_cell` even marks: of ten rows and three marks the 4th, 7th and 10th.
     even = kept.c.place * per_cell // kept.c.size != (kept.c.place - 1) * per_cell // kept.c.size
@@ -153,13 +188,19 @@ def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: 
             cell.c.num_gpus,
             cell.c.sequence_length,
             cell.c.global_batch_size,
-            *(column for column in model.c if column.name not in ("digest", "name", "num_parameters")),
+            *(
+                column
+                for column in model.c
+                if column.name not in ("digest", "name", "num_parameters")
+            ),
             measurement.c.attempt_id,
             measurement.c.step_seconds_median,
             measurement.c.num_steps,
             measurement.c.peak_memory_reserved_bytes,
             measurement.c.peak_memory_allocated_bytes,
-            sa.func.coalesce(measurement.c.device_memory_bytes, failed.c.failure_device_memory_bytes).label("device_memory_bytes"),
+            sa.func.coalesce(
+                measurement.c.device_memory_bytes, failed.c.failure_device_memory_bytes
+            ).label("device_memory_bytes"),
             measurement.c.thrashing,
             measurement.c.peak_flops,
             measurement.c.peak_flops_source,
@@ -185,7 +226,9 @@ def _statement(sweep_ids: Sequence[int], names: Sequence[str] | None, per_cell: 
     )
 
 
-def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[int, Cell]) -> ObservationRow:
+def _row(
+    row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[int, Cell]
+) -> ObservationRow:
     of_cell = cells.get(row["cell_id"])
     if of_cell is None:
         of_cell = cells[row["cell_id"]] = Cell(
@@ -195,7 +238,10 @@ def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[in
             global_batch_size=row["global_batch_size"],
         )
     is_measured = row["attempt_id"] is not None
-    reserved, allocated = _read(row["peak_memory_reserved_bytes"]), _read(row["peak_memory_allocated_bytes"])
+    reserved, allocated = (
+        _read(row["peak_memory_reserved_bytes"]),
+        _read(row["peak_memory_allocated_bytes"]),
+    )
     nodes = json.loads(row["nodes"]) if row["nodes"] else None
     return ObservationRow(
         trial_id=row["trial_id"],
@@ -217,7 +263,9 @@ def _row(row: sa.RowMapping, sweeps: Mapping[int, MeasuredSweep], cells: dict[in
         peak_flops_source=row["peak_flops_source"],
         num_nodes=len(nodes) if nodes else None,
         num_steps=row["num_steps"],
-        held_seconds=row["gpu_seconds"] / row["num_gpus"] if row["gpu_seconds"] is not None else None,
+        held_seconds=row["gpu_seconds"] / row["num_gpus"]
+        if row["gpu_seconds"] is not None
+        else None,
         steady_seconds=row["steady_seconds"],
     )
 

@@ -41,32 +41,60 @@ from orchestrator.core.trial.protocol import MEASURED_PEAK, GpuUsage
 from orchestrator.core.trial.purpose import Purpose
 from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 
-sweep, cell, model, trial, attempt = schema.sweep, schema.cell, schema.model, schema.trial, schema.attempt
+sweep, cell, model, trial, attempt = (
+    schema.sweep,
+    schema.cell,
+    schema.model,
+    schema.trial,
+    schema.attempt,
+)
 measurement, fingerprint, event = schema.measurement, schema.fingerprint, schema.event
 
 
 def sweeps(connection: Connection) -> list[SweepRow]:
-    rows = connection.execute(sa.select(sweep, now().label("now")).order_by(sweep.c.id.desc())).fetchall()
+    rows = connection.execute(
+        sa.select(sweep, now().label("now")).order_by(sweep.c.id.desc())
+    ).fetchall()
     return [_sweep_row(row) for row in rows]
 
 
 def owner_epoch(connection: Connection, sweep_id: int) -> int:
     """The epoch of a sweep's last owner."""
-    return int(connection.execute(sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)).scalar_one())
+    return int(
+        connection.execute(
+            sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id)
+        ).scalar_one()
+    )
 
 
 def sweep_named(connection: Connection, name: str) -> SweepRow:
-    row = connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.name == name)).one_or_none()
+    row = connection.execute(
+        sa.select(sweep, now().label("now")).where(sweep.c.name == name)
+    ).one_or_none()
     if row is not None:
         return _sweep_row(row)
-    names = [str(other) for other in connection.execute(sa.select(sweep.c.name).order_by(sweep.c.id.desc())).scalars()]
+    names = [
+        str(other)
+        for other in connection.execute(
+            sa.select(sweep.c.name).order_by(sweep.c.id.desc())
+        ).scalars()
+    ]
     close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names[:20]) or 'none yet'}"
+    hint = (
+        f"did you mean {close[0]!r}?"
+        if close
+        else f"there are: {', '.join(names[:20]) or 'none yet'}"
+    )
     raise UsageInvalid(f"no sweep is named {name!r}; {hint}")
 
 
 def cells(connection: Connection, sweep_id: int) -> list[CellRow]:
-    return [_cell_row(row) for row in connection.execute(_CELLS.where(cell.c.sweep_id == sweep_id).order_by(cell.c.id)).mappings()]
+    return [
+        _cell_row(row)
+        for row in connection.execute(
+            _CELLS.where(cell.c.sweep_id == sweep_id).order_by(cell.c.id)
+        ).mappings()
+    ]
 
 
 def trials(connection: Connection, sweep_id: int, cell_id: int | None) -> list[TrialRow]:
@@ -80,7 +108,10 @@ def trials_by_id(connection: Connection, trial_ids: Sequence[int]) -> list[Trial
     """The trials in the order of their ids as given."""
     found: dict[int, TrialRow] = {}
     for some in portions(trial_ids):
-        found |= {row["id"]: _trial_row(row) for row in connection.execute(_TRIALS.where(trial.c.id.in_(some))).mappings()}
+        found |= {
+            row["id"]: _trial_row(row)
+            for row in connection.execute(_TRIALS.where(trial.c.id.in_(some))).mappings()
+        }
     return [found[trial_id] for trial_id in trial_ids if trial_id in found]
 
 
@@ -88,10 +119,18 @@ def trial_detail(connection: Connection, trial_id: int) -> TrialDetail:
     found = trials_by_id(connection, [trial_id])
     if not found:
         raise UsageInvalid(f"there is no trial with id {trial_id}; `sweep trials` lists them")
-    cell_row = _cell_row(connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one())
-    own = connection.execute(sa.select(sweep.c.name, sweep.c.run_token).where(sweep.c.id == cell_row.sweep_id)).one()
-    attempts = connection.execute(_ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)).mappings()
-    log = connection.execute(sa.select(event).where(event.c.trial_id == trial_id).order_by(event.c.id)).mappings()
+    cell_row = _cell_row(
+        connection.execute(_CELLS.where(cell.c.id == found[0].cell_id)).mappings().one()
+    )
+    own = connection.execute(
+        sa.select(sweep.c.name, sweep.c.run_token).where(sweep.c.id == cell_row.sweep_id)
+    ).one()
+    attempts = connection.execute(
+        _ATTEMPTS.where(attempt.c.trial_id == trial_id).order_by(attempt.c.number)
+    ).mappings()
+    log = connection.execute(
+        sa.select(event).where(event.c.trial_id == trial_id).order_by(event.c.id)
+    ).mappings()
     return TrialDetail(
         sweep_name=own.name,
         run_folder=run_folder(own.name, own.run_token),
@@ -123,27 +162,50 @@ def status(connection: Connection, sweep_id: int) -> list[CellStatus]:
 
 
 def held(connection: Connection, sweep_id: int) -> ReservedBySweep:
-    rows = connection.execute(sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"), {"sweep_id": sweep_id}).mappings().all()
-    parts = {row["cell_id"]: HeldGpuSeconds(**{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}) for row in rows}
+    rows = (
+        connection.execute(
+            sa.text("SELECT * FROM v_gpu_seconds WHERE sweep_id = :sweep_id"),
+            {"sweep_id": sweep_id},
+        )
+        .mappings()
+        .all()
+    )
+    parts = {
+        row["cell_id"]: HeldGpuSeconds(
+            **{name: row[f"{name}_gpu_seconds"] or 0.0 for name in HeldGpuSeconds().parts}
+        )
+        for row in rows
+    }
     return ReservedBySweep(
         total=sum(parts.values(), start=HeldGpuSeconds()),
         by_cell={cell_id: part for cell_id, part in parts.items() if cell_id is not None},
-        capacity=next((row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None),
+        capacity=next(
+            (row["capacity_gpu_seconds"] for row in rows if row["cell_id"] is None), None
+        ),
     )
 
 
 def best(connection: Connection, sweep_id: int, top: int) -> dict[int, list[TrialRow]]:
     """Per cell id the `top` fastest measured trials under the cell's current fingerprint."""
-    place = sa.func.row_number().over(partition_by=trial.c.cell_id, order_by=(measurement.c.tokens_per_second_per_gpu.desc(), trial.c.id))
+    place = sa.func.row_number().over(
+        partition_by=trial.c.cell_id,
+        order_by=(measurement.c.tokens_per_second_per_gpu.desc(), trial.c.id),
+    )
     ranked = (
         sa.select(trial.c.id, trial.c.cell_id, place.label("place"))
         .join(cell, cell.c.id == trial.c.cell_id)
         .join(attempt, _counts(attempt))
         .join(measurement, measurement.c.attempt_id == attempt.c.id)
-        .where(trial.c.sweep_id == sweep_id, trial.c.state == TrialState.MEASURED, _is_current(attempt))
+        .where(
+            trial.c.sweep_id == sweep_id, trial.c.state == TrialState.MEASURED, _is_current(attempt)
+        )
         .subquery()
     )
-    statement = sa.select(ranked.c.id).where(ranked.c.place <= top).order_by(ranked.c.cell_id, ranked.c.place)
+    statement = (
+        sa.select(ranked.c.id)
+        .where(ranked.c.place <= top)
+        .order_by(ranked.c.cell_id, ranked.c.place)
+    )
     result: dict[int, list[TrialRow]] = {}
     for row in trials_by_id(connection, [int(i) for i in connection.execute(statement).scalars()]):
         result.setdefault(row.cell_id, []).append(row)
@@ -171,9 +233,15 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
             *(attempt.c[name] for name in records.LOAD_COLUMNS),
         )
         .join(first, first.c.trial_id == trial.c.id)
-        .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number >= first.c.number))
+        .join(
+            attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number >= first.c.number)
+        )
         .outerjoin(measurement, measurement.c.attempt_id == attempt.c.id)
-        .where(trial.c.cell_id == cell_id, trial.c.state == TrialState.MEASURED, trial.c.num_attempts > first.c.number)
+        .where(
+            trial.c.cell_id == cell_id,
+            trial.c.state == TrialState.MEASURED,
+            trial.c.num_attempts > first.c.number,
+        )
         .order_by(trial.c.id, attempt.c.number)
     )
     found: dict[int, list[Any]] = {}
@@ -182,7 +250,9 @@ def repeats(connection: Connection, cell_id: int) -> dict[int, Repeats]:
     return {
         trial_id: Repeats(
             runs=tuple(_run(row) for row in rows if row.pooled),
-            failures=Counter(FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None),
+            failures=Counter(
+                FailureKind(row.failure_kind) for row in rows if row.failure_kind is not None
+            ),
             num_apart=sum(row.step_seconds_median is not None and not row.pooled for row in rows),
         )
         for trial_id, rows in found.items()
@@ -204,10 +274,18 @@ def _run(row: Any) -> Run:
 def trials_that_met(connection: Connection, cell_id: int, kind: FailureKind) -> set[int]:
     met = sa.select(trial.c.id).join(attempt, attempt.c.trial_id == trial.c.id)
     counted = sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded))
-    return set(connection.execute(met.where(trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, counted).distinct()).scalars())
+    return set(
+        connection.execute(
+            met.where(
+                trial.c.cell_id == cell_id, attempt.c.failure_kind == kind, counted
+            ).distinct()
+        ).scalars()
+    )
 
 
-def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int, Counter[FailureKind]]:
+def failure_counts(
+    connection: Connection, trial_ids: Sequence[int]
+) -> dict[int, Counter[FailureKind]]:
     """By trial how many of its attempts failed in which way."""
     found: dict[int, Counter[FailureKind]] = {trial_id: Counter() for trial_id in trial_ids}
     for row in _FAILURE_COUNTS.rows(connection, trial_ids):
@@ -215,12 +293,18 @@ def failure_counts(connection: Connection, trial_ids: Sequence[int]) -> dict[int
     return found
 
 
-def out_of_memories(connection: Connection, cell_id: int, trial_id: int | None) -> dict[int, list[Failure]]:
+def out_of_memories(
+    connection: Connection, cell_id: int, trial_id: int | None
+) -> dict[int, list[Failure]]:
     """By trial its attempts that ran out of memory and were not superseded, oldest first."""
     statement = (
         sa.select(attempt)
         .join(trial, trial.c.id == attempt.c.trial_id)
-        .where(trial.c.cell_id == cell_id, attempt.c.failure_kind.in_(OUT_OF_MEMORY_KINDS), sa.not_(attempt.c.superseded))
+        .where(
+            trial.c.cell_id == cell_id,
+            attempt.c.failure_kind.in_(OUT_OF_MEMORY_KINDS),
+            sa.not_(attempt.c.superseded),
+        )
         .order_by(attempt.c.trial_id, attempt.c.number)
     )
     if trial_id is not None:
@@ -237,14 +321,25 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
     nodes = sa.cast(attempt.c.nodes, sa.Text)  # JSON as such has no order to find repeats by
     statement = (
         sa.select(
-            nodes.label("nodes"), trial.c.precision, fingerprint.c.device_name, measurement.c.peak_flops, measurement.c.peak_flops_source
+            nodes.label("nodes"),
+            trial.c.precision,
+            fingerprint.c.device_name,
+            measurement.c.peak_flops,
+            measurement.c.peak_flops_source,
         )
         .distinct()
         .join_from(measurement, attempt, attempt.c.id == measurement.c.attempt_id)
         .join(trial, trial.c.id == attempt.c.trial_id)
         .outerjoin(fingerprint, fingerprint.c.digest == attempt.c.fingerprint_digest)
-        .where(trial.c.sweep_id == sweep_id, sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded)), attempt.c.nodes.is_not(None))
-        .where(measurement.c.peak_flops.is_not(None), measurement.c.peak_flops_source.startswith(MEASURED_PEAK))
+        .where(
+            trial.c.sweep_id == sweep_id,
+            sa.or_(attempt.c.pooled, sa.not_(attempt.c.superseded)),
+            attempt.c.nodes.is_not(None),
+        )
+        .where(
+            measurement.c.peak_flops.is_not(None),
+            measurement.c.peak_flops_source.startswith(MEASURED_PEAK),
+        )
     )
     return [
         PeakRow(
@@ -259,29 +354,50 @@ def measured_peaks(connection: Connection, sweep_id: int) -> list[PeakRow]:
 
 
 def events(connection: Connection, sweep_id: int, after_id: int, limit: int) -> list[EventRow]:
-    statement = sa.select(event).where(event.c.sweep_id == sweep_id, event.c.id > after_id).order_by(event.c.id).limit(limit)
+    statement = (
+        sa.select(event)
+        .where(event.c.sweep_id == sweep_id, event.c.id > after_id)
+        .order_by(event.c.id)
+        .limit(limit)
+    )
     return [_event_row(row) for row in connection.execute(statement).mappings()]
 
 
 def _counts(table: Any) -> sa.ColumnElement[bool]:
     """The join of a trial with the attempt that counts: there is at most one."""
-    return sa.and_(table.c.trial_id == trial.c.id, table.c.state == sa.literal_column("'measured'"), sa.not_(table.c.superseded))
+    return sa.and_(
+        table.c.trial_id == trial.c.id,
+        table.c.state == sa.literal_column("'measured'"),
+        sa.not_(table.c.superseded),
+    )
 
 
 def _is_current(table: Any) -> sa.ColumnElement[bool]:
     # coalesce, because a comparison that takes NULL for equal is spelt differently by each database.
-    return sa.func.coalesce(table.c.fingerprint_digest, "") == sa.func.coalesce(cell.c.fingerprint_digest, "")
+    return sa.func.coalesce(table.c.fingerprint_digest, "") == sa.func.coalesce(
+        cell.c.fingerprint_digest, ""
+    )
 
 
-_CELLS = sa.select(cell, *(column for column in model.c if column.name not in ("digest", "name", "num_parameters"))).join(
-    model, model.c.digest == cell.c.model_digest
-)
+_CELLS = sa.select(
+    cell, *(column for column in model.c if column.name not in ("digest", "name", "num_parameters"))
+).join(model, model.c.digest == cell.c.model_digest)
 
 _last = attempt.alias("last")
 _counting = attempt.alias("counting")
 _OF_TRIAL = [
     trial.c[name]
-    for name in ("id", "cell_id", "state", "num_attempts", "num_measurements", "why", "condemned_by", "created_at", "updated_at")
+    for name in (
+        "id",
+        "cell_id",
+        "state",
+        "num_attempts",
+        "num_measurements",
+        "why",
+        "condemned_by",
+        "created_at",
+        "updated_at",
+    )
 ]
 _PREDICTED = [trial.c.predicted_tokens_per_second_per_gpu, trial.c.predicted_memory_bytes]
 _HEADLINES = [
@@ -300,15 +416,21 @@ _HEADLINES = [
         "thrashing",
     )
 ]
-_FAILED = sa.or_(sa.not_(_last.c.superseded), _last.c.pooled)  # an invalidated failure is no longer the trial's
+_FAILED = sa.or_(
+    sa.not_(_last.c.superseded), _last.c.pooled
+)  # an invalidated failure is no longer the trial's
 _TRIALS = (
     sa.select(
         *_OF_TRIAL,
         *_PREDICTED,
         *(trial.c[name] for name in records.LAYOUT_COLUMNS),
         *_HEADLINES,
-        sa.func.coalesce(measurement.c.peak_memory_allocated_bytes, _last.c.failure_peak_memory_bytes).label("peak_memory_allocated_bytes"),
-        sa.func.coalesce(measurement.c.device_memory_bytes, _last.c.failure_device_memory_bytes).label("device_memory_bytes"),
+        sa.func.coalesce(
+            measurement.c.peak_memory_allocated_bytes, _last.c.failure_peak_memory_bytes
+        ).label("peak_memory_allocated_bytes"),
+        sa.func.coalesce(
+            measurement.c.device_memory_bytes, _last.c.failure_device_memory_bytes
+        ).label("device_memory_bytes"),
         _counting.c.id.label("counting_id"),
         _counting.c.fingerprint_digest,
         sa.func.coalesce(_counting.c.measured_at, _counting.c.ended_at).label("measured_at"),
@@ -320,11 +442,23 @@ _TRIALS = (
         *(_counting.c[name] for name in records.LOAD_COLUMNS),
     )
     .join(cell, cell.c.id == trial.c.cell_id)
-    .outerjoin(_last, sa.and_(_last.c.trial_id == trial.c.id, _last.c.number == trial.c.num_attempts, _FAILED))
+    .outerjoin(
+        _last,
+        sa.and_(_last.c.trial_id == trial.c.id, _last.c.number == trial.c.num_attempts, _FAILED),
+    )
     .outerjoin(_counting, _counts(_counting))
     .outerjoin(measurement, measurement.c.attempt_id == _counting.c.id)
 )
-_SAME_TRIAL = ("id", "cell_id", "num_attempts", "num_measurements", "why", "condemned_by", "created_at", "updated_at")
+_SAME_TRIAL = (
+    "id",
+    "cell_id",
+    "num_attempts",
+    "num_measurements",
+    "why",
+    "condemned_by",
+    "created_at",
+    "updated_at",
+)
 _SAME_NUMBERS = (
     *(column.name for column in (*_PREDICTED, *_HEADLINES)),
     "peak_memory_allocated_bytes",
@@ -376,7 +510,12 @@ def _cell_row(row: sa.RowMapping) -> CellRow:
         sequence_length=row["sequence_length"],
         global_batch_size=row["global_batch_size"],
     )
-    return CellRow(id=row["id"], sweep_id=row["sweep_id"], cell=value, fingerprint_digest=row["fingerprint_digest"])
+    return CellRow(
+        id=row["id"],
+        sweep_id=row["sweep_id"],
+        cell=value,
+        fingerprint_digest=row["fingerprint_digest"],
+    )
 
 
 def _trial_row(row: sa.RowMapping) -> TrialRow:
@@ -385,7 +524,9 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         **{name: row[name] for name in _SAME_NUMBERS},
         layout=records.layout_of(row),
         state=TrialState(row["state"]),
-        is_current_fingerprint=None if row["counting_id"] is None else bool(row["is_current_fingerprint"]),
+        is_current_fingerprint=None
+        if row["counting_id"] is None
+        else bool(row["is_current_fingerprint"]),
         nodes=tuple(row["nodes"] or ()),
         failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
         load=records.load_of(row),
@@ -425,5 +566,15 @@ def _attempt_row(row: sa.RowMapping) -> AttemptRow:
 
 
 def _event_row(row: sa.RowMapping) -> EventRow:
-    names = ("id", "at", "trial_id", "attempt", "event", "from_state", "to_state", "epoch", "detail")
+    names = (
+        "id",
+        "at",
+        "trial_id",
+        "attempt",
+        "event",
+        "from_state",
+        "to_state",
+        "epoch",
+        "detail",
+    )
     return EventRow(**{name: row[name] for name in names})

@@ -9,7 +9,13 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout import (
+    Layout,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
@@ -56,8 +62,21 @@ _MEASURED = (
     "loss_last",
 )
 LOAD_COLUMNS = tuple(field.name for field in fields(MachineLoad))
-_TELLING = ("cpu_cores", "foreign_gpu_processes", "gpu_clock_ratio", "gpu_throttled_fraction", "gpu_temperature_celsius")
-LAYOUT_COLUMNS = (*_SIZES, "recompute", "recompute_policy", "recompute_layers", "precision", "options")
+_TELLING = (
+    "cpu_cores",
+    "foreign_gpu_processes",
+    "gpu_clock_ratio",
+    "gpu_throttled_fraction",
+    "gpu_temperature_celsius",
+)
+LAYOUT_COLUMNS = (
+    *_SIZES,
+    "recompute",
+    "recompute_policy",
+    "recompute_layers",
+    "precision",
+    "options",
+)
 
 
 def layout_columns(layout: Layout) -> Columns:
@@ -76,7 +95,9 @@ def layout_columns(layout: Layout) -> Columns:
 def layout_of(row: Row) -> Layout:
     policy = row["recompute_policy"]
     recompute = Recompute(
-        mode=RecomputeMode(row["recompute"]), policy=SelectivePolicy(policy) if policy else None, num_layers=row["recompute_layers"]
+        mode=RecomputeMode(row["recompute"]),
+        policy=SelectivePolicy(policy) if policy else None,
+        num_layers=row["recompute_layers"],
     )
     return Layout(
         **{name: row[name] for name in _SIZES},
@@ -88,7 +109,12 @@ def layout_of(row: Row) -> Layout:
 
 def model_columns(model: ModelShape) -> Columns:
     sizes = {name: getattr(model, name) for name in _SHAPE}
-    return {"digest": model.digest, "name": model.name, **sizes, "num_parameters": model.num_parameters}
+    return {
+        "digest": model.digest,
+        "name": model.name,
+        **sizes,
+        "num_parameters": model.num_parameters,
+    }
 
 
 def model_of(row: Row, *, name: str) -> ModelShape:
@@ -97,12 +123,19 @@ def model_of(row: Row, *, name: str) -> ModelShape:
 
 def fingerprint_columns(fingerprint: Fingerprint) -> Columns:
     own = fingerprint.model_dump(exclude={"stack", "settings"})
-    return {"digest": fingerprint.digest, **own, "settings": dict(fingerprint.settings) or None, **fingerprint.stack.model_dump()}
+    return {
+        "digest": fingerprint.digest,
+        **own,
+        "settings": dict(fingerprint.settings) or None,
+        **fingerprint.stack.model_dump(),
+    }
 
 
 def fingerprint_of(row: Row) -> Fingerprint:
     stack = Stack(**{name: row[name] for name in Stack.model_fields})
-    own = {name: row[name] for name in Fingerprint.model_fields if name not in ("stack", "settings")}
+    own = {
+        name: row[name] for name in Fingerprint.model_fields if name not in ("stack", "settings")
+    }
     return Fingerprint(**own, stack=stack, settings=tuple(sorted((row["settings"] or {}).items())))
 
 
@@ -111,7 +144,11 @@ def phase_columns(phases: Mapping[Phase, float]) -> Columns:
 
 
 def phases_of(row: Row) -> dict[Phase, float]:
-    return {phase: row[f"{phase.value}_seconds"] for phase in Phase if row[f"{phase.value}_seconds"] is not None}
+    return {
+        phase: row[f"{phase.value}_seconds"]
+        for phase in Phase
+        if row[f"{phase.value}_seconds"] is not None
+    }
 
 
 def load_columns(load: MachineLoad) -> Columns:
@@ -126,10 +163,14 @@ def load_of(row: Row) -> MachineLoad:
         return NO_LOAD
     reasons = row["gpu_throttle_reasons"]
     values = {name: row[name] for name in LOAD_COLUMNS}
-    return MachineLoad(**{**values, "gpu_throttle_reasons": tuple(reasons.split(", ")) if reasons else ()})
+    return MachineLoad(
+        **{**values, "gpu_throttle_reasons": tuple(reasons.split(", ")) if reasons else ()}
+    )
 
 
-def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None) -> Columns:
+def measurement_columns(
+    measurement: Measurement, gpu: GpuUsage, memory_by_part: Mapping[str, int] | None
+) -> Columns:
     step_time = measurement.step_time
     return {
         **{name: getattr(measurement, name) for name in _MEASURED},
@@ -139,7 +180,9 @@ def measurement_columns(measurement: Measurement, gpu: GpuUsage, memory_by_part:
         "relative_confidence": step_time.relative_confidence,
         "gpu_utilisation": gpu.utilisation,
         "gpu_power_watts": gpu.power_watts,
-        "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()} if memory_by_part else None,
+        "memory_by_part": {storable(part): int(size) for part, size in memory_by_part.items()}
+        if memory_by_part
+        else None,
         "step_seconds": list(measurement.step_seconds),
     }
 
@@ -151,18 +194,31 @@ def measurement_of(row: Row) -> Measurement:
         num_steps=row["num_steps"],
         relative_confidence=row["relative_confidence"],
     )
-    return Measurement(**{name: row[name] for name in _MEASURED}, step_time=step_time, step_seconds=tuple(row["step_seconds"]))
+    return Measurement(
+        **{name: row[name] for name in _MEASURED},
+        step_time=step_time,
+        step_seconds=tuple(row["step_seconds"]),
+    )
 
 
 def failure_columns(failure: Failure) -> Columns:
-    return {f"failure_{name}": storable(value) if isinstance(value, str) else value for name, value in asdict(failure).items()}
+    return {
+        f"failure_{name}": storable(value) if isinstance(value, str) else value
+        for name, value in asdict(failure).items()
+    }
 
 
 def failure_of(row: Row) -> Failure | None:
     if row["failure_kind"] is None:
         return None
-    texts: Columns = {name: row[f"failure_{name}"] or "" for name in ("message", "evidence", "log_tail", "log_path")}
-    others: Columns = {name: row[f"failure_{name}"] for name in ("rank", "node", "phase", "step", "signal", "exit_code")}
+    texts: Columns = {
+        name: row[f"failure_{name}"] or ""
+        for name in ("message", "evidence", "log_tail", "log_path")
+    }
+    others: Columns = {
+        name: row[f"failure_{name}"]
+        for name in ("rank", "node", "phase", "step", "signal", "exit_code")
+    }
     return Failure(kind=FailureKind(row["failure_kind"]), **texts, **others)
 
 

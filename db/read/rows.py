@@ -39,7 +39,9 @@ class Holder:
 class SweepRow:
     id: int
     name: str
-    run_token: str  # tells this sweep's folders from those of a sweep of the same name in another store
+    run_token: (
+        str  # tells this sweep's folders from those of a sweep of the same name in another store
+    )
     spec_json: str
     conditions: Mapping[str, Any]
     state: SweepState
@@ -56,7 +58,9 @@ class SweepRow:
     @property
     def is_simulated(self) -> bool:
         """Whether `sweep run --simulate` made it: nothing in it was measured."""
-        return self.name.endswith(SIMULATED_SUFFIX) and self.conditions.get("workload") == "synthetic"
+        return (
+            self.name.endswith(SIMULATED_SUFFIX) and self.conditions.get("workload") == "synthetic"
+        )
 
 
 def run_folder(name: str, run_token: str) -> str:
@@ -94,7 +98,9 @@ class TrialRow:
     confident: bool | None
     mfu: float | None
     hfu: float | None
-    peak_memory_allocated_bytes: int | None  # of the measurement; of the failed rank where the last attempt ran out of memory
+    peak_memory_allocated_bytes: (
+        int | None
+    )  # of the measurement; of the failed rank where the last attempt ran out of memory
     peak_memory_reserved_bytes: int | None
     device_memory_bytes: int | None
     thrashing: bool | None
@@ -127,7 +133,9 @@ class AttemptRow:
     gpu_seconds: float | None
     timed_seconds: float | None
     warmup_seconds: float | None
-    environment: Mapping[str, Any] | None  # by which ranks were told how to communicate; None: by nothing, or the attempt left no word
+    environment: (
+        Mapping[str, Any] | None
+    )  # by which ranks were told how to communicate; None: by nothing, or the attempt left no word
     fingerprint: Fingerprint | None
     processes_killed: int | None
     failure: Failure | None
@@ -143,7 +151,11 @@ class AttemptRow:
         counts = self.state is AttemptState.MEASURED and (self.pooled or not self.superseded)
         outcome = outcome_of(self.failure.kind if self.failure is not None else None, counts=counts)
         return of_attempt(
-            self.gpu_seconds, num_gpus=num_gpus, outcome=outcome, timed_seconds=self.timed_seconds, warmup_seconds=self.warmup_seconds
+            self.gpu_seconds,
+            num_gpus=num_gpus,
+            outcome=outcome,
+            timed_seconds=self.timed_seconds,
+            warmup_seconds=self.warmup_seconds,
         )
 
 
@@ -257,4 +269,6 @@ class ReservedBySweep:
 
     total: HeldGpuSeconds
     by_cell: Mapping[int, HeldGpuSeconds]  # by its id; idle leases belong to none
-    capacity: float | None  # all slots as long as its orchestrators worked; None: not known of any of them
+    capacity: (
+        float | None
+    )  # all slots as long as its orchestrators worked; None: not known of any of them

@@ -29,7 +29,11 @@ _MIB = 1 << 20
 _BATCH_BYTES = _MIB
 _GRACE_SECONDS = 1.0  # an engine that ends a query by itself says so within this time
 _PIECE = 64 * _MIB
-_OF_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # how a library ends its process that cannot have more
+_OF_NO_MEMORY = (
+    signal.SIGABRT,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+)  # how a library ends its process that cannot have more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +68,11 @@ def cut(answer: Generator[Sequence[Any], None, None], max_rows: int) -> Answer:
     return Answer(columns=columns, rows=rows, truncated=False)
 
 
-def fetch(ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bounds, mistakes: Sequence[type[Exception]]) -> Answer:
+def fetch(
+    ask: Callable[[], Generator[Sequence[Any], None, None]],
+    bounds: Bounds,
+    mistakes: Sequence[type[Exception]],
+) -> Answer:
     """Take an answer in a child process. Raises UsageInvalid when it exceeds a bound, and `mistakes` as `ask` raises them."""
     with _scratch_folder() as folder:
         return _fetch(ask, bounds, mistakes, folder)
@@ -85,7 +93,10 @@ def _scratch_folder() -> Iterator[str | None]:
 
 
 def _fetch(
-    ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bounds, mistakes: Sequence[type[Exception]], folder: str | None
+    ask: Callable[[], Generator[Sequence[Any], None, None]],
+    bounds: Bounds,
+    mistakes: Sequence[type[Exception]],
+    folder: str | None,
 ) -> Answer:
     parent = os.getpid()
     inbox, outbox = os.pipe()
@@ -94,13 +105,18 @@ def _fetch(
     except OSError as exc:
         os.close(inbox)
         os.close(outbox)
-        raise StoreUnavailable(f"no process can be started for the query: {exc.strerror}. End others, or raise ulimit -u") from None
+        raise StoreUnavailable(
+            f"no process can be started for the query: {exc.strerror}. End others, or raise ulimit -u"
+        ) from None
     if child == 0:
         os.close(inbox)
         tempfile.tempdir = folder
         _answer(ask, bounds, mistakes, parent, outbox)
     os.close(outbox)
-    with os.fdopen(inbox, "rb") as told, _killed_after(child, bounds.seconds + _GRACE_SECONDS) as end:
+    with (
+        os.fdopen(inbox, "rb") as told,
+        _killed_after(child, bounds.seconds + _GRACE_SECONDS) as end,
+    ):
         answer = _received(told, mistakes)
     if answer is None:
         raise UsageInvalid(_why_none(end, bounds))
@@ -180,7 +196,11 @@ ASK_FOR_LESS = "ask for fewer columns or rows, or for parts of long texts: subst
 
 
 def _answer(
-    ask: Callable[[], Generator[Sequence[Any], None, None]], bounds: Bounds, mistakes: Sequence[type[Exception]], parent: int, outbox: int
+    ask: Callable[[], Generator[Sequence[Any], None, None]],
+    bounds: Bounds,
+    mistakes: Sequence[type[Exception]],
+    parent: int,
+    outbox: int,
 ) -> NoReturn:
     """Send the answer, or why there is none. It never returns: what the parent has under way is not the child's to clean up."""
     code = 1
@@ -205,12 +225,18 @@ def _answer(
 
 def _limit(bounds: Bounds) -> None:
     """Bound memory, and temporary files. A limit that is stricter already stays."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+    pages = (
+        int(Path("/proc/self/statm").read_text().split()[0])
+        if Path("/proc/self/statm").exists()
+        else 0
+    )
     wanted = {resource.RLIMIT_FSIZE: bounds.file_bytes, resource.RLIMIT_CORE: 0}
     if pages:
         wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + bounds.memory_bytes
     for kind, value in wanted.items():
-        strictest = min(limit for limit in (value, *resource.getrlimit(kind)) if limit != resource.RLIM_INFINITY)
+        strictest = min(
+            limit for limit in (value, *resource.getrlimit(kind)) if limit != resource.RLIM_INFINITY
+        )
         resource.setrlimit(kind, (strictest, strictest))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond the limit is an error
 
@@ -230,7 +256,9 @@ def _send_answer(tell: Any, answer: Generator[Sequence[Any], None, None], bounds
         total += size
         if total > bounds.answer_bytes:
             answer.close()
-            so_far = f"after {number:,} rows the answer is larger than {bounds.answer_bytes // _MIB} MiB"
+            so_far = (
+                f"after {number:,} rows the answer is larger than {bounds.answer_bytes // _MIB} MiB"
+            )
             _send(tell, ["mistake", UsageInvalid.__name__, f"{so_far}; {ASK_FOR_LESS}"])
             return
         batch.append([_wire(value) for value in row])
@@ -248,7 +276,11 @@ def _send_rows(tell: Any, batch: list[list[Any]]) -> None:
 
 
 def _send(tell: Any, message: list[Any]) -> None:
-    line = memoryview((json.dumps(message, ensure_ascii=False, separators=(",", ":")) + "\n").encode(errors="surrogatepass"))
+    line = memoryview(
+        (json.dumps(message, ensure_ascii=False, separators=(",", ":")) + "\n").encode(
+            errors="surrogatepass"
+        )
+    )
     while line:
         line = line[tell.write(line[:_PIECE]) :]
 

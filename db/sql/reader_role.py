@@ -31,7 +31,10 @@ _POWERS = (
     ("REPLICATION", "rolreplication"),
     ("BYPASSRLS", "rolbypassrls"),
     *(
-        (f"membership in {role}", f"NOT rolsuper AND pg_has_role(rolname, to_regrole('{role}')::oid, 'MEMBER')")
+        (
+            f"membership in {role}",
+            f"NOT rolsuper AND pg_has_role(rolname, to_regrole('{role}')::oid, 'MEMBER')",
+        )
         for role in (
             "pg_read_server_files",
             "pg_write_server_files",
@@ -103,7 +106,9 @@ def _driver() -> Any:
     try:
         import psycopg
     except ModuleNotFoundError:
-        raise StoreUnavailable("the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'") from None
+        raise StoreUnavailable(
+            "the PostgreSQL driver is not installed: pip install 'layout-sweep[postgres]'"
+        ) from None
     return psycopg
 
 
@@ -115,8 +120,14 @@ def settle(connection: Any, *, is_reader: bool) -> None:
 def powers(connection: Any, role: str | None = None) -> list[str]:
     """What the session's role, or another one, may do beyond selecting."""
     questions = ", ".join(f"({question})" for _, question in _POWERS)
-    row = connection.execute(f"SELECT {questions} FROM pg_roles WHERE rolname = coalesce(%s, current_user)", (role,)).fetchone()
-    return [word for (word, _), has in zip(_POWERS, row, strict=True) if has] if row is not None else []
+    row = connection.execute(
+        f"SELECT {questions} FROM pg_roles WHERE rolname = coalesce(%s, current_user)", (role,)
+    ).fetchone()
+    return (
+        [word for (word, _), has in zip(_POWERS, row, strict=True) if has]
+        if row is not None
+        else []
+    )
 
 
 def _refuse_powers(connection: Any) -> None:
@@ -138,7 +149,9 @@ def _drop_powers(connection: Any) -> None:
     elif is_super or (is_powerful and may_read_all):
         connection.execute("SET LOCAL ROLE pg_read_all_data")
     elif is_powerful:
-        raise UsageInvalid("this database user may run programs on the server. Ask as one that may only read: sweep db grant-reader")
+        raise UsageInvalid(
+            "this database user may run programs on the server. Ask as one that may only read: sweep db grant-reader"
+        )
 
 
 _WHO_IS_THERE = f"""
@@ -160,7 +173,9 @@ def refuse_hidden_calls(connection: Any, named: Named) -> None:
     names = {"all": sorted(named.all), "before_parenthesis": sorted(named.before_parenthesis)}
     found = connection.execute(_HIDDEN_CALLS, names).fetchone()
     if found is not None:
-        raise UsageInvalid(f"{found[0]} is a {found[1]} of this database, which might run; it cannot be named here")
+        raise UsageInvalid(
+            f"{found[0]} is a {found[1]} of this database, which might run; it cannot be named here"
+        )
 
 
 _FIRST_OF_ITS_OWN = 16384  # object ids below are PostgreSQL's
@@ -205,27 +220,40 @@ def _as_owner(database_url: sa.URL) -> Iterator[Any]:
     except psycopg.errors.InsufficientPrivilege as exc:
         said = postgresql_advice.first_line(str(exc))
         who = quoted(database_url.username or "your_role")
-        needs = f"Role {who} lacks CREATEROLE, or does not own the tables: ALTER ROLE {who} CREATEROLE"
+        needs = (
+            f"Role {who} lacks CREATEROLE, or does not own the tables: ALTER ROLE {who} CREATEROLE"
+        )
         raise StoreUnavailable(f"store {urls.display(database_url)}: {said}. {needs}") from None
     except psycopg.Error as exc:
         raise postgresql_advice.refused(exc, database_url) from None
 
 
 def _has_role(connection: Any, role: str) -> bool:
-    return connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is not None
+    return (
+        connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+        is not None
+    )
 
 
 def _grant(connection: Any, role: str, password: str | None) -> Granted:
-    (own_role, database, own_schema) = connection.execute("SELECT current_user, current_database(), current_schema()").fetchone()
+    (own_role, database, own_schema) = connection.execute(
+        "SELECT current_user, current_database(), current_schema()"
+    ).fetchone()
     relations = _relations(connection)
     if _VERSION_TABLE not in relations:
-        raise UsageInvalid(f"database {database} holds no store yet; begin one with `sweep run FILE`, and then grant a reader")
+        raise UsageInvalid(
+            f"database {database} holds no store yet; begin one with `sweep run FILE`, and then grant a reader"
+        )
     is_new = not _has_role(connection, role)
     name, home = quoted(role), quoted(own_schema)
     if not is_new:
         _refuse_more_than_a_reader(connection, role, own_role)
     secret = "" if password is None else f" PASSWORD '{_scrambled(connection, role, password)}'"
-    connection.execute(f"CREATE ROLE {name} LOGIN NOINHERIT{secret}" if is_new else f"ALTER ROLE {name} LOGIN NOINHERIT{secret}")
+    connection.execute(
+        f"CREATE ROLE {name} LOGIN NOINHERIT{secret}"
+        if is_new
+        else f"ALTER ROLE {name} LOGIN NOINHERIT{secret}"
+    )
     tables = ", ".join(f"{home}.{quoted(relation)}" for relation in relations)
     for statement in (
         f"REVOKE ALL ON ALL TABLES IN SCHEMA {home} FROM {name}",
@@ -242,7 +270,13 @@ def _grant(connection: Any, role: str, password: str | None) -> Granted:
     ):
         connection.execute(statement)
     remarks = _what_everybody_may(connection, database, own_schema)
-    return Granted(role=role, is_new=is_new, schema=own_schema, num_relations=len(relations), remarks=tuple(remarks))
+    return Granted(
+        role=role,
+        is_new=is_new,
+        schema=own_schema,
+        num_relations=len(relations),
+        remarks=tuple(remarks),
+    )
 
 
 def _relations(connection: Any) -> list[str]:
@@ -257,13 +291,22 @@ def _relations(connection: Any) -> list[str]:
 
 def _refuse_more_than_a_reader(connection: Any, role: str, own_role: str) -> None:
     if role == own_role:
-        raise UsageInvalid(f"role {role} is the one that the store is written with. Name another: sweep db grant-reader --role NAME")
-    found = [power for power in powers(connection, role) if not power.startswith("a right")]  # that one is revoked
+        raise UsageInvalid(
+            f"role {role} is the one that the store is written with. Name another: sweep db grant-reader --role NAME"
+        )
+    found = [
+        power for power in powers(connection, role) if not power.startswith("a right")
+    ]  # that one is revoked
     memberships = connection.execute(
-        "SELECT roleid::regrole::text FROM pg_auth_members WHERE member = to_regrole(%s)::oid", (quoted(role),)
+        "SELECT roleid::regrole::text FROM pg_auth_members WHERE member = to_regrole(%s)::oid",
+        (quoted(role),),
     ).fetchall()
-    found += [f"membership in {name}" for (name,) in memberships if f"membership in {name}" not in found]
-    owned = connection.execute("SELECT relname FROM pg_class WHERE relowner = to_regrole(%s)::oid LIMIT 1", (quoted(role),)).fetchone()
+    found += [
+        f"membership in {name}" for (name,) in memberships if f"membership in {name}" not in found
+    ]
+    owned = connection.execute(
+        "SELECT relname FROM pg_class WHERE relowner = to_regrole(%s)::oid LIMIT 1", (quoted(role),)
+    ).fetchone()
     if owned is not None:
         found.append(f"tables of its own ({owned[0]})")
     if found:
@@ -274,14 +317,19 @@ def _refuse_more_than_a_reader(connection: Any, role: str, own_role: str) -> Non
 
 def _scrambled(connection: Any, role: str, password: str) -> str:
     """The password's hash, as the server keeps it: so no log of statements holds the password."""
-    return str(connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode())
+    return str(
+        connection.pgconn.encrypt_password(
+            password.encode(), role.encode(), b"scram-sha-256"
+        ).decode()
+    )
 
 
 def _what_everybody_may(connection: Any, database: str, own_schema: str) -> list[str]:
     """What PUBLIC may do, and so this role too. It is not revoked here: others may rely on it."""
     home = quoted(own_schema)
     may_make, may_make_temporary = connection.execute(
-        "SELECT has_schema_privilege('public', %s, 'CREATE'), has_database_privilege('public', %s, 'TEMPORARY')", (own_schema, database)
+        "SELECT has_schema_privilege('public', %s, 'CREATE'), has_database_privilege('public', %s, 'TEMPORARY')",
+        (own_schema, database),
     ).fetchone()
     definers = connection.execute(
         "SELECT oid::regprocedure::text FROM pg_proc WHERE oid >= %s AND prosecdef AND has_function_privilege('public', oid, 'EXECUTE')",
@@ -289,9 +337,13 @@ def _what_everybody_may(connection: Any, database: str, own_schema: str) -> list
     ).fetchall()
     remarks = []
     if may_make:
-        remarks.append(f"Everybody may make tables in schema {own_schema}; to end that: REVOKE CREATE ON SCHEMA {home} FROM PUBLIC")
+        remarks.append(
+            f"Everybody may make tables in schema {own_schema}; to end that: REVOKE CREATE ON SCHEMA {home} FROM PUBLIC"
+        )
     if may_make_temporary:
-        remarks.append(f"Everybody may make temporary tables; to end that: REVOKE TEMPORARY ON DATABASE {quoted(database)} FROM PUBLIC")
+        remarks.append(
+            f"Everybody may make temporary tables; to end that: REVOKE TEMPORARY ON DATABASE {quoted(database)} FROM PUBLIC"
+        )
     for (function,) in definers:
         remarks.append(
             f"Everybody may call {function}, which runs with its owner's rights; to end that: REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC"

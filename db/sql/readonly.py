@@ -28,8 +28,12 @@ from orchestrator.core.errors import StoreUnavailable, SweepError, UsageInvalid
 
 MAX_ROWS = 100_000
 TIMEOUT_SECONDS = 30.0
-_NO_ROWS = "the query gives no rows; only reading is possible here, for example: select * from v_best"
-_BEYOND_READING = frozenset({"25006", "42501"})  # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege
+_NO_ROWS = (
+    "the query gives no rows; only reading is possible here, for example: select * from v_best"
+)
+_BEYOND_READING = frozenset(
+    {"25006", "42501"}
+)  # PostgreSQL's codes: read_only_sql_transaction, insufficient_privilege
 _MAX_VALUE_BYTES = 64 << 20  # of one value: zeroblob(1e9) is no query
 
 
@@ -40,7 +44,13 @@ class _WrongStatement(Exception):
 _MISTAKES = (UsageInvalid, StoreUnavailable, _WrongStatement)
 
 
-def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def query(
+    database_url: str | None,
+    sql: str,
+    *,
+    max_rows: int = MAX_ROWS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Answer:
     """Answer one SELECT of a person, in a process of its own, as the reader's role where there is one.
 
     Raises UsageInvalid when it is refused, wrong, too slow or too large, StoreUnavailable when there is no store.
@@ -53,13 +63,21 @@ def query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeo
         raise UsageInvalid(sql_mistakes.wrong(str(exc), sql, _columns(url))) from None
 
 
-def own_query(database_url: str | None, sql: str, *, max_rows: int = MAX_ROWS, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def own_query(
+    database_url: str | None,
+    sql: str,
+    *,
+    max_rows: int = MAX_ROWS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Answer:
     """Answer a SELECT that this program wrote: in this process, as the store's own role. Raises as `query` does."""
     with closing(_rows(urls.resolve(database_url), sql, timeout_seconds, is_ours=True)) as answer:
         try:
             return bounded_answer.cut(answer, max_rows)
         except _WrongStatement as exc:
-            raise UsageInvalid(f"the query cannot be answered: {sql_mistakes.one_line(str(exc))}") from None
+            raise UsageInvalid(
+                f"the query cannot be answered: {sql_mistakes.one_line(str(exc))}"
+            ) from None
 
 
 def _encodable(sql: str) -> str:
@@ -72,7 +90,9 @@ def _encodable(sql: str) -> str:
     return sql
 
 
-def _rows(url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool) -> Generator[Sequence[Any], None, None]:
+def _rows(
+    url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool
+) -> Generator[Sequence[Any], None, None]:
     """The names of the columns, and then the rows."""
     if url.drivername == "sqlite":
         return _rows_of_sqlite(url, sql, timeout_seconds)
@@ -84,17 +104,23 @@ def _columns(url: sa.URL) -> dict[str, tuple[str, ...]]:
     columns = {name: tuple(table.columns.keys()) for name, table in schema.metadata.tables.items()}
     where = url.render_as_string(hide_password=False)
     try:
-        return columns | {view: own_query(where, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+        return columns | {
+            view: own_query(where, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS
+        }
     except SweepError:
         return columns
 
 
-def _rows_of_sqlite(url: sa.URL, sql: str, timeout_seconds: float) -> Generator[Sequence[Any], None, None]:
+def _rows_of_sqlite(
+    url: sa.URL, sql: str, timeout_seconds: float
+) -> Generator[Sequence[Any], None, None]:
     assert url.database is not None
     urls.refuse_network_file_system(url)
     file = Path(url.database)
     if not file.is_file():
-        raise StoreUnavailable(f"there is no store at {file}. Name one with SWEEP_DB, or begin one: sweep run FILE")
+        raise StoreUnavailable(
+            f"there is no store at {file}. Name one with SWEEP_DB, or begin one: sweep run FILE"
+        )
     deadline = time.monotonic() + timeout_seconds
     readable = ReadableFile(file)
     with closing(readable), closing(readable.connect()) as connection:
@@ -114,39 +140,71 @@ def _rows_of_sqlite(url: sa.URL, sql: str, timeout_seconds: float) -> Generator[
 
 
 def _sqlite_refusal(exc: Exception, timeout_seconds: float) -> UsageInvalid | _WrongStatement:
-    message, code = str(exc), getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the module's own errors have no code
+    message, code = (
+        str(exc),
+        getattr(exc, "sqlite_errorcode", 0) & 0xFF,
+    )  # the module's own errors have no code
     match code:
         case sqlite3.SQLITE_INTERRUPT:
             return UsageInvalid(bounded_answer.took_too_long(timeout_seconds))
         case sqlite3.SQLITE_AUTH | sqlite3.SQLITE_READONLY:
             return UsageInvalid(sql_mistakes.refused(message))
         case sqlite3.SQLITE_TOOBIG:
-            return UsageInvalid(f"a value of the answer is larger than {_MAX_VALUE_BYTES >> 20} MiB; ask for a part of it with substr()")
+            return UsageInvalid(
+                f"a value of the answer is larger than {_MAX_VALUE_BYTES >> 20} MiB; ask for a part of it with substr()"
+            )
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
-            return UsageInvalid(f"the query needs too much room for temporary files: {message}; ask for fewer rows")
+            return UsageInvalid(
+                f"the query needs too much room for temporary files: {message}; ask for fewer rows"
+            )
     if "one statement at a time" in message:
         return UsageInvalid(sql_mistakes.refused("it is more than one statement"))
     return _WrongStatement(message)
 
 
 _READING_PRAGMAS = frozenset(
-    {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "function_list"}
+    {
+        "table_info",
+        "table_xinfo",
+        "table_list",
+        "index_list",
+        "index_info",
+        "index_xinfo",
+        "foreign_key_list",
+        "function_list",
+    }
 )
-_ASKING_PRAGMAS = frozenset({"user_version", "schema_version", "page_count", "page_size", "encoding", "compile_options", "query_only"})
+_ASKING_PRAGMAS = frozenset(
+    {
+        "user_version",
+        "schema_version",
+        "page_count",
+        "page_size",
+        "encoding",
+        "compile_options",
+        "query_only",
+    }
+)
 
 
-def _authorize(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+def _authorize(
+    action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+) -> int:
     if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE):
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in ALLOWED_FUNCTIONS:
         return sqlite3.SQLITE_OK
     pragma = (first or "").lower()
-    if action == sqlite3.SQLITE_PRAGMA and (pragma in _READING_PRAGMAS or (pragma in _ASKING_PRAGMAS and second is None)):
+    if action == sqlite3.SQLITE_PRAGMA and (
+        pragma in _READING_PRAGMAS or (pragma in _ASKING_PRAGMAS and second is None)
+    ):
         return sqlite3.SQLITE_OK
     return sqlite3.SQLITE_DENY
 
 
-def _rows_of_postgresql(url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool) -> Generator[Sequence[Any], None, None]:
+def _rows_of_postgresql(
+    url: sa.URL, sql: str, timeout_seconds: float, *, is_ours: bool
+) -> Generator[Sequence[Any], None, None]:
     named = refuse_beyond_reading(sql)
     reader = None if is_ours else urls.reader_of(url)
     with reader_role.connected(url, reader) as connection:
@@ -158,13 +216,20 @@ def _rows_of_postgresql(url: sa.URL, sql: str, timeout_seconds: float, *, is_our
             if not is_ours:
                 reader_role.refuse_hidden_calls(connection, named)
             yield _prepare(connection, sql)
-            yield from connection.cursor().stream(sql.encode())  # row by row, so that a huge answer is never held
+            yield from connection.cursor().stream(
+                sql.encode()
+            )  # row by row, so that a huge answer is never held
         except psycopg.errors.QueryCanceled:
             raise UsageInvalid(bounded_answer.took_too_long(timeout_seconds)) from None
         except psycopg.Error as exc:
             login = reader or url
-            if exc.sqlstate == postgresql_advice.INSUFFICIENT_PRIVILEGE and "permission denied for function" not in str(exc):
-                message = postgresql_advice.advised(str(exc), sqlstate=exc.sqlstate, url=login, statement=sql)
+            if (
+                exc.sqlstate == postgresql_advice.INSUFFICIENT_PRIVILEGE
+                and "permission denied for function" not in str(exc)
+            ):
+                message = postgresql_advice.advised(
+                    str(exc), sqlstate=exc.sqlstate, url=login, statement=sql
+                )
                 raise UsageInvalid(f"the query was refused: {message}") from None
             raise _postgresql_refusal(urls.redact(str(exc), login), exc.sqlstate) from None
 
@@ -177,17 +242,30 @@ def _settle(connection: Any, timeout_seconds: float) -> None:
         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL lock_timeout = {milliseconds};"
         " SET LOCAL standard_conforming_strings = on; SET LOCAL client_encoding = 'UTF8'"
     )
-    said = {name: connection.pgconn.parameter_status(name.encode()) for name in ("standard_conforming_strings", "client_encoding")}
+    said = {
+        name: connection.pgconn.parameter_status(name.encode())
+        for name in ("standard_conforming_strings", "client_encoding")
+    }
     if said not in ({"standard_conforming_strings": b"on", "client_encoding": b"UTF8"},):
-        raise StoreUnavailable(f"the server, or a pool before it, does not keep settings that reading needs: {said}")
+        raise StoreUnavailable(
+            f"the server, or a pool before it, does not keep settings that reading needs: {said}"
+        )
 
 
 def _postgresql_refusal(message: str, sqlstate: str | None) -> UsageInvalid | _WrongStatement:
     if (
-        "out of memory" in message or "cannot allocate memory" in message or sqlstate in ("54000", "53200")
+        "out of memory" in message
+        or "cannot allocate memory" in message
+        or sqlstate in ("54000", "53200")
     ):  # program_limit_exceeded, out_of_memory
-        return UsageInvalid(f"the answer is too large: {sql_mistakes.one_line(message)}; {bounded_answer.ASK_FOR_LESS}")
-    return UsageInvalid(sql_mistakes.refused(message)) if sqlstate in _BEYOND_READING else _WrongStatement(message)
+        return UsageInvalid(
+            f"the answer is too large: {sql_mistakes.one_line(message)}; {bounded_answer.ASK_FOR_LESS}"
+        )
+    return (
+        UsageInvalid(sql_mistakes.refused(message))
+        if sqlstate in _BEYOND_READING
+        else _WrongStatement(message)
+    )
 
 
 def _prepare(connection: Any, sql: str) -> list[str]:
@@ -199,7 +277,9 @@ def _prepare(connection: Any, sql: str) -> list[str]:
         answer = connection.pgconn.describe_prepared(b"asked")
     if answer.status != ExecStatus.COMMAND_OK:
         state = answer.error_field(DiagnosticField.SQLSTATE)
-        raise _postgresql_refusal(answer.error_message.decode(errors="replace"), state.decode() if state else None)
+        raise _postgresql_refusal(
+            answer.error_message.decode(errors="replace"), state.decode() if state else None
+        )
     if not answer.nfields:
         raise UsageInvalid(_NO_ROWS)
     return [answer.fname(i).decode() for i in range(answer.nfields)]

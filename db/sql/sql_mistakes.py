@@ -14,8 +14,12 @@ from db.sql.sql_text import ALLOWED_FUNCTIONS, did_you_mean
 ONLY_READING = "only reading is possible here, one statement at a time"
 _MAX_CHARACTERS = 300  # of what the database says: it may repeat the statement
 
-_UNKNOWN_COLUMN = re.compile(r'no such column: (?P<sqlite>.+)|column (?P<postgresql>"[^"]+"|[\w.]+) does not exist')
-_UNKNOWN_TABLE = re.compile(r'no such table: (?P<sqlite>.+)|relation "(?P<postgresql>[^"]+)" does not exist')
+_UNKNOWN_COLUMN = re.compile(
+    r'no such column: (?P<sqlite>.+)|column (?P<postgresql>"[^"]+"|[\w.]+) does not exist'
+)
+_UNKNOWN_TABLE = re.compile(
+    r'no such table: (?P<sqlite>.+)|relation "(?P<postgresql>[^"]+)" does not exist'
+)
 _UNKNOWN_FUNCTION = re.compile(r"no such function: (?P<sqlite>.+)")
 
 
@@ -37,7 +41,9 @@ def one_line(message: str) -> str:
 
 def _meant(message: str, sql: str, columns: Mapping[str, Iterable[str]]) -> str:
     if name := _name_in(_UNKNOWN_TABLE.fullmatch(message)):
-        return did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns, reverse=True))}"
+        return (
+            did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns, reverse=True))}"
+        )
     if name := _name_in(_UNKNOWN_FUNCTION.fullmatch(message)):
         return did_you_mean(name, ALLOWED_FUNCTIONS)
     if name := _name_in(_UNKNOWN_COLUMN.fullmatch(message)):
@@ -49,10 +55,18 @@ def _meant_column(name: str, sql: str, columns: Mapping[str, Iterable[str]]) -> 
     said = set(re.findall(r"\w+", sql.lower()))
     asked = {relation: set(names) for relation, names in columns.items() if relation in said}
     close = get_close_matches(name, sorted(set().union(*asked.values())), n=2)
-    elsewhere = sorted(relation for relation, names in columns.items() if relation not in asked and name in set(names))
+    elsewhere = sorted(
+        relation
+        for relation, names in columns.items()
+        if relation not in asked and name in set(names)
+    )
     if elsewhere:
         return f"; it is a column of {', '.join(elsewhere)}"
-    return f"; did you mean {' or '.join(close)}?" if close else "; `sweep sql --schema` shows the columns"
+    return (
+        f"; did you mean {' or '.join(close)}?"
+        if close
+        else "; `sweep sql --schema` shows the columns"
+    )
 
 
 def _name_in(match: re.Match[str] | None) -> str:

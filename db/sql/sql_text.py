@@ -18,9 +18,7 @@ _TEXT += " regexp_like regexp_match regexp_matches regexp_replace regexp_substr 
 _TEXT += " string_agg string_to_array substr substring to_char to_number trim btrim typeof unicode unlikely upper left right lpad rpad initcap translate"
 _NUMBERS = "abs acos asin atan atan2 avg cbrt ceil ceiling corr cos cosh count covar_pop covar_samp degrees div exp floor greatest least ln log log10"
 _NUMBERS += " log2 max median min mod percentile_cont percentile_disc mode pi pow power radians random regr_slope regr_intercept regr_r2 round sign sin"
-_NUMBERS += (
-    " sinh sqrt stddev stddev_pop stddev_samp sum tan tanh total trunc var_pop var_samp variance width_bucket bool_and bool_or every"
-)
+_NUMBERS += " sinh sqrt stddev stddev_pop stddev_samp sum tan tanh total trunc var_pop var_samp variance width_bucket bool_and bool_or every"
 _WINDOWS = "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number"
 _TIMES = "age clock_timestamp date date_part date_trunc datetime extract julianday make_interval now strftime time to_timestamp timediff unixepoch timestamp"
 _JSON = "json json_array json_array_length json_each json_extract json_group_array json_group_object json_object json_tree json_type json_valid json_quote"
@@ -144,22 +142,37 @@ def refuse_beyond_reading(sql: str) -> Named:
     """
     tokens = list(_tokens(sql))
     if not tokens or tokens[0] not in {*_BEGINNINGS, "("}:
-        raise UsageInvalid(f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}")
+        raise UsageInvalid(
+            f"only reading is possible here: a statement begins with {', '.join(sorted(_BEGINNINGS))}"
+        )
     names, before_parenthesis = set(), set()
     before = ""
     for word, after in zip(tokens, [*tokens[1:], ""], strict=True):
         is_name = word[0] == '"' or word[0] == "_" or word[0].isalpha()
         name = word[1:-1].replace('""', '"') if word[0] == '"' else word
         if len(name.encode()) > _MAX_NAME_BYTES:
-            raise UsageInvalid(f"name {_shown(name)} is longer than {_MAX_NAME_BYTES} bytes; PostgreSQL would cut it")
+            raise UsageInvalid(
+                f"name {_shown(name)} is longer than {_MAX_NAME_BYTES} bytes; PostgreSQL would cut it"
+            )
         if name.lower().startswith("pg_") and name not in _PG_NAMES:
-            raise UsageInvalid(f"{_shown(name)} is about the server, not about sweeps; it cannot be read here")
+            raise UsageInvalid(
+                f"{_shown(name)} is about the server, not about sweeps; it cannot be read here"
+            )
         # `with name (columns)` and `as name (columns)` name columns; they call nothing.
-        is_call = is_name and after == "(" and before not in ("with", "recursive", "as") and (word[0] == '"' or name not in _NO_CALL)
+        is_call = (
+            is_name
+            and after == "("
+            and before not in ("with", "recursive", "as")
+            and (word[0] == '"' or name not in _NO_CALL)
+        )
         if is_call and name not in ALLOWED_FUNCTIONS:
-            raise UsageInvalid(f"function {_shown(name)} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}")
+            raise UsageInvalid(
+                f"function {_shown(name)} cannot be called here{did_you_mean(name, ALLOWED_FUNCTIONS)}"
+            )
         if is_call and before == ".":
-            raise UsageInvalid(f"function {_shown(name)} is called with the name of its schema; leave that out")
+            raise UsageInvalid(
+                f"function {_shown(name)} is called with the name of its schema; leave that out"
+            )
         if is_name and name not in ALLOWED_FUNCTIONS:
             names.add(name)
             if after == "(":
@@ -181,7 +194,9 @@ def refuse_loose_ends(condition: str) -> None:
     else:
         if depth == 0 and condition.strip():
             return
-    raise UsageInvalid(f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement")
+    raise UsageInvalid(
+        f"{condition!r} is not one condition: its parentheses do not match, or it holds more than one statement"
+    )
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -199,12 +214,16 @@ def _tokens(sql: str, *, with_comments: bool = True) -> Iterator[str]:
             raise UsageInvalid(_unreadable(sql[place:]))
         place, kind = match.end(), match.lastgroup
         if kind == "comment" and not with_comments:
-            raise UsageInvalid(f"a condition holds no comment; leave out what begins with {match[0][:2]}")
+            raise UsageInvalid(
+                f"a condition holds no comment; leave out what begins with {match[0][:2]}"
+            )
         if kind in ("space", "comment"):
             continue
         # In PostgreSQL a text goes on after a line break, under the rules of the first part.
         if kind == "text" and is_after_text:
-            raise UsageInvalid(f"two texts follow one another; join them with ||, before {_shown(match[0])}")
+            raise UsageInvalid(
+                f"two texts follow one another; join them with ||, before {_shown(match[0])}"
+            )
         is_after_text = kind == "text"
         if kind == "word":
             yield match[0].lower()
@@ -225,14 +244,20 @@ def _unreadable(rest: str) -> str:
 _UNREADABLE = (
     (r"/\*", "a comment does not end, or another begins within it"),
     (r"[uU]&['\"]", "names and texts with Unicode escapes (U&) cannot be used here"),
-    (r"[eE]'", "a text E'...' does not end, or has an escape other than \\n, \\t, \\r and \\\\; use chr()"),
+    (
+        r"[eE]'",
+        "a text E'...' does not end, or has an escape other than \\n, \\t, \\r and \\\\; use chr()",
+    ),
     (r"[bBxXnN]?'", "a text does not end; within '...' an apostrophe is written twice"),
     (r'"', 'a name in "..." does not end, or is empty'),
     (r"\$", "$ cannot stand outside of texts; write texts as '...'"),
     (r"[0-9.]", "a number is followed by a letter, digit or quote; write a space between them"),
     (r"[A-Za-z_][A-Za-z0-9_]*\$", '$ cannot be part of a name; write the name as "..."'),
     (r"[A-Za-z_][A-Za-z0-9_]*['\"]", "a quote follows a name at once; write a space between them"),
-    (r"[A-Za-z_][A-Za-z0-9_]*[^\x00-\x7f]", 'a name holds a letter beyond ASCII; write it as "..."'),
+    (
+        r"[A-Za-z_][A-Za-z0-9_]*[^\x00-\x7f]",
+        'a name holds a letter beyond ASCII; write it as "..."',
+    ),
 )
 
 

@@ -20,7 +20,13 @@ from db.read import records
 from db.types import now
 from db.write import event_log, lease
 from orchestrator.core.errors import LeaseLost, UsageInvalid
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.trial.lifecycle import (
+    IN_FLIGHT,
+    IllegalTransition,
+    TrialEvent,
+    TrialState,
+    advance,
+)
 
 sweep, trial = schema.sweep, schema.trial
 
@@ -29,7 +35,9 @@ sweep, trial = schema.sweep, schema.trial
 # its own: only the next one sees what it has waited for.
 _HOLD_SWEEPS = ByIds(
     lambda ids: (
-        sa.select(sweep.c.id).where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(ids)))).with_for_update(read=True)
+        sa.select(sweep.c.id)
+        .where(sweep.c.id.in_(sa.select(trial.c.sweep_id).where(trial.c.id.in_(ids))))
+        .with_for_update(read=True)
     )
 )
 _TRIALS = ByIds(
@@ -77,7 +85,9 @@ class Standing:
 class Batch:
     """Read with the constructor, moved by `advance` and `log`, written by `write`: a few statements for any number of trials."""
 
-    def __init__(self, connection: Connection, change: Change, trial_ids: Iterable[int], epoch: int) -> None:
+    def __init__(
+        self, connection: Connection, change: Change, trial_ids: Iterable[int], epoch: int
+    ) -> None:
         """Hold the sweeps of the trials, and the trials. Raises LeaseLost for a stale epoch, UsageInvalid for a trial that is not there."""
         self._connection, self._change, self._epoch = connection, change, epoch
         self._before = _standings(connection, sorted(set(trial_ids)), epoch)
@@ -111,21 +121,39 @@ class Batch:
             num_attempts=was.num_attempts if begins is None else begins,
             num_measurements=was.num_measurements if num_measurements is None else num_measurements,
         )
-        of_attempt = is_now.num_attempts if IN_FLIGHT & {is_now.state, was.state} or event in _OF_ATTEMPTS else None
+        of_attempt = (
+            is_now.num_attempts
+            if IN_FLIGHT & {is_now.state, was.state} or event in _OF_ATTEMPTS
+            else None
+        )
         for each, (before, after) in zip((*unreported, event), pairwise(states), strict=True):
             said = detail if each is event else None
-            self._entries.append(event_log.entry(was.sweep_id, trial_id, each, before, after, self._epoch, of_attempt, said))
+            self._entries.append(
+                event_log.entry(
+                    was.sweep_id, trial_id, each, before, after, self._epoch, of_attempt, said
+                )
+            )
         self._now[trial_id] = is_now
         return is_now
 
-    def log(self, trial_id: int, word: str, number: int, detail: Mapping[str, Any] | None = None) -> None:
+    def log(
+        self, trial_id: int, word: str, number: int, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """Note what moves no trial."""
         was = self._now[trial_id]
-        self._entries.append(event_log.entry(was.sweep_id, trial_id, word, was.state, was.state, self._epoch, number, detail))
+        self._entries.append(
+            event_log.entry(
+                was.sweep_id, trial_id, word, was.state, was.state, self._epoch, number, detail
+            )
+        )
 
     def write(self) -> None:
         """Compare and set the states, and log what happened. Raises IllegalTransition when a trial is no longer as it was read."""
-        moved = [(was, self._now[was.id]) for was in self._before.values() if self._now[was.id] is not was]
+        moved = [
+            (was, self._now[was.id])
+            for was in self._before.values()
+            if self._now[was.id] is not was
+        ]
         if moved:
             values = [
                 {
@@ -140,12 +168,16 @@ class Batch:
             ]
             if self._connection.execute(_COMPARE_AND_SET, values).rowcount != len(moved):
                 who = ", ".join(f"{was.id} (read as {was.state})" for was, _ in moved[:5])
-                raise IllegalTransition(f"a write came too late: not every trial was as it was read. Of {len(moved)}: {who}")
+                raise IllegalTransition(
+                    f"a write came too late: not every trial was as it was read. Of {len(moved)}: {who}"
+                )
         event_log.append(self._connection, self._change, self._entries)
 
 
 def _standings(connection: Connection, trial_ids: Sequence[int], epoch: int) -> dict[int, Standing]:
-    if connection.dialect.name != "sqlite":  # which knows no locks of rows: whoever writes has the file
+    if (
+        connection.dialect.name != "sqlite"
+    ):  # which knows no locks of rows: whoever writes has the file
         _HOLD_SWEEPS.rows(connection, trial_ids)
     rows = _TRIALS.rows(connection, trial_ids)
     for row in rows:

@@ -27,13 +27,23 @@ from db.write.writes import NewAttempt, NewTrial, Pruned
 from orchestrator.core.errors import LeaseLost, SweepChanged, UsageInvalid
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, event_after
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.trial.lifecycle import (
+    IN_FLIGHT,
+    INITIAL,
+    IllegalTransition,
+    TrialEvent,
+    TrialState,
+    advance,
+)
 from orchestrator.core.trial.purpose import Purpose
 
 sweep, cell, trial, attempt = schema.sweep, schema.cell, schema.trial, schema.attempt
 
 # Of a row that may be there already, by dialect.
-INSERTS: Mapping[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+INSERTS: Mapping[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
 
 # Made once, values given when they run: to put a wide statement together costs more than to run it.
 _INSERT_TRIAL = {
@@ -52,12 +62,15 @@ _OWNERS_OF_CELLS = ByIds(
     )
 )
 _TRIALS_OF_LAYOUTS = sa.select(trial.c.id, trial.c.layout_key).where(
-    trial.c.cell_id == sa.bindparam("cell"), trial.c.layout_key.in_(sa.bindparam("keys", expanding=True))
+    trial.c.cell_id == sa.bindparam("cell"),
+    trial.c.layout_key.in_(sa.bindparam("keys", expanding=True)),
 )
 _UPDATE_TRIAL = sa.update(trial).where(trial.c.id == sa.bindparam("trial_id"))
 _INSERT_ATTEMPT = sa.insert(attempt).values(started_at=now())
 _UPDATE_LATEST = sa.update(attempt).where(
-    attempt.c.trial_id == sa.bindparam("of_trial"), attempt.c.number == sa.bindparam("of_number"), attempt.c.state == AttemptState.RUNNING
+    attempt.c.trial_id == sa.bindparam("of_trial"),
+    attempt.c.number == sa.bindparam("of_number"),
+    attempt.c.state == AttemptState.RUNNING,
 )
 _END_LATEST = _UPDATE_LATEST.values(ended_at=now())
 _BEGINS = frozenset({TrialEvent.GANG_PLACED, TrialEvent.REPEATED})
@@ -67,7 +80,9 @@ def new_token() -> str:
     return uuid.uuid4().hex
 
 
-def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+def insert_absent(
+    connection: Connection, table: sa.Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> int:
     """Insert the rows whose keys are not there yet; the others are left as they are. How many were inserted."""
     many = [rows] if isinstance(rows, Mapping) else list(rows)
     if not many:
@@ -77,15 +92,23 @@ def insert_absent(connection: Connection, table: sa.Table, rows: Mapping[str, An
     insert = INSERTS[connection.dialect.name](table)
     values = [{name: value for name, value in row.items() if name not in fixed} for row in many]
     statement = insert.values(**fixed).on_conflict_do_nothing()
-    return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
+    return connection.execute(
+        statement, values, execution_options={"preserve_rowcount": True}
+    ).rowcount
 
 
 def differs_from(connection: Connection, sweep_id: int, wanted: Mapping[str, Any]) -> bool:
     """Whether a sweep was begun under other conditions. Raises SweepChanged where it has trials of them, dropped ones included."""
-    found = connection.execute(sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)).one()
+    found = connection.execute(
+        sa.select(sweep.c.name, sweep.c.conditions).where(sweep.c.id == sweep_id)
+    ).one()
     if found.conditions == wanted:
         return False
-    of_sweep = sa.select(trial.c.id).join(cell, cell.c.id == trial.c.cell_id).where(cell.c.sweep_id == sweep_id)
+    of_sweep = (
+        sa.select(trial.c.id)
+        .join(cell, cell.c.id == trial.c.cell_id)
+        .where(cell.c.sweep_id == sweep_id)
+    )
     if connection.execute(of_sweep.limit(1)).first() is not None:
         raise SweepChanged(_difference(found.name, found.conditions, wanted))
     return True
@@ -98,7 +121,13 @@ def _difference(name: str, was: Mapping[str, Any], wanted: Mapping[str, Any]) ->
         for key in sorted(was.keys() | wanted.keys())
         if was.get(key, _ABSENT) != wanted.get(key, _ABSENT)
     ]
-    return "\n".join([f"sweep {name!r} was measured under other conditions:", *lines, "Rename the sweep, or restore the spec"])
+    return "\n".join(
+        [
+            f"sweep {name!r} was measured under other conditions:",
+            *lines,
+            "Rename the sweep, or restore the spec",
+        ]
+    )
 
 
 _ABSENT = object()
@@ -119,7 +148,9 @@ def ensure_cell(connection: Connection, sweep_id: int, cell: Cell, epoch: int) -
     return int(connection.execute(sa.select(table.c.id).filter_by(**identity)).scalar_one())
 
 
-def add_trials(connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int) -> list[int]:
+def add_trials(
+    connection: Connection, change: Change, new: Sequence[NewTrial], epoch: int
+) -> list[int]:
     """The ids of the layouts' trials, in their order; those that are there already are left as they stand."""
     additions = [_Addition(new=one) for one in new]
     added = _add(connection, change, additions, epoch)
@@ -127,36 +158,70 @@ def add_trials(connection: Connection, change: Change, new: Sequence[NewTrial], 
     return [ids[one.key] for one in additions]
 
 
-def begin(connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int) -> list[tuple[int, int]]:
+def begin(
+    connection: Connection, change: Change, begun: Sequence[NewTrial | NewAttempt], epoch: int
+) -> list[tuple[int, int]]:
     """The trial and the number of each new attempt. All of them, or IllegalTransition and none."""
-    additions = {place: _Addition(new=one, event=TrialEvent.GANG_PLACED) for place, one in enumerate(begun) if isinstance(one, NewTrial)}
+    additions = {
+        place: _Addition(new=one, event=TrialEvent.GANG_PLACED)
+        for place, one in enumerate(begun)
+        if isinstance(one, NewTrial)
+    }
     added = _add(connection, change, list(additions.values()), epoch)
     there = _trial_ids(connection, [one.key for one in additions.values() if one.key not in added])
-    first = {one.key: place for place, one in reversed(additions.items()) if one.key in added}  # a layout may be named twice
+    first = {
+        one.key: place for place, one in reversed(additions.items()) if one.key in added
+    }  # a layout may be named twice
     found: dict[int, tuple[int, int]] = {place: (added[key], 1) for key, place in first.items()}
     attempts = {
-        place: NewAttempt(trial_id=(added | there)[additions[place].key], nodes=one.nodes) if isinstance(one, NewTrial) else one
+        place: NewAttempt(trial_id=(added | there)[additions[place].key], nodes=one.nodes)
+        if isinstance(one, NewTrial)
+        else one
         for place, one in enumerate(begun)
         if place not in found
     }
-    values = [_attempt(trial_id, number, epoch, begun[place].nodes, purpose=Purpose.NEW) for place, (trial_id, number) in found.items()]
+    values = [
+        _attempt(trial_id, number, epoch, begun[place].nodes, purpose=Purpose.NEW)
+        for place, (trial_id, number) in found.items()
+    ]
     batch = Batch(connection, change, (one.trial_id for one in attempts.values()), epoch)
-    done = event_log.done_before(connection, change, [one.trial_id for one in attempts.values()], _BEGINS)
+    done = event_log.done_before(
+        connection, change, [one.trial_id for one in attempts.values()], _BEGINS
+    )
     for place, one in attempts.items():
         if one.trial_id not in done:
             number = batch[one.trial_id].num_attempts + 1
             event = TrialEvent.REPEATED if one.is_repeat else TrialEvent.GANG_PLACED
-            batch.advance(one.trial_id, event, begins=number, detail=None if one.why is None else {"why": _storable(one.why)})
+            batch.advance(
+                one.trial_id,
+                event,
+                begins=number,
+                detail=None if one.why is None else {"why": _storable(one.why)},
+            )
             purpose = Purpose.NEW if number == 1 else one.purpose
-            values.append(_attempt(one.trial_id, number, epoch, one.nodes, purpose=purpose, shared_nodes=one.shared_nodes))
-        found[place] = one.trial_id, done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts
+            values.append(
+                _attempt(
+                    one.trial_id,
+                    number,
+                    epoch,
+                    one.nodes,
+                    purpose=purpose,
+                    shared_nodes=one.shared_nodes,
+                )
+            )
+        found[place] = (
+            one.trial_id,
+            done[one.trial_id] if one.trial_id in done else batch[one.trial_id].num_attempts,
+        )
     batch.write()
     if values:
         connection.execute(_INSERT_ATTEMPT, values)
     return [found[place] for place in range(len(begun))]
 
 
-def add_pruned(connection: Connection, change: Change, condemned: Sequence[Pruned], epoch: int) -> int:
+def add_pruned(
+    connection: Connection, change: Change, condemned: Sequence[Pruned], epoch: int
+) -> int:
     additions = [
         _Addition(
             new=NewTrial(cell_id=one.cell_id, layout=one.layout, why=one.why),
@@ -173,7 +238,13 @@ def add_pruned(connection: Connection, change: Change, condemned: Sequence[Prune
         trial_id = there.get(one.key)
         if trial_id is not None and batch[trial_id].state is INITIAL:
             batch.advance(trial_id, TrialEvent.PRUNED, detail=one.detail)
-            why.append({"trial_id": trial_id, "why": _storable(one.new.why), "condemned_by": one.condemned_by})
+            why.append(
+                {
+                    "trial_id": trial_id,
+                    "why": _storable(one.new.why),
+                    "condemned_by": one.condemned_by,
+                }
+            )
     batch.write()
     if why:
         connection.execute(_UPDATE_TRIAL, why)
@@ -197,10 +268,18 @@ def transition(
             continue
         was = batch[trial_id]
         if number is not None and number != was.num_attempts:
-            raise IllegalTransition(f"trial {trial_id}: {event} of attempt {number}, but its latest is {was.num_attempts}")
+            raise IllegalTransition(
+                f"trial {trial_id}: {event} of attempt {number}, but its latest is {was.num_attempts}"
+            )
         state = batch.advance(trial_id, event, detail=detail).state
         if was.state in IN_FLIGHT and state not in IN_FLIGHT:
-            ended.append({"of_trial": trial_id, "of_number": was.num_attempts, "state": AttemptState(event.value)})
+            ended.append(
+                {
+                    "of_trial": trial_id,
+                    "of_number": was.num_attempts,
+                    "state": AttemptState(event.value),
+                }
+            )
     batch.write()
     if ended:
         connection.execute(_END_LATEST, ended)
@@ -212,9 +291,16 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
     lease.fence(connection, sweep_id, epoch)
     left = (
         sa.select(trial.c.id, attempt.c.started_at, attempt.c.ended_at, schema.cell.c.num_gpus)
-        .join(attempt, sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts))
+        .join(
+            attempt,
+            sa.and_(attempt.c.trial_id == trial.c.id, attempt.c.number == trial.c.num_attempts),
+        )
         .join(schema.cell, schema.cell.c.id == trial.c.cell_id)
-        .where(trial.c.sweep_id == sweep_id, attempt.c.state == AttemptState.RUNNING, attempt.c.epoch < epoch)
+        .where(
+            trial.c.sweep_id == sweep_id,
+            attempt.c.state == AttemptState.RUNNING,
+            attempt.c.epoch < epoch,
+        )
         .order_by(trial.c.id)
     )
     rows = connection.execute(left).fetchall()
@@ -225,8 +311,15 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
         standing = batch[row.id]
         times = failed_before[row.id].get(_LOST, 0) + 1
         is_repeat = standing.state not in IN_FLIGHT
-        message = "the orchestrator of this repeat died; found at the next start" if is_repeat else _lost_message(row.id, times)
-        failure, detail = Failure(kind=_LOST, message=message), {"kind": _LOST.value, "message": message}
+        message = (
+            "the orchestrator of this repeat died; found at the next start"
+            if is_repeat
+            else _lost_message(row.id, times)
+        )
+        failure, detail = (
+            Failure(kind=_LOST, message=message),
+            {"kind": _LOST.value, "message": message},
+        )
         if is_repeat:
             batch.log(row.id, event_log.REPEAT_FAILED, standing.num_attempts, detail)
         else:
@@ -234,8 +327,14 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
             batch.advance(row.id, event, detail=detail)
             if event is TrialEvent.REQUEUED:
                 waiting.append(int(row.id))
-        held_seconds = (row.ended_at - row.started_at).total_seconds()  # its end was noted when its owner was replaced
-        values = {"state": AttemptState.LOST, "gpu_seconds": held_seconds * row.num_gpus, **records.failure_columns(failure)}
+        held_seconds = (
+            row.ended_at - row.started_at
+        ).total_seconds()  # its end was noted when its owner was replaced
+        values = {
+            "state": AttemptState.LOST,
+            "gpu_seconds": held_seconds * row.num_gpus,
+            **records.failure_columns(failure),
+        }
         lost.append({"of_trial": row.id, "of_number": standing.num_attempts, **values})
     batch.write()
     if lost:
@@ -246,11 +345,21 @@ def reap(connection: Connection, change: Change, sweep_id: int, epoch: int) -> l
 def has_launched(connection: Connection, sweep_id: int, epoch: int) -> bool:
     """Whether the owner of an epoch has begun any attempt of a sweep."""
     begun = sa.select(attempt.c.id).join(trial, trial.c.id == attempt.c.trial_id)
-    return connection.execute(begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)).first() is not None
+    return (
+        connection.execute(
+            begun.where(trial.c.sweep_id == sweep_id, attempt.c.epoch == epoch).limit(1)
+        ).first()
+        is not None
+    )
 
 
 def has_trials(connection: Connection, sweep_id: int) -> bool:
-    return connection.execute(sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)).first() is not None
+    return (
+        connection.execute(
+            sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1)
+        ).first()
+        is not None
+    )
 
 
 _LOST = FailureKind.ORCHESTRATOR_LOST
@@ -307,8 +416,12 @@ class _Addition:
             "num_attempts": self.num_attempts,
             "why": _storable(one.why),
             **records.layout_columns(one.layout),
-            "predicted_tokens_per_second_per_gpu": records.finite(one.predicted_tokens_per_second_per_gpu),
-            "predicted_memory_bytes": None if (memory := records.finite(one.predicted_memory_bytes)) is None else int(memory),
+            "predicted_tokens_per_second_per_gpu": records.finite(
+                one.predicted_tokens_per_second_per_gpu
+            ),
+            "predicted_memory_bytes": None
+            if (memory := records.finite(one.predicted_memory_bytes)) is None
+            else int(memory),
             "condemned_by": self.condemned_by,
         }
 
@@ -316,11 +429,17 @@ class _Addition:
         found = [event_log.entry(sweep_id, trial_id, event_log.ADDED, None, INITIAL, epoch)]
         if self.event is not None:
             number = self.num_attempts or None
-            found.append(event_log.entry(sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail))
+            found.append(
+                event_log.entry(
+                    sweep_id, trial_id, self.event, INITIAL, self.state, epoch, number, self.detail
+                )
+            )
         return found
 
 
-def _add(connection: Connection, change: Change, additions: Sequence[_Addition], epoch: int) -> dict[tuple[int, str], int]:
+def _add(
+    connection: Connection, change: Change, additions: Sequence[_Addition], epoch: int
+) -> dict[tuple[int, str], int]:
     """Trials for the layouts that have none: their ids, by cell and layout. Two statements beside the proof of the epoch, for any number."""
     if not additions:
         return {}
@@ -330,24 +449,38 @@ def _add(connection: Connection, change: Change, additions: Sequence[_Addition],
     # Told apart by what they are, not by the order in which the database returns them: it promises none.
     rows = connection.execute(_INSERT_TRIAL[connection.dialect.name], values).fetchall()
     added = {(row.cell_id, row.layout_key): int(row.id) for row in rows}
-    entries = [entry for key, trial_id in added.items() for entry in absent[key].entries(sweeps[key[0]], trial_id, epoch)]
+    entries = [
+        entry
+        for key, trial_id in added.items()
+        for entry in absent[key].entries(sweeps[key[0]], trial_id, epoch)
+    ]
     event_log.append(connection, change, entries)
     return added
 
 
-def _trial_ids(connection: Connection, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
+def _trial_ids(
+    connection: Connection, keys: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], int]:
     """The trials of these layouts, by cell and layout."""
     found: dict[tuple[int, str], int] = {}
     for cell_id in dict.fromkeys(cell_id for cell_id, _ in keys):
         # Cell by cell: SQLite looks a list of pairs up in no index, but reads through all trials for it.
         for some in portions([key for cell, key in keys if cell == cell_id]):
-            rows = connection.execute(_TRIALS_OF_LAYOUTS, {"cell": cell_id, "keys": some}).fetchall()
+            rows = connection.execute(
+                _TRIALS_OF_LAYOUTS, {"cell": cell_id, "keys": some}
+            ).fetchall()
             found |= {(cell_id, row.layout_key): int(row.id) for row in rows}
     return found
 
 
 def _attempt(
-    trial_id: int, number: int, epoch: int, nodes: Sequence[str] | None, *, purpose: Purpose, shared_nodes: bool | None = None
+    trial_id: int,
+    number: int,
+    epoch: int,
+    nodes: Sequence[str] | None,
+    *,
+    purpose: Purpose,
+    shared_nodes: bool | None = None,
 ) -> records.Columns:
     return {
         "trial_id": trial_id,

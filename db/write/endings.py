@@ -52,7 +52,8 @@ _UPDATE_LATE = sa.update(attempt).where(attempt.c.id == sa.bindparam("attempt_id
 _UPDATE_RUNNING = _UPDATE_LATE.values(ended_at=now())
 _INSERT_MEASUREMENT = sa.insert(measurement)
 _INSERT_FINGERPRINTS = {
-    name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing() for name, insert in INSERTS.items()
+    name: insert(schema.fingerprint).values(first_seen_at=now()).on_conflict_do_nothing()
+    for name, insert in INSERTS.items()
 }
 _UPDATE_CELL = sa.update(cell).where(cell.c.id == sa.bindparam("cell_id"))
 
@@ -65,13 +66,18 @@ class _Attempt:
     is_measured: bool
 
 
-def record(connection: Connection, change: Change, ends: Sequence[Ended], epoch: int) -> list[Recorded]:
+def record(
+    connection: Connection, change: Change, ends: Sequence[Ended], epoch: int
+) -> list[Recorded]:
     """What each end came to, in their order. Nothing of it is in the database before all are judged."""
     batch = Batch(connection, change, (end.trial_id for end in ends), epoch)
     endings = _Endings(connection, batch, ends)
     counts = [endings.take(end) for end in ends]
     endings.write()
-    return [Recorded(state=batch[end.trial_id].state, counts=its) for end, its in zip(ends, counts, strict=True)]
+    return [
+        Recorded(state=batch[end.trial_id].state, counts=its)
+        for end, its in zip(ends, counts, strict=True)
+    ]
 
 
 class _Endings:
@@ -85,7 +91,9 @@ class _Endings:
         self._current: dict[int, str | None] = {row.cell_id: row.fingerprint_digest for row in rows}
         self._digests = _ensure_fingerprints(connection, ends, known=set(self._current.values()))
         self._was_current = dict(self._current)
-        repeated = [trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED]
+        repeated = [
+            trial_id for trial_id in trial_ids if batch[trial_id].state is TrialState.MEASURED
+        ]
         self._pools = pooling.pools(connection, repeated) if repeated else {}
         self._settled: dict[int, list[Pooled]] = {}
         self._updates: dict[tuple[bool, frozenset[str]], list[records.Columns]] = defaultdict(list)
@@ -97,7 +105,10 @@ class _Endings:
         if key not in self._attempts:
             raise UsageInvalid(f"trial {end.trial_id} has no attempt {end.attempt}")
         was = self._attempts[key]
-        is_running = was.state is AttemptState.RUNNING and end.attempt == self._batch[end.trial_id].num_attempts
+        is_running = (
+            was.state is AttemptState.RUNNING
+            and end.attempt == self._batch[end.trial_id].num_attempts
+        )
         match end.outcome:
             case MeasuredEnd() as outcome:
                 self._attempts[key] = self._measured(end, outcome, was, is_running)
@@ -112,28 +123,46 @@ class _Endings:
             self._connection.execute(_UPDATE_RUNNING if is_running else _UPDATE_LATE, values)
         if self._measurements:
             self._connection.execute(_INSERT_MEASUREMENT, self._measurements)
-        changed = [(cell_id, digest) for cell_id, digest in self._current.items() if digest != self._was_current[cell_id]]
+        changed = [
+            (cell_id, digest)
+            for cell_id, digest in self._current.items()
+            if digest != self._was_current[cell_id]
+        ]
         if changed:
-            self._connection.execute(_UPDATE_CELL, [{"cell_id": cell_id, "fingerprint_digest": digest} for cell_id, digest in changed])
+            self._connection.execute(
+                _UPDATE_CELL,
+                [{"cell_id": cell_id, "fingerprint_digest": digest} for cell_id, digest in changed],
+            )
         pooling.settle(self._connection, self._settled)
 
-    def _measured(self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool) -> _Attempt:
+    def _measured(
+        self, end: Ended, outcome: MeasuredEnd, was: _Attempt, is_running: bool
+    ) -> _Attempt:
         if was.is_measured:
             return was  # told twice, or a commit whose answer was lost
         standing, digest = self._batch[end.trial_id], self._digest(end)
         is_repeat = standing.state is TrialState.MEASURED
-        counts = is_running and (self._agrees(standing.id, standing.cell_id, digest) if is_repeat else standing.state in IN_FLIGHT)
+        counts = is_running and (
+            self._agrees(standing.id, standing.cell_id, digest)
+            if is_repeat
+            else standing.state in IN_FLIGHT
+        )
         state = AttemptState.MEASURED if is_running else was.state
         if counts:
             pool = self._pools.get(standing.id, [])
             step_seconds = outcome.measurement.step_time.median
-            self._pools[standing.id] = pool = [*pool, Pooled(attempt_id=was.id, step_seconds=step_seconds, fingerprint_digest=digest)]
+            self._pools[standing.id] = pool = [
+                *pool,
+                Pooled(attempt_id=was.id, step_seconds=step_seconds, fingerprint_digest=digest),
+            ]
             self._batch.advance(
                 standing.id,
                 TrialEvent.MEASURED,
                 detail={"tokens_per_second_per_gpu": outcome.measurement.tokens_per_second_per_gpu},
                 # Where it was too short for its first step to have been reported by itself, that is noted now.
-                unreported=[TrialEvent.FIRST_STEP] if standing.state is TrialState.LAUNCHING else [],
+                unreported=[TrialEvent.FIRST_STEP]
+                if standing.state is TrialState.LAUNCHING
+                else [],
                 num_measurements=len(pool),
             )
             if is_repeat:
@@ -143,9 +172,15 @@ class _Endings:
         else:
             self._batch.log(standing.id, event_log.SUPERSEDED, end.attempt)
         # Of a repeat, the pool says at the end whether its numbers are the trial's: at most one attempt's are, at any time.
-        said: records.Columns = {"state": state, "pooled": counts, "superseded": is_repeat or not counts}
+        said: records.Columns = {
+            "state": state,
+            "pooled": counts,
+            "superseded": is_repeat or not counts,
+        }
         self._update(was, is_running, {**said, **_attempt_end(end.facts, digest)})
-        columns = records.measurement_columns(outcome.measurement, outcome.gpu, outcome.memory_by_part)
+        columns = records.measurement_columns(
+            outcome.measurement, outcome.gpu, outcome.memory_by_part
+        )
         self._measurements.append({"attempt_id": was.id, **columns})
         return replace(was, state=state, pooled=counts, is_measured=True)
 
@@ -159,7 +194,11 @@ class _Endings:
         if is_repeat:
             self._batch.log(standing.id, event_log.REPEAT_FAILED, end.attempt, detail)
         else:
-            unreported = [TrialEvent.FIRST_STEP] if end.stepped and standing.state is TrialState.LAUNCHING else []
+            unreported = (
+                [TrialEvent.FIRST_STEP]
+                if end.stepped and standing.state is TrialState.LAUNCHING
+                else []
+            )
             self._batch.advance(standing.id, outcome.event, detail=detail, unreported=unreported)
         state = AttemptState(outcome.event.value)
         values = {
@@ -185,13 +224,28 @@ class _Endings:
 
 
 def _attempt(row: sa.Row[*tuple[Any, ...]]) -> _Attempt:
-    return _Attempt(id=row.id, state=AttemptState(row.state), pooled=row.pooled, is_measured=row.measured is not None)
+    return _Attempt(
+        id=row.id,
+        state=AttemptState(row.state),
+        pooled=row.pooled,
+        is_measured=row.measured is not None,
+    )
 
 
-def _ensure_fingerprints(connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]) -> dict[Fingerprint, str]:
+def _ensure_fingerprints(
+    connection: Connection, ends: Sequence[Ended], *, known: Set[str | None]
+) -> dict[Fingerprint, str]:
     """The digests of what the ends were measured with, each in the database; the `known` ones are, since cells name them."""
-    told = {fingerprint: fingerprint.digest for end in ends if (fingerprint := end.facts.get("fingerprint")) is not None}
-    new = [records.fingerprint_columns(fingerprint) for fingerprint, digest in told.items() if digest not in known]
+    told = {
+        fingerprint: fingerprint.digest
+        for end in ends
+        if (fingerprint := end.facts.get("fingerprint")) is not None
+    }
+    new = [
+        records.fingerprint_columns(fingerprint)
+        for fingerprint, digest in told.items()
+        if digest not in known
+    ]
     if new:
         connection.execute(_INSERT_FINGERPRINTS[connection.dialect.name], new)
     return told

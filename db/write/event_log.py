@@ -65,10 +65,17 @@ def is_done(connection: Connection, change: Change) -> bool:
     """Whether this same change has logged something: an earlier try of it was committed after all."""
     if not change.is_retry:
         return False
-    return connection.execute(sa.select(_table.c.id).where(_table.c.change_id == change.id).limit(1)).first() is not None
+    return (
+        connection.execute(
+            sa.select(_table.c.id).where(_table.c.change_id == change.id).limit(1)
+        ).first()
+        is not None
+    )
 
 
-def done_before(connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]) -> dict[int, int]:
+def done_before(
+    connection: Connection, change: Change, trial_ids: Sequence[int], events: Set[str]
+) -> dict[int, int]:
     """The trials for which this same change has logged one of these events, when an earlier try of it was committed after all.
 
     Each with the number of its attempt; 0: of none.
@@ -77,5 +84,9 @@ def done_before(connection: Connection, change: Change, trial_ids: Sequence[int]
         return {}
     statement = sa.select(_table.c.trial_id, sa.func.coalesce(_table.c.attempt, 0).label("number"))
     mine = statement.where(_table.c.change_id == change.id, _table.c.event.in_(sorted(events)))
-    rows = [row for some in portions(trial_ids) for row in connection.execute(mine.where(_table.c.trial_id.in_(some))).fetchall()]
+    rows = [
+        row
+        for some in portions(trial_ids)
+        for row in connection.execute(mine.where(_table.c.trial_id.in_(some))).fetchall()
+    ]
     return {row.trial_id: row.number for row in rows}

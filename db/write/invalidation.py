@@ -20,7 +20,9 @@ from db.write import event_log, lease
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState, advance
 
-REPEATABLE = frozenset({TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED})
+REPEATABLE = frozenset(
+    {TrialState.MEASURED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.PRUNED}
+)
 
 trial, attempt = schema.trial, schema.attempt
 
@@ -47,7 +49,9 @@ def invalidate(
         )
         freed = _condemned_by(connection, trial_ids)
         for some in portions(sorted({*trial_ids, *freed})):
-            num_changed += invalidate_some(connection, change, sweep_id, some, {"where": records.storable(where)}, epoch)
+            num_changed += invalidate_some(
+                connection, change, sweep_id, some, {"where": records.storable(where)}, epoch
+            )
         lease.release(connection, sweep_id, epoch, SweepState.STOPPED)
     return num_changed
 
@@ -56,18 +60,30 @@ def _condemned_by(connection: Connection, trial_ids: Sequence[int]) -> list[int]
     """The layouts that these trials prove infeasible: where the proof falls, so does what rests on it."""
     pruned = sa.select(trial.c.id).where(trial.c.state == TrialState.PRUNED)
     return [
-        int(row.id) for some in portions(trial_ids) for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
+        int(row.id)
+        for some in portions(trial_ids)
+        for row in connection.execute(pruned.where(trial.c.condemned_by.in_(some))).fetchall()
     ]
 
 
-def free_pruned(connection: Connection, change: Change, cell_id: int, layouts: Sequence[Layout], epoch: int) -> int:
+def free_pruned(
+    connection: Connection, change: Change, cell_id: int, layouts: Sequence[Layout], epoch: int
+) -> int:
     """Let PRUNED layouts of a cell wait again, in a sweep that this epoch's owner holds. Returns how many trials did."""
-    sweep_id = int(connection.execute(sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)).scalar_one())
+    sweep_id = int(
+        connection.execute(
+            sa.select(schema.cell.c.sweep_id).where(schema.cell.c.id == cell_id)
+        ).scalar_one()
+    )
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):
-        mine = sa.select(sa.func.count()).where(schema.event.c.change_id == change.id, schema.event.c.trial_id.is_not(None))
+        mine = sa.select(sa.func.count()).where(
+            schema.event.c.change_id == change.id, schema.event.c.trial_id.is_not(None)
+        )
         return int(connection.execute(mine).scalar_one())
-    found = sa.select(trial.c.id).where(trial.c.cell_id == cell_id, trial.c.state == TrialState.PRUNED)
+    found = sa.select(trial.c.id).where(
+        trial.c.cell_id == cell_id, trial.c.state == TrialState.PRUNED
+    )
     detail = {"freed": "no out-of-memory proves any more that it cannot run"}
     num_changed = 0
     for keys in portions([layout.key for layout in layouts]):
@@ -77,21 +93,42 @@ def free_pruned(connection: Connection, change: Change, cell_id: int, layouts: S
 
 
 def invalidate_some(
-    connection: Connection, change: Change, sweep_id: int, some: Sequence[int], detail: Mapping[str, Any], epoch: int
+    connection: Connection,
+    change: Change,
+    sweep_id: int,
+    some: Sequence[int],
+    detail: Mapping[str, Any],
+    epoch: int,
 ) -> int:
     """Invalidate trials of a sweep that this transaction's owner holds; `detail` says why, in the log. Returns how many trials wait again."""
     num_changed = 0
-    rows = connection.execute(sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))).fetchall()
+    rows = connection.execute(
+        sa.select(trial.c.id, trial.c.state).where(trial.c.id.in_(some))
+    ).fetchall()
     moves = [(row.id, TrialState(row.state)) for row in rows if row.state in REPEATABLE]
     for state in {state for _, state in moves}:
         ids = [trial_id for trial_id, old in moves if old is state]
         waiting = advance(state, TrialEvent.INVALIDATED)
         values: records.Columns = {"state": waiting, "num_measurements": 0, "updated_at": now()}
         if state is TrialState.PRUNED:
-            values |= {"condemned_by": None, "why": None}  # why it cannot fit, which nobody knows any more
-        changed = sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
+            values |= {
+                "condemned_by": None,
+                "why": None,
+            }  # why it cannot fit, which nobody knows any more
+        changed = (
+            sa.update(trial).where(trial.c.id.in_(ids), trial.c.state == state).values(**values)
+        )
         num_changed += connection.execute(changed).rowcount
-        connection.execute(sa.update(attempt).where(attempt.c.trial_id.in_(ids)).values(superseded=True, pooled=False))
-        events = [event_log.entry(sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail) for trial_id in ids]
+        connection.execute(
+            sa.update(attempt)
+            .where(attempt.c.trial_id.in_(ids))
+            .values(superseded=True, pooled=False)
+        )
+        events = [
+            event_log.entry(
+                sweep_id, trial_id, TrialEvent.INVALIDATED, state, waiting, epoch, detail=detail
+            )
+            for trial_id in ids
+        ]
         event_log.append(connection, change, events)
     return num_changed

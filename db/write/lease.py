@@ -34,11 +34,18 @@ def acquire(
     holder_is_dead: Callable[[Holder], bool] | None = None,
 ) -> int:
     """Take the sweep and return the new epoch. Raises SweepHeld when another holds it, is not known to be dead, and `takeover` is not asked for."""
-    row = connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id).with_for_update()).one_or_none()
+    row = connection.execute(
+        sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id).with_for_update()
+    ).one_or_none()
     if row is None:
         raise UsageInvalid(f"there is no sweep with id {sweep_id}")
     holder = live_holder(row)
-    if holder is not None and row.owner_token != token and not takeover and not (holder_is_dead is not None and holder_is_dead(holder)):
+    if (
+        holder is not None
+        and row.owner_token != token
+        and not takeover
+        and not (holder_is_dead is not None and holder_is_dead(holder))
+    ):
         raise SweepHeld(_held(row.name, holder, row.now))
     taken = connection.execute(
         sa.update(sweep)
@@ -57,29 +64,56 @@ def acquire(
         )
     )
     assert taken.rowcount == 1, "the row was locked, yet it changed"
-    held_until = sessions.end_left(connection, sweep_id, row.owner_epoch, latest=min(row.now, row.lease_until))
+    held_until = sessions.end_left(
+        connection, sweep_id, row.owner_epoch, latest=min(row.now, row.lease_until)
+    )
     _end_attempts(connection, sweep_id, held_until)
     return int(row.owner_epoch) + 1
 
 
-def renew(connection: Connection, sweep_id: int, epoch: int, ttl_seconds: float) -> StopRequest | None:
+def renew(
+    connection: Connection, sweep_id: int, epoch: int, ttl_seconds: float
+) -> StopRequest | None:
     """Extend the lease, also one that has ended while nobody came; return what a person asked of this orchestrator meanwhile."""
-    statement = sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(lease_until=now(ttl_seconds)).returning(sweep.c.stop_requested)
-    rows = connection.execute(statement).fetchall()  # all of them: SQLite keeps its write lock until the last row is fetched
+    statement = (
+        sa.update(sweep)
+        .where(*_is_owner(sweep_id, epoch))
+        .values(lease_until=now(ttl_seconds))
+        .returning(sweep.c.stop_requested)
+    )
+    rows = connection.execute(
+        statement
+    ).fetchall()  # all of them: SQLite keeps its write lock until the last row is fetched
     if not rows:
         raise LeaseLost(lost(connection, sweep_id, epoch))
     return StopRequest(rows[0].stop_requested) if rows[0].stop_requested else None
 
 
 def release(connection: Connection, sweep_id: int, epoch: int, state: SweepState) -> None:
-    values = {"state": state, "owner_host": None, "owner_pid": None, "owner_token": None, "owner_namespace": None, "lease_until": now()}
-    if connection.execute(sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(**values)).rowcount != 1:
+    values = {
+        "state": state,
+        "owner_host": None,
+        "owner_pid": None,
+        "owner_token": None,
+        "owner_namespace": None,
+        "lease_until": now(),
+    }
+    if (
+        connection.execute(
+            sa.update(sweep).where(*_is_owner(sweep_id, epoch)).values(**values)
+        ).rowcount
+        != 1
+    ):
         raise LeaseLost(lost(connection, sweep_id, epoch))
 
 
 def epoch_of(connection: Connection, sweep_id: int, token: str) -> int | None:
     """The epoch in which the owner with this token holds the sweep; None: it does not."""
-    statement = sa.select(sweep.c.owner_epoch).where(sweep.c.id == sweep_id, sweep.c.owner_token == token).with_for_update(read=True)
+    statement = (
+        sa.select(sweep.c.owner_epoch)
+        .where(sweep.c.id == sweep_id, sweep.c.owner_token == token)
+        .with_for_update(read=True)
+    )
     found: int | None = connection.execute(statement).scalar_one_or_none()
     return found
 
@@ -96,7 +130,11 @@ def lost(connection: Connection, sweep_id: int, epoch: int) -> str:
     row = connection.execute(sa.select(sweep).where(sweep.c.id == sweep_id)).one_or_none()
     if row is None:
         return f"there is no sweep with id {sweep_id} any more"
-    owner = f"now held by host {row.owner_host}, pid {row.owner_pid}, epoch {row.owner_epoch}" if row.owner_token else "now held by nobody"
+    owner = (
+        f"now held by host {row.owner_host}, pid {row.owner_pid}, epoch {row.owner_epoch}"
+        if row.owner_token
+        else "now held by nobody"
+    )
     return f"sweep {row.name!r}: the lease of epoch {epoch} is lost; {owner}. Nothing was written"
 
 
@@ -106,8 +144,15 @@ def _end_attempts(connection: Connection, sweep_id: int, at: dt.datetime) -> Non
     What began after its owner's last sign of life ended as it began.
     """
     of_sweep = sa.select(schema.trial.c.id).where(schema.trial.c.sweep_id == sweep_id)
-    left = (attempt.c.state == sa.literal_column("'running'"), attempt.c.ended_at.is_(None), attempt.c.trial_id.in_(of_sweep))
-    ended_at = sa.case((attempt.c.started_at > at, attempt.c.started_at), else_=sa.literal(at, attempt.c.ended_at.type))
+    left = (
+        attempt.c.state == sa.literal_column("'running'"),
+        attempt.c.ended_at.is_(None),
+        attempt.c.trial_id.in_(of_sweep),
+    )
+    ended_at = sa.case(
+        (attempt.c.started_at > at, attempt.c.started_at),
+        else_=sa.literal(at, attempt.c.ended_at.type),
+    )
     connection.execute(sa.update(attempt).where(*left).values(ended_at=ended_at))
 
 

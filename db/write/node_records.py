@@ -25,7 +25,13 @@ from orchestrator.core.machines.node_score import NodeRun
 from orchestrator.core.trial.failure_kinds import SUSPECT_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 
-node_check, node_bench, attempt, trial, cell = schema.node_check, schema.node_bench, schema.attempt, schema.trial, schema.cell
+node_check, node_bench, attempt, trial, cell = (
+    schema.node_check,
+    schema.node_bench,
+    schema.attempt,
+    schema.trial,
+    schema.cell,
+)
 measurement, event = schema.measurement, schema.event
 
 # Of a sweep that runs alone, so many of the store's newest attempts, over what is asked for, hold enough: most are measured.
@@ -96,14 +102,25 @@ def _facts_columns(facts: NodeFacts) -> records.Columns:
         "matmul_flops": min((rate for rate in rates if rate is not None), default=None),
         "free_disk_bytes": facts.free_disk_bytes,
         "clock_offset_seconds": facts.clock_offset_seconds,
-        "facts": {**asdict(facts), "xids": None if facts.xids is None else {str(key): count for key, count in facts.xids.items()}},
+        "facts": {
+            **asdict(facts),
+            "xids": None
+            if facts.xids is None
+            else {str(key): count for key, count in facts.xids.items()},
+        },
     }
 
 
 def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckRow]:
     """The last look at each node that a sweep had."""
-    last = sa.select(sa.func.max(node_check.c.id)).where(node_check.c.sweep_id == sweep_id).group_by(node_check.c.node)
-    rows = connection.execute(sa.select(node_check).where(node_check.c.id.in_(last)).order_by(node_check.c.node))
+    last = (
+        sa.select(sa.func.max(node_check.c.id))
+        .where(node_check.c.sweep_id == sweep_id)
+        .group_by(node_check.c.node)
+    )
+    rows = connection.execute(
+        sa.select(node_check).where(node_check.c.id.in_(last)).order_by(node_check.c.node)
+    )
     return {
         row.node: NodeCheckRow(
             node=row.node,
@@ -111,7 +128,9 @@ def newest_checks(connection: Connection, sweep_id: int) -> dict[str, NodeCheckR
             is_fit=row.is_fit,
             failed=row.failed,
             host=row.host,
-            checks=tuple(Check(**{**check, "status": Status(check["status"])}) for check in row.checks or ()),
+            checks=tuple(
+                Check(**{**check, "status": Status(check["status"])}) for check in row.checks or ()
+            ),
         )
         for row in rows
     }
@@ -125,15 +144,27 @@ def runs(connection: Connection, sweep_id: int, newest: int) -> list[NodeRun]:
 
     Of a long sweep that runs now they are among the store's newest attempts: to find them there takes as long however many it has.
     """
-    is_long = sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1).offset(AMONG * newest)
-    found = _runs_among_newest(connection, sweep_id, newest) if connection.execute(is_long).first() is not None else []
+    is_long = (
+        sa.select(trial.c.id).where(trial.c.sweep_id == sweep_id).limit(1).offset(AMONG * newest)
+    )
+    found = (
+        _runs_among_newest(connection, sweep_id, newest)
+        if connection.execute(is_long).first() is not None
+        else []
+    )
     if len(found) < newest:
-        found = connection.execute(_RUNS.where(trial.c.sweep_id == sweep_id).limit(newest)).fetchall()
+        found = connection.execute(
+            _RUNS.where(trial.c.sweep_id == sweep_id).limit(newest)
+        ).fetchall()
     return [_run(row) for row in reversed(found)]
 
 
-def _runs_among_newest(connection: Connection, sweep_id: int, newest: int) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(attempt.c.id), 0))).scalar_one()
+def _runs_among_newest(
+    connection: Connection, sweep_id: int, newest: int
+) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    last = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(attempt.c.id), 0))
+    ).scalar_one()
     # The sweep is told apart here: asked for in the statement, SQLite would begin with all of its trials.
     with connection.execute(_RUNS.where(attempt.c.id > last - AMONG * newest)) as rows:
         return list(islice((row for row in rows if row.sweep_id == sweep_id), newest))
@@ -156,14 +187,24 @@ def faults(connection: Connection, sweep_id: int) -> dict[str, int]:
     statement = (
         sa.select(attempt.c.failure_node, sa.func.count().label("num"))
         .join(trial, trial.c.id == attempt.c.trial_id)
-        .where(trial.c.sweep_id == sweep_id, attempt.c.failure_node.is_not(None), attempt.c.failure_kind.in_(MACHINE_KINDS))
+        .where(
+            trial.c.sweep_id == sweep_id,
+            attempt.c.failure_node.is_not(None),
+            attempt.c.failure_kind.in_(MACHINE_KINDS),
+        )
         .group_by(attempt.c.failure_node)
     )
     return {row.failure_node: int(row.num) for row in connection.execute(statement)}
 
 
 def remeasure(
-    connection: Connection, change: Change, sweep_id: int, epoch: int, nodes: Collection[str], *, except_trials: Collection[int]
+    connection: Connection,
+    change: Change,
+    sweep_id: int,
+    epoch: int,
+    nodes: Collection[str],
+    *,
+    except_trials: Collection[int],
 ) -> set[int]:
     """Let trials wait again whose measurements were taken, also in part, on these nodes. Returns the cells that they are of.
 
@@ -171,21 +212,36 @@ def remeasure(
     """
     lease.fence(connection, sweep_id, epoch)
     if event_log.is_done(connection, change):
-        mine = sa.select(trial.c.cell_id).join(event, event.c.trial_id == trial.c.id).where(event.c.change_id == change.id)
+        mine = (
+            sa.select(trial.c.cell_id)
+            .join(event, event.c.trial_id == trial.c.id)
+            .where(event.c.change_id == change.id)
+        )
         return set(connection.execute(mine).scalars())
     statement = (
         sa.select(trial.c.id, trial.c.cell_id, attempt.c.nodes)
         .join(attempt, attempt.c.trial_id == trial.c.id)
-        .where(trial.c.sweep_id == sweep_id, trial.c.state == TrialState.MEASURED, attempt.c.pooled, attempt.c.nodes.is_not(None))
+        .where(
+            trial.c.sweep_id == sweep_id,
+            trial.c.state == TrialState.MEASURED,
+            attempt.c.pooled,
+            attempt.c.nodes.is_not(None),
+        )
     )
     bad = set(nodes)
-    found = {row.id: row for row in connection.execute(statement) if bad & set(row.nodes) and row.id not in except_trials}
+    found = {
+        row.id: row
+        for row in connection.execute(statement)
+        if bad & set(row.nodes) and row.id not in except_trials
+    }
     by_nodes: dict[tuple[str, ...], list[int]] = {}
     for trial_id, row in found.items():
         by_nodes.setdefault(tuple(sorted(bad & set(row.nodes))), []).append(trial_id)
     for on, ids in by_nodes.items():
         for some in portions(ids):
-            invalidation.invalidate_some(connection, change, sweep_id, some, {"benched": list(on)}, epoch)
+            invalidation.invalidate_some(
+                connection, change, sweep_id, some, {"benched": list(on)}, epoch
+            )
     return {row.cell_id for row in found.values()}
 
 
@@ -194,7 +250,9 @@ def remeasure(
 
 def benches(connection: Connection, sweep_id: int) -> list[BenchRow]:
     """The benches of a sweep, the oldest first, those that have ended included."""
-    rows = connection.execute(sa.select(node_bench).where(node_bench.c.sweep_id == sweep_id).order_by(node_bench.c.id))
+    rows = connection.execute(
+        sa.select(node_bench).where(node_bench.c.sweep_id == sweep_id).order_by(node_bench.c.id)
+    )
     return [
         BenchRow(
             node=row.node,
@@ -221,21 +279,37 @@ def bench(
 ) -> bool:
     """Place nothing on a node from now on; False: it is benched already. Without an epoch it is a person who asks, whoever holds the sweep."""
     said_with = _epoch(connection, sweep_id, epoch)
-    values = {"sweep_id": sweep_id, "node": node, "reason": reason, "is_remeasured": is_remeasured, "evidence": evidence}
+    values = {
+        "sweep_id": sweep_id,
+        "node": node,
+        "reason": reason,
+        "is_remeasured": is_remeasured,
+        "evidence": evidence,
+    }
     if not insert_absent(connection, node_bench, {**values, "since": now()}):
         return event_log.is_done(connection, change)
     detail = {"node": node, "reason": reason.value, **(evidence or {})}
-    event_log.append(connection, change, [event_log.node_entry(sweep_id, event_log.BENCHED, said_with, detail)])
+    event_log.append(
+        connection, change, [event_log.node_entry(sweep_id, event_log.BENCHED, said_with, detail)]
+    )
     return True
 
 
 def unbench(connection: Connection, change: Change, sweep_id: int, node: str) -> bool:
     """A person says that a node may be used again; False: it was not benched."""
     said_with = _epoch(connection, sweep_id, None)
-    still = (node_bench.c.sweep_id == sweep_id, node_bench.c.node == node, node_bench.c.until.is_(None))
+    still = (
+        node_bench.c.sweep_id == sweep_id,
+        node_bench.c.node == node,
+        node_bench.c.until.is_(None),
+    )
     if connection.execute(sa.update(node_bench).where(*still).values(until=now())).rowcount == 0:
         return event_log.is_done(connection, change)
-    event_log.append(connection, change, [event_log.node_entry(sweep_id, event_log.UNBENCHED, said_with, {"node": node})])
+    event_log.append(
+        connection,
+        change,
+        [event_log.node_entry(sweep_id, event_log.UNBENCHED, said_with, {"node": node})],
+    )
     return True
 
 

@@ -12,7 +12,9 @@ from db import schema
 from db.connection.portions import portions
 
 _attempt, _measurement = schema.attempt, schema.measurement
-_LET_COUNT = sa.update(_attempt).where(_attempt.c.id == sa.bindparam("attempt_id")).values(superseded=False)
+_LET_COUNT = (
+    sa.update(_attempt).where(_attempt.c.id == sa.bindparam("attempt_id")).values(superseded=False)
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +29,23 @@ class Pooled:
 def pools(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Pooled]]:
     """What counts together of each trial."""
     statement = (
-        sa.select(_attempt.c.trial_id, _attempt.c.id, _attempt.c.fingerprint_digest, _measurement.c.step_seconds_median)
+        sa.select(
+            _attempt.c.trial_id,
+            _attempt.c.id,
+            _attempt.c.fingerprint_digest,
+            _measurement.c.step_seconds_median,
+        )
         .join(_measurement, _measurement.c.attempt_id == _attempt.c.id)
         .where(_attempt.c.pooled)
     )
     found: dict[int, list[Pooled]] = {trial_id: [] for trial_id in trial_ids}
     for some in portions(trial_ids):
         for row in connection.execute(statement.where(_attempt.c.trial_id.in_(some))).fetchall():
-            one = Pooled(attempt_id=row.id, step_seconds=row.step_seconds_median, fingerprint_digest=row.fingerprint_digest)
+            one = Pooled(
+                attempt_id=row.id,
+                step_seconds=row.step_seconds_median,
+                fingerprint_digest=row.fingerprint_digest,
+            )
             found[row.trial_id].append(one)
     return found
 
@@ -48,9 +59,15 @@ def settle(connection: Connection, settled: Mapping[int, Sequence[Pooled]]) -> N
     """Let the median of each trial's pool stand for the trial; of an even number, the slower of the two in the middle."""
     # One after the other: at most one attempt of a trial may count, and the database sees to that after each statement.
     for some in portions(list(settled)):
-        connection.execute(sa.update(_attempt).where(_attempt.c.trial_id.in_(some), _attempt.c.pooled).values(superseded=True))
+        connection.execute(
+            sa.update(_attempt)
+            .where(_attempt.c.trial_id.in_(some), _attempt.c.pooled)
+            .values(superseded=True)
+        )
     if settled:
-        connection.execute(_LET_COUNT, [{"attempt_id": _median(pool).attempt_id} for pool in settled.values()])
+        connection.execute(
+            _LET_COUNT, [{"attempt_id": _median(pool).attempt_id} for pool in settled.values()]
+        )
 
 
 def _median(pool: Sequence[Pooled]) -> Pooled:

@@ -20,11 +20,26 @@ from orchestrator.core.trial.reserved_time import Leased
 session, sweep, event = schema.session, schema.sweep, schema.event
 
 
-def begin(connection: Connection, sweep_id: int, epoch: int, *, num_gpus: int, price_per_gpu_hour: float | None, leased: Leased) -> None:
+def begin(
+    connection: Connection,
+    sweep_id: int,
+    epoch: int,
+    *,
+    num_gpus: int,
+    price_per_gpu_hour: float | None,
+    leased: Leased,
+) -> None:
     """Note a call that owns its sweep, as the sweep's row names it; once, however often it is told."""
-    if connection.execute(sa.select(session.c.id).where(*_is(sweep_id, epoch))).one_or_none() is not None:
+    if (
+        connection.execute(sa.select(session.c.id).where(*_is(sweep_id, epoch))).one_or_none()
+        is not None
+    ):
         return
-    owner = connection.execute(sa.select(sweep.c.owner_host, sweep.c.owner_pid, sweep.c.owner_since).where(sweep.c.id == sweep_id)).one()
+    owner = connection.execute(
+        sa.select(sweep.c.owner_host, sweep.c.owner_pid, sweep.c.owner_since).where(
+            sweep.c.id == sweep_id
+        )
+    ).one()
     values = {
         "sweep_id": sweep_id,
         "epoch": epoch,
@@ -40,16 +55,26 @@ def begin(connection: Connection, sweep_id: int, epoch: int, *, num_gpus: int, p
 
 def note(connection: Connection, sweep_id: int, epoch: int, leased: Leased) -> None:
     """The call lives, and its gangs have held so much."""
-    connection.execute(sa.update(session).where(*_is(sweep_id, epoch)).values(seen_at=now(), **_columns(leased)))
+    connection.execute(
+        sa.update(session).where(*_is(sweep_id, epoch)).values(seen_at=now(), **_columns(leased))
+    )
 
 
-def end(connection: Connection, sweep_id: int, epoch: int, leased: Leased, stop_reasons: Sequence[str]) -> None:
+def end(
+    connection: Connection, sweep_id: int, epoch: int, leased: Leased, stop_reasons: Sequence[str]
+) -> None:
     """The call ends by itself, everything given back."""
     values = {**_columns(leased), "stop_reasons": list(stop_reasons)}
-    connection.execute(sa.update(session).where(*_is(sweep_id, epoch)).values(seen_at=now(), ended_at=now(), **values))
+    connection.execute(
+        sa.update(session)
+        .where(*_is(sweep_id, epoch))
+        .values(seen_at=now(), ended_at=now(), **values)
+    )
 
 
-def end_left(connection: Connection, sweep_id: int, epoch: int, *, latest: dt.datetime) -> dt.datetime:
+def end_left(
+    connection: Connection, sweep_id: int, epoch: int, *, latest: dt.datetime
+) -> dt.datetime:
     """End the session of an owner that could not, and return until when it counts as having held what it left in flight.
 
     That is its last sign of life, a renewal or anything it wrote, so that a kill leaves seconds uncounted, and never counts what nobody held.
@@ -61,19 +86,35 @@ def end_left(connection: Connection, sweep_id: int, epoch: int, *, latest: dt.da
         ended: dt.datetime = row.ended_at
         return min(ended, latest)
     # By the index over sweeps, backwards: of a long log the last lines are read.
-    wrote = sa.select(event.c.at).where(event.c.sweep_id == sweep_id, event.c.epoch == epoch).order_by(event.c.id.desc()).limit(1)
+    wrote = (
+        sa.select(event.c.at)
+        .where(event.c.sweep_id == sweep_id, event.c.epoch == epoch)
+        .order_by(event.c.id.desc())
+        .limit(1)
+    )
     at: dt.datetime = min(max([row.seen_at, *connection.execute(wrote).scalars()]), latest)
     unseen_seconds = (
         at - row.seen_at
     ).total_seconds()  # the cluster went on being there; what its gangs held between attempts, nobody knows
-    capacity = row.capacity_gpu_seconds + unseen_seconds * row.num_gpus if row.capacity_gpu_seconds is not None else None
-    connection.execute(sa.update(session).where(*_is(sweep_id, epoch)).values(ended_at=at, capacity_gpu_seconds=capacity))
+    capacity = (
+        row.capacity_gpu_seconds + unseen_seconds * row.num_gpus
+        if row.capacity_gpu_seconds is not None
+        else None
+    )
+    connection.execute(
+        sa.update(session)
+        .where(*_is(sweep_id, epoch))
+        .values(ended_at=at, capacity_gpu_seconds=capacity)
+    )
     return at
 
 
 def newest(connection: Connection, sweep_id: int) -> SessionRow | None:
     row = connection.execute(
-        sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch.desc()).limit(1)
+        sa.select(session)
+        .where(session.c.sweep_id == sweep_id)
+        .order_by(session.c.epoch.desc())
+        .limit(1)
     ).one_or_none()
     if row is None:
         return None

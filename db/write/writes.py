@@ -70,7 +70,9 @@ class AttemptFacts(TypedDict, total=False):
     shared_nodes: bool | None
     environment: Mapping[str, Any]  # see core.communication.over_nodes
     load: MachineLoad  # of its nodes
-    measured_at: dt.datetime  # by the clock that the sweep goes by; not given: when its end was written down
+    measured_at: (
+        dt.datetime
+    )  # by the clock that the sweep goes by; not given: when its end was written down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +95,9 @@ class FailedEnd:
 
     def __post_init__(self) -> None:
         if self.event not in FAILED_EVENTS:
-            raise ValueError(f"a failure does not end in {self.event}; it does in one of: {', '.join(sorted(FAILED_EVENTS))}")
+            raise ValueError(
+                f"a failure does not end in {self.event}; it does in one of: {', '.join(sorted(FAILED_EVENTS))}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,21 @@ from typer.core import TyperGroup
 
 from orchestrator import __version__
 from orchestrator.cli import admin as manage
-from orchestrator.cli import calibration, doctor, explain, export, netbench, nodes, plan, replay, run, status, surroundings, trace, trial
+from orchestrator.cli import (
+    calibration,
+    doctor,
+    explain,
+    export,
+    netbench,
+    nodes,
+    plan,
+    replay,
+    run,
+    status,
+    surroundings,
+    trace,
+    trial,
+)
 from orchestrator.cli import results as look
 from orchestrator.cli.console_log import LogFormat, Redactor, configure_logging
 from orchestrator.cli.home import sweep_home
@@ -42,7 +56,12 @@ INTERRUPTED = 130
 OBJECTS_TO_COLLECT = 50_000
 BROKEN_PIPE = 141  # what a shell reports of a program that died of SIGPIPE
 
-_FLAGS_OF_ALL = {"-v": 0, "-vv": 0, "--verbose": 0, "--log-format": 1}  # number of values; -q means more to `run`, which has its own
+_FLAGS_OF_ALL = {
+    "-v": 0,
+    "-vv": 0,
+    "--verbose": 0,
+    "--log-format": 1,
+}  # number of values; -q means more to `run`, which has its own
 
 
 class _Interrupted(Exception):
@@ -100,18 +119,56 @@ def _show_version(wanted: bool) -> None:
 def _options_of_all(
     context: typer.Context,
     verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Say on stderr what changes state; -vv: how.")
+        int,
+        typer.Option(
+            "-v",
+            "--verbose",
+            count=True,
+            show_default=False,
+            help="Say on stderr what changes state; -vv: how.",
+        ),
     ] = 0,
-    quiet: Annotated[int, typer.Option("-q", "--quiet", count=True, show_default=False, help="Say on stderr only what went wrong.")] = 0,
-    log_format: Annotated[LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")] = LogFormat.TEXT,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
+    quiet: Annotated[
+        int,
+        typer.Option(
+            "-q",
+            "--quiet",
+            count=True,
+            show_default=False,
+            help="Say on stderr only what went wrong.",
+        ),
+    ] = 0,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="How log lines on stderr are written.")
+    ] = LogFormat.TEXT,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
 ) -> None:
     surroundings.check()
-    redact = context.obj if isinstance(context.obj, Redactor) else Redactor.of_this_process(sys.argv)
+    redact = (
+        context.obj if isinstance(context.obj, Redactor) else Redactor.of_this_process(sys.argv)
+    )
     configure_logging(verbosity=verbose - quiet, log_format=log_format, redact=redact)
 
 
-for _module in (plan, explain, run, replay, status, look, trial, nodes, netbench, calibration, trace, export, manage, doctor):
+for _module in (
+    plan,
+    explain,
+    run,
+    replay,
+    status,
+    look,
+    trial,
+    nodes,
+    netbench,
+    calibration,
+    trace,
+    export,
+    manage,
+    doctor,
+):
     _module.register(app)
 
 
@@ -152,7 +209,9 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
     except SweepError as exc:
         kind, message, code = _kind_of(type(exc)), redact(str(exc)), exc.exit_code
     except typer.TyperException as exc:
-        if type(exc).__name__ == "NoArgsIsHelpError":  # its message is the help; typer keeps the class private
+        if (
+            type(exc).__name__ == "NoArgsIsHelpError"
+        ):  # its message is the help; typer keeps the class private
             note(exc.format_message())
             return USAGE_ERROR
         kind, message, code = _kind_of(UsageInvalid), _usage_mistake(exc, redact), exc.exit_code
@@ -192,7 +251,11 @@ def _outcome(arguments: list[str], redact: Redactor) -> int:
 def _wants_json(arguments: Sequence[str]) -> bool:
     """Whether stdout was to hold one JSON document; asked of the command line itself, which may be too wrong to be parsed."""
     options = list(itertools.takewhile(lambda argument: argument != "--", arguments))
-    return "--json" in options or "--format=json" in options or ("--format", "json") in itertools.pairwise(options)
+    return (
+        "--json" in options
+        or "--format=json" in options
+        or ("--format", "json") in itertools.pairwise(options)
+    )
 
 
 def _kind_of(error: type[SweepError]) -> str:
@@ -222,14 +285,23 @@ def _usage_mistake(exc: typer.TyperException, redact: Redactor) -> str:
     context = getattr(exc, "ctx", None)
     where = f"; see {context.command_path} --help" if context is not None else ""
     # The words of typer and pydantic, less what only their authors can make sense of.
-    said = plain(exc.format_message()).replace("Value error, ", "").replace("Input should be", "should be").rstrip(".")
+    said = (
+        plain(exc.format_message())
+        .replace("Value error, ", "")
+        .replace("Input should be", "should be")
+        .rstrip(".")
+    )
     return f"{redact(said)}{_meant_choice(said)}{where}"
 
 
 def _meant_choice(said: str) -> str:
     """What was probably meant by a word that is none of those to choose from."""
     match = re.search(r"'([^']+)' is not one of ('.+')", said)
-    close = get_close_matches(match[1].lower(), re.findall(r"'([^']+)'", match[2]), n=1) if match is not None else []
+    close = (
+        get_close_matches(match[1].lower(), re.findall(r"'([^']+)'", match[2]), n=1)
+        if match is not None
+        else []
+    )
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -237,8 +309,14 @@ def _explain_bug(exc: Exception, redact: Redactor) -> str:
     """One line, and a file with what a developer needs."""
     said = next((line for line in str(exc).splitlines() if line.strip()), "")[:300]
     text = redact("".join(traceback.format_exception(exc)))
-    place = _save(f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}")
-    kept = f"the traceback is in {place}" if place is not None else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
+    place = _save(
+        f"sweep {__version__}, Python {sys.version.split()[0]}\n{redact(' '.join(sys.argv))}\n\n{text}"
+    )
+    kept = (
+        f"the traceback is in {place}"
+        if place is not None
+        else f"and its traceback could not be saved; it ends at {_last_place(exc)}"
+    )
     return f"unexpected {redact(f'{type(exc).__name__}: {said}')} ; this is a bug: {kept}"
 
 
@@ -248,7 +326,9 @@ def _save(text: str) -> Path | None:
         try:
             path = Path(find()) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb"
+            ) as file:
                 file.write(text.encode(errors="backslashreplace"))
         except (OSError, SweepError):
             continue

@@ -33,8 +33,12 @@ def register(app: typer.Typer) -> None:
             "sweep invalidate --where 'trial_id = 17'",
         )
     )(invalidate)
-    database = typer.Typer(help="Look after the database.", no_args_is_help=True, rich_markup_mode=None)
-    database.command(epilog=examples("sweep db upgrade", "SWEEP_DB=postgresql://me@host/sweeps sweep db upgrade"))(upgrade)
+    database = typer.Typer(
+        help="Look after the database.", no_args_is_help=True, rich_markup_mode=None
+    )
+    database.command(
+        epilog=examples("sweep db upgrade", "SWEEP_DB=postgresql://me@host/sweeps sweep db upgrade")
+    )(upgrade)
     database.command(
         epilog=examples(
             "sweep db grant-reader",
@@ -50,7 +54,9 @@ def register(app: typer.Typer) -> None:
 
 def cancel(
     sweep: SweepArgument = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Let trials under way finish; only start nothing new.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Let trials under way finish; only start nothing new.")
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,22 +73,37 @@ def cancel(
     holder = row.holder
     if as_json:
         host, pid = (holder.host, holder.pid) if accepted and holder is not None else (None, None)
-        write_json("cancel", {"sweep": row.name, "request": request, "accepted": accepted, "host": host, "pid": pid})
+        write_json(
+            "cancel",
+            {"sweep": row.name, "request": request, "accepted": accepted, "host": host, "pid": pid},
+        )
         return
     if not accepted:
         write_line(f"Nobody works on sweep {row.name}: there is nothing to stop.")
         return
     who = f"host {holder.host}, pid {holder.pid}" if holder is not None else "its orchestrator"
-    what = "trials under way may finish, nothing new is started" if drain else "trials under way are ended, and wait to be measured again"
-    write_line(f"Asked {who} to stop sweep {row.name}: {what}. It looks every 5 s; follow it with `sweep status {row.name} --watch`.")
+    what = (
+        "trials under way may finish, nothing new is started"
+        if drain
+        else "trials under way are ended, and wait to be measured again"
+    )
+    write_line(
+        f"Asked {who} to stop sweep {row.name}: {what}. It looks every 5 s; follow it with `sweep status {row.name} --watch`."
+    )
 
 
 def invalidate(
     where: Annotated[
         str,
-        typer.Option("--where", metavar="CONDITION", help="A condition over v_trial's columns; `sweep sql --schema` shows them."),
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="A condition over v_trial's columns; `sweep sql --schema` shows them.",
+        ),
     ],
-    sweep: Annotated[str | None, typer.Option("--sweep", help="Only trials of this sweep.", show_default=False)] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="Only trials of this sweep.", show_default=False)
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -97,23 +118,34 @@ def invalidate(
         if total and not as_json:
             note(
                 f"{counted(total, 'matching trial')}: "
-                + ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items()))
+                + ", ".join(
+                    f"{count} {state.replace('_', ' ')}" for state, count in sorted(counts.items())
+                )
             )
         if total and not yes:
             _confirm(total, as_json=as_json)
         invalidated = store.invalidate(where, sweep=sweep) if total else 0
     if as_json:
-        write_json("invalidate", {"where": where, "sweep": sweep, "matched": counts, "num_invalidated": invalidated})
+        write_json(
+            "invalidate",
+            {"where": where, "sweep": sweep, "matched": counts, "num_invalidated": invalidated},
+        )
     elif invalidated:
-        write_line(f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file.")
+        write_line(
+            f"{counted(invalidated, 'trial')} will be measured again by `sweep run` on their file."
+        )
     else:
-        write_line("No measured, out-of-memory, failed or pruned trial matches: nothing was changed.")
+        write_line(
+            "No measured, out-of-memory, failed or pruned trial matches: nothing was changed."
+        )
 
 
 def _confirm(total: int, *, as_json: bool) -> None:
     # Without a terminal nobody can answer, and who wants JSON is a program; a script has to say so.
     if as_json or not sys.stdin.isatty():
-        raise UsageInvalid(f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes")
+        raise UsageInvalid(
+            f"{counted(total, 'trial')} would be measured again; nobody is here to ask: say --yes"
+        )
     if not typer.confirm("Measure them again?", err=True):
         raise typer.Exit(1)
 
@@ -129,13 +161,27 @@ def upgrade(db: DbOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         write_json("db upgrade", {"version_before": before, "version_after": after, "copy": copy})
         return
-    change = f"is at schema {after} already" if before == after else f"was brought from schema {before or 'none'} to {after}"
-    write_line(f"The database {change}." + (f" A copy of it as it was: {copy}" if copy is not None and before != after else ""))
+    change = (
+        f"is at schema {after} already"
+        if before == after
+        else f"was brought from schema {before or 'none'} to {after}"
+    )
+    write_line(
+        f"The database {change}."
+        + (f" A copy of it as it was: {copy}" if copy is not None and before != after else "")
+    )
 
 
 def grant_reader(
-    role: Annotated[str, typer.Option("--role", metavar="NAME", help="The role to make, or to give its rights anew.")] = "sweep_reader",
-    new_password: Annotated[bool, typer.Option("--new-password", help="Give a role that is there a new password too.")] = False,
+    role: Annotated[
+        str,
+        typer.Option(
+            "--role", metavar="NAME", help="The role to make, or to give its rights anew."
+        ),
+    ] = "sweep_reader",
+    new_password: Annotated[
+        bool, typer.Option("--new-password", help="Give a role that is there a new password too.")
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -162,15 +208,30 @@ def grant_reader(
     file = _password_file(role)
     if made is not None:
         _keep_password(file, url.pgpass_line(store, role, made))
-    reader = url.display_login(store, role, passfile=str(file) if asked is None and file.exists() else None)
+    reader = url.display_login(
+        store, role, passfile=str(file) if asked is None and file.exists() else None
+    )
     if as_json:
-        fields = {"role": role, "is_new": granted.is_new, "schema": granted.schema, "num_relations": granted.num_relations}
+        fields = {
+            "role": role,
+            "is_new": granted.is_new,
+            "schema": granted.schema,
+            "num_relations": granted.num_relations,
+        }
         write_json(
-            "db grant-reader", {**fields, "url": reader, "password_file": file if made is not None else None, "remarks": granted.remarks}
+            "db grant-reader",
+            {
+                **fields,
+                "url": reader,
+                "password_file": file if made is not None else None,
+                "remarks": granted.remarks,
+            },
         )
         return
     done = "was made" if granted.is_new else "was there, and its rights were set anew"
-    write_line(f"Role {role} {done}: it may connect, and select {granted.num_relations} tables and views of schema {granted.schema}.")
+    write_line(
+        f"Role {role} {done}: it may connect, and select {granted.num_relations} tables and views of schema {granted.schema}."
+    )
     if made is not None:
         write_line(f"Its password is in {file}.")
     elif asked is not None:
@@ -191,7 +252,12 @@ def _asked_password(role: str, *, as_json: bool) -> str | None:
     if as_json or not sys.stdin.isatty():
         return None
     text: str = typer.prompt(
-        f"Password for {role} (empty: one is made)", default="", show_default=False, hide_input=True, confirmation_prompt=True, err=True
+        f"Password for {role} (empty: one is made)",
+        default="",
+        show_default=False,
+        hide_input=True,
+        confirmation_prompt=True,
+        err=True,
     )
     return text or None
 
@@ -205,7 +271,9 @@ def _keep_password(file: Path, line: str) -> None:
     unfinished = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as out:
+        with os.fdopen(
+            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w"
+        ) as out:
             out.write(line + "\n")
         unfinished.replace(file)
     except OSError as exc:

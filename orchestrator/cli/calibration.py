@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    StyledText,
+    examples,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.report import quantities as show_as
 
@@ -23,12 +32,21 @@ WORTH_SHOWING = 0.01  # relative: what is predicted as closely as this is no bad
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command(epilog=examples("sweep calibration", "sweep calibration 8b --worst 10", "sweep calibration --json"))(calibration)
+    app.command(
+        epilog=examples(
+            "sweep calibration", "sweep calibration 8b --worst 10", "sweep calibration --json"
+        )
+    )(calibration)
 
 
 def calibration(
     sweep: SweepArgument = None,
-    worst: Annotated[int, typer.Option("--worst", min=0, help="How many of the trials to show that are predicted worst.")] = 5,
+    worst: Annotated[
+        int,
+        typer.Option(
+            "--worst", min=0, help="How many of the trials to show that are predicted worst."
+        ),
+    ] = 5,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,7 +80,9 @@ def _spec_of(row: SweepRow) -> SweepSpec:
         ) from None
 
 
-def _record(name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: int) -> dict[str, Any]:
+def _record(
+    name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: int
+) -> dict[str, Any]:
     from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
     from orchestrator.sweep.prior_knowledge import sweeps_of
 
@@ -70,12 +90,16 @@ def _record(name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: in
     observations = [taught.observation for taught in learned.rows]
     ids = [(taught.row.trial_id, taught.row.sweep.name) for taught in learned.rows]
     before, after = agreement(observations, prior), agreement(observations, fitted)
-    newest = next((taught.row for taught in reversed(learned.rows) if not taught.row.out_of_memory), None)
+    newest = next(
+        (taught.row for taught in reversed(learned.rows) if not taught.row.out_of_memory), None
+    )
     return {
         "sweep": name,
         "device": learned.hardware.name if learned.hardware is not None else None,
         "workload": learned.spec.workload.name,
-        "stack": {part: getattr(newest, part) for part in ("torch", "cuda", "driver")} if newest is not None else None,
+        "stack": {part: getattr(newest, part) for part in ("torch", "cuda", "driver")}
+        if newest is not None
+        else None,
         "num_trials": len(learned.rows),
         "num_current": sum(taught.is_current for taught in learned.rows),
         "num_times": fitted.num_times,
@@ -88,7 +112,10 @@ def _record(name: str, learned: PriorKnowledge, *, gpus_per_node: int, worst: in
         "memory_residual_sd": fitted.memory_residual_sd,
         "step_constants": [_constant(one) for one in fitted_times(prior, fitted)],
         "memory_constants": [_constant(one) for one in fitted_memory(prior, fitted)],
-        "cell_offsets": {f"{cell.key} on {device}": offset for (cell, device), offset in fitted.cell_offsets.items()},
+        "cell_offsets": {
+            f"{cell.key} on {device}": offset
+            for (cell, device), offset in fitted.cell_offsets.items()
+        },
         "step_time": _agreement(before.step_time, after.step_time, ids, worst),
         "memory": _agreement(before.memory, after.memory, ids, worst),
         "out_of_memory": {
@@ -127,7 +154,9 @@ def _constant(one: Fitted) -> dict[str, Any]:
     }
 
 
-def _agreement(before: Agreement, after: Agreement, ids: Sequence[tuple[int, str]], worst: int) -> dict[str, Any]:
+def _agreement(
+    before: Agreement, after: Agreement, ids: Sequence[tuple[int, str]], worst: int
+) -> dict[str, Any]:
     return {
         "num": len(after.ratios),
         "uncalibrated": before.quantiles(),
@@ -148,14 +177,19 @@ def _agreement(before: Agreement, after: Agreement, ids: Sequence[tuple[int, str
 
 
 def _print(record: Mapping[str, Any], based_on: str) -> None:
-    stack = ", ".join(f"{name} {value}" for name, value in (record["stack"] or {}).items() if value is not None)
+    stack = ", ".join(
+        f"{name} {value}" for name, value in (record["stack"] or {}).items() if value is not None
+    )
     device = record["device"] or "unknown device"
     write_line(
-        f"Predictions for sweep {record['sweep']}: workload {record['workload']} on {device}{f' ({stack})' if stack else ''}", style="bold"
+        f"Predictions for sweep {record['sweep']}: workload {record['workload']} on {device}{f' ({stack})' if stack else ''}",
+        style="bold",
     )
     write_line(f"  {based_on}")
     if (links := record["links"]) is not None:
-        constants = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in links["constants"].items())
+        constants = ", ".join(
+            f"{name.replace('_', ' ')} {value:.3g}" for name, value in links["constants"].items()
+        )
         write_line(
             f"  links: {links['num']} collectives of sweep netbench, {links['backend']}, {links['at']:%Y-%m-%d}, met within"
             f" {links['residual_sd']:.0%}: {constants}"
@@ -164,13 +198,20 @@ def _print(record: Mapping[str, Any], based_on: str) -> None:
         return
     older = record["num_trials"] - record["num_current"]
     counted = f"{record['num_times']:,} times, {record['num_peaks']:,} peaks, {record['num_out_of_memory']:,} out-of-memories"
-    write_line(f"  {counted}{f'; {older:,} with older software, as a prior of the others' if older else ''}")
+    write_line(
+        f"  {counted}{f'; {older:,} with older software, as a prior of the others' if older else ''}"
+    )
     _print_constants("Step time: factors", record["step_constants"])
     _print_constants("Memory: factors, then amounts (reserve in GiB)", record["memory_constants"])
     write_line("")
     write_line("Predicted / measured", style="bold")
-    columns = [Column(title=title, right=title != "") for title in ("", "trials", "median", "p10", "p90", "median error", "within 15 %")]
-    write_table(columns, [line for name in ("step_time", "memory") for line in _quality(name, record[name])])
+    columns = [
+        Column(title=title, right=title != "")
+        for title in ("", "trials", "median", "p10", "p90", "median error", "within 15 %")
+    ]
+    write_table(
+        columns, [line for name in ("step_time", "memory") for line in _quality(name, record[name])]
+    )
     out = record["out_of_memory"]
     if out["num"]:
         write_line(
@@ -216,8 +257,13 @@ def _quality(name: str, found: Mapping[str, Any]) -> list[list[str | StyledText]
         quantiles = found[kind]
         if quantiles is not None:
             numbers = [f"{quantiles[key]:.2f}" for key in ("median", "p10", "p90")]
-            shares = [show_as.percent(quantiles["median_error"]), show_as.percent(quantiles["within_15_percent"])]
-            lines.append([f"  {name.replace('_', ' ')}, {kind}", f"{found['num']:,}", *numbers, *shares])
+            shares = [
+                show_as.percent(quantiles["median_error"]),
+                show_as.percent(quantiles["within_15_percent"]),
+            ]
+            lines.append(
+                [f"  {name.replace('_', ' ')}, {kind}", f"{found['num']:,}", *numbers, *shares]
+            )
     return lines
 
 
@@ -236,7 +282,14 @@ def _print_worst(name: str, worst: Sequence[Mapping[str, Any]], text: Any) -> No
         Column(title="layout", wrap=True),
     ]
     rows: list[list[str | StyledText]] = [
-        [str(one["trial_id"]), one["sweep"], text(one["predicted"]), text(one["measured"]), f"{one['ratio']:.2f}", one["short"]]
+        [
+            str(one["trial_id"]),
+            one["sweep"],
+            text(one["predicted"]),
+            text(one["measured"]),
+            f"{one['ratio']:.2f}",
+            one["short"],
+        ]
         for one in worst
     ]
     write_table(columns, rows)

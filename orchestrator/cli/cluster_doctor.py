@@ -38,10 +38,23 @@ def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -
     checks = judge_nodes(list(facts.values()), own=versions_here())
     for name, text in said.items():
         if isinstance(text, str):
-            checks[name] = (Check(name="answers", status=Status.FAIL, found=text, advice="is the node up, and its disk well?"),)
+            checks[name] = (
+                Check(
+                    name="answers",
+                    status=Status.FAIL,
+                    found=text,
+                    advice="is the node up, and its disk well?",
+                ),
+            )
     _keep(db, facts, checks)
     if as_json:
-        write_json("doctor", {"ok": not any(map(unfit, checks.values())), "nodes": [_record(n, facts.get(n), checks[n]) for n in checks]})
+        write_json(
+            "doctor",
+            {
+                "ok": not any(map(unfit, checks.values())),
+                "nodes": [_record(n, facts.get(n), checks[n]) for n in checks],
+            },
+        )
     else:
         _print(facts, checks)
     if any(map(unfit, checks.values())):
@@ -50,10 +63,16 @@ def look_at_cluster(ray_address: str | None, db: str | None, *, as_json: bool) -
 
 def _join(ray_address: str | None) -> RayScheduler:
     if ray_address is None:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as `sweep run` does: a local Ray binds loopback
+        os.environ.setdefault(
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+        )  # as `sweep run` does: a local Ray binds loopback
     from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
-    note(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
+    note(
+        f"Joining the Ray cluster at {ray_address} ..."
+        if ray_address is not None
+        else "Starting a local Ray ..."
+    )
     scheduler = RayScheduler(address=ray_address, device=None, root=sweep_home())
     if not scheduler.slots.nodes:
         scheduler.close()
@@ -72,7 +91,9 @@ def _ask(scheduler: RayScheduler) -> dict[str, NodeFacts | str]:
     return {node: said[node] for node in nodes}
 
 
-def _keep(db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]) -> None:
+def _keep(
+    db: str | None, facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]
+) -> None:
     try:
         with existing_store(db, to_read=False) as store:
             store.record_node_checks(None, None, facts, checks)
@@ -98,10 +119,15 @@ def _print(facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]
     for node, some in checks.items():
         for check in some:
             if check.status is not Status.OK:
-                write_line(f"{check.status:<4}  {node}, {check.name}: {check.found}", style=STYLES[check.status])
+                write_line(
+                    f"{check.status:<4}  {node}, {check.name}: {check.found}",
+                    style=STYLES[check.status],
+                )
                 write_line(f"      {check.advice}")
     num_unfit = sum(unfit(some) is not None for some in checks.values())
-    write_line(f"{show.counted(len(checks), 'node')}, {num_unfit} that no trial is placed on", style="bold")
+    write_line(
+        f"{show.counted(len(checks), 'node')}, {num_unfit} that no trial is placed on", style="bold"
+    )
     for node, found in facts.items():
         if found.unread:
             write_line(f"not known of {node}: {'; '.join(found.unread)}", style="dim")
@@ -109,17 +135,24 @@ def _print(facts: Mapping[str, NodeFacts], checks: Mapping[str, Sequence[Check]]
 
 def _row(node: str, facts: NodeFacts | None, checks: Sequence[Check]) -> list[str | StyledText]:
     worst = max((check.status for check in checks), key=_ORDER.index)
-    verdict = StyledText(text={Status.OK: "fit", Status.WARN: "fit; look at it", Status.FAIL: "not fit"}[worst], style=STYLES[worst])
+    verdict = StyledText(
+        text={Status.OK: "fit", Status.WARN: "fit; look at it", Status.FAIL: "not fit"}[worst],
+        style=STYLES[worst],
+    )
     if facts is None:
         return [node, *[show.UNKNOWN] * 7, verdict]
     rates = [gpu.matmul_flops for gpu in facts.gpus] if facts.gpus else [facts.cpu_matmul_flops]
     slowest = min((rate for rate in rates if rate is not None), default=None)
     return [
         node,
-        f"{len(facts.gpus)} x {facts.gpus[0].name or 'GPU'}" if facts.gpus else f"{facts.num_cores or '?'} cores",
+        f"{len(facts.gpus)} x {facts.gpus[0].name or 'GPU'}"
+        if facts.gpus
+        else f"{facts.num_cores or '?'} cores",
         show.UNKNOWN if slowest is None else f"{slowest / 1e12:.3g} TFLOP/s",
         show.memory(facts.free_disk_bytes),
-        show.UNKNOWN if facts.clock_offset_seconds is None else f"{facts.clock_offset_seconds:+.3f} s",
+        show.UNKNOWN
+        if facts.clock_offset_seconds is None
+        else f"{facts.clock_offset_seconds:+.3f} s",
         facts.python or show.UNKNOWN,
         facts.packages.get("torch") or show.UNKNOWN,
         facts.driver or show.UNKNOWN,

@@ -19,9 +19,13 @@ from orchestrator.core.trial.redaction import Secrets
 
 # Each repetition is bounded: an argument of 100 kB takes milliseconds, not minutes.
 _URL_PASSWORD = re.compile(
-    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://[^\s:/@'\"]{0,255}):(?P<password>[^\s'\"]{1,1024})@", re.IGNORECASE
+    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://[^\s:/@'\"]{0,255}):(?P<password>[^\s'\"]{1,1024})@",
+    re.IGNORECASE,
 )
-_QUERY_PASSWORD = re.compile(r"(?P<before>(?:^|[?&;\s])\w{0,32}(?:pass\w{0,32}|pwd)=['\"]?)(?P<password>[^&;\s'\"]{1,1024})", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(
+    r"(?P<before>(?:^|[?&;\s])\w{0,32}(?:pass\w{0,32}|pwd)=['\"]?)(?P<password>[^&;\s'\"]{1,1024})",
+    re.IGNORECASE,
+)
 PROJECT_LOGGERS = ("orchestrator", "db")
 # A connection that breaks is told by the store, in a line; these would show a traceback each time.
 SILENT_LOGGERS = ("sqlalchemy", "psycopg")
@@ -35,11 +39,20 @@ class LogFormat(StrEnum):
 class Redactor:
     """Takes secrets out of text: the password of any URL, and values known to be secret wherever they turn up."""
 
-    def __init__(self, sources: Sequence[str], *, values: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, sources: Sequence[str], *, values: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """`sources`: what may hold a database's URL: arguments of the command, values of the environment. `values`: by their names."""
-        found = [match["password"] for text in sources for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for match in pattern.finditer(text)]
+        found = [
+            match["password"]
+            for text in sources
+            for pattern in (_URL_PASSWORD, _QUERY_PASSWORD)
+            for match in pattern.finditer(text)
+        ]
         forms = dict.fromkeys(form for password in found for form in (password, unquote(password)))
-        self._values = dict(values) | {f"password {number}": form for number, form in enumerate(forms)}
+        self._values = dict(values) | {
+            f"password {number}": form for number, form in enumerate(forms)
+        }
         self._secrets = Secrets(self._values)
 
     @classmethod
@@ -59,8 +72,12 @@ class Redactor:
 def configure_logging(*, verbosity: int, log_format: LogFormat, redact: Redactor) -> None:
     """Send the project's log to stderr: errors (-1 and less), warnings (0), what changed (1), how (2 and more)."""
     handler = _Stderr()
-    handler.setFormatter(_JsonLines(redact) if log_format is LogFormat.JSON else _PlainLines(redact))
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR)
+    handler.setFormatter(
+        _JsonLines(redact) if log_format is LogFormat.JSON else _PlainLines(redact)
+    )
+    level = {0: logging.WARNING, 1: logging.INFO}.get(
+        verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR
+    )
     for name in PROJECT_LOGGERS:  # other packages' chatter is not ours to show
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
@@ -98,12 +115,16 @@ class _JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(
+                timespec="milliseconds"
+            ),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+        line |= {
+            name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS
+        }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return self._redact(json.dumps(line, default=str))

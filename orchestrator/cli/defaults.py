@@ -21,7 +21,9 @@ def complete_names(incomplete: str) -> list[str]:
     from db.sql import readonly
 
     try:
-        rows = readonly.own_query(None, "SELECT name FROM sweep ORDER BY id DESC", max_rows=200, timeout_seconds=2).rows
+        rows = readonly.own_query(
+            None, "SELECT name FROM sweep ORDER BY id DESC", max_rows=200, timeout_seconds=2
+        ).rows
     except SweepError:
         return []
     return [str(name) for (name,) in rows if str(name).startswith(incomplete)]
@@ -67,9 +69,18 @@ def chosen_sweep(store: Store, name: str | None) -> SweepRow:
     sweeps = store.sweeps()
     if name is not None:
         if not any(sweep.name == name for sweep in sweeps):
-            simulation = next((sweep for sweep in sweeps if sweep.is_simulated and sweep.name == name + SIMULATED_SUFFIX), None)
+            simulation = next(
+                (
+                    sweep
+                    for sweep in sweeps
+                    if sweep.is_simulated and sweep.name == name + SIMULATED_SUFFIX
+                ),
+                None,
+            )
             if simulation is not None:
-                note(f"there is no sweep {name}; this is {simulation.name}: simulated, nothing was measured")
+                note(
+                    f"there is no sweep {name}; this is {simulation.name}: simulated, nothing was measured"
+                )
                 return simulation
         return store.sweep_named(name)
     if not sweeps:
@@ -78,7 +89,13 @@ def chosen_sweep(store: Store, name: str | None) -> SweepRow:
     if len(sweeps) > 1:
         names = [sweep.name for sweep in sweeps if sweep is not chosen]
         others = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        which = "simulated, the newest" if chosen.is_simulated else "the newest measured" if sweeps[0].is_simulated else "the newest"
+        which = (
+            "simulated, the newest"
+            if chosen.is_simulated
+            else "the newest measured"
+            if sweeps[0].is_simulated
+            else "the newest"
+        )
         note(f"sweep {chosen.name}, {which} of {len(sweeps)}; there are also {others}")
     elif chosen.is_simulated:
         note(f"sweep {chosen.name}: simulated, nothing was measured")

@@ -29,13 +29,34 @@ from orchestrator.cli.home import sweep_home
 from orchestrator.cli.output import DbOption, JsonOption, examples, write_json, write_line
 from orchestrator.core.errors import SweepError
 from orchestrator.core.machines.check import Check, Status
-from orchestrator.core.machines.node_health import CLOCK_SKEW_SECONDS, GOOD_FREE_BYTES, MIN_FREE_BYTES
+from orchestrator.core.machines.node_health import (
+    CLOCK_SKEW_SECONDS,
+    GOOD_FREE_BYTES,
+    MIN_FREE_BYTES,
+)
 from orchestrator.report import quantities as show
 
 IMPORT_SECONDS = 120.0  # torch from a cold network file system takes minutes
 GOOD_OPEN_FILES = 4096  # Ray and a gang of eight ranks stay below it
-REQUIRED = ("numpy", "pydantic", "sqlalchemy", "alembic", "optuna", "ray", "typer", "rich", "pyyaml", "tenacity")
-OPTIONAL = {"torch": "train", "nvidia-ml-py": "gpu", "psycopg": "postgres", "pyarrow": "export", "scipy": "gp"}  # package: extra
+REQUIRED = (
+    "numpy",
+    "pydantic",
+    "sqlalchemy",
+    "alembic",
+    "optuna",
+    "ray",
+    "typer",
+    "rich",
+    "pyyaml",
+    "tenacity",
+)
+OPTIONAL = {
+    "torch": "train",
+    "nvidia-ml-py": "gpu",
+    "psycopg": "postgres",
+    "pyarrow": "export",
+    "scipy": "gp",
+}  # package: extra
 
 
 def register(app: typer.Typer) -> None:
@@ -51,9 +72,19 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="Also connect to this Ray cluster: auto or HOST:PORT.", show_default=False)
+        str | None,
+        typer.Option(
+            "--ray-address",
+            help="Also connect to this Ray cluster: auto or HOST:PORT.",
+            show_default=False,
+        ),
     ] = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at every node of the cluster instead, and at what differs.")] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="Look at every node of the cluster instead, and at what differs."
+        ),
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +105,9 @@ def doctor(
         write_json("doctor", {"ok": not failed, "checks": [asdict(check) for check in checks]})
     else:
         num_warnings = sum(check.status is Status.WARN for check in checks)
-        write_line(f"{len(checks)} checks, {num_warnings} to look at, {len(failed)} to mend", style="bold")
+        write_line(
+            f"{len(checks)} checks, {num_warnings} to look at, {len(failed)} to mend", style="bold"
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -114,17 +147,33 @@ def _all_checks(db: str | None, ray_address: str | None) -> Iterator[Check]:
 def _python() -> Check:
     found = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.release()} {platform.machine()}"
     if sys.platform != "linux":
-        return Check(name="python", status=Status.WARN, found=found, advice="trials run on Linux only; planning and looking work here")
+        return Check(
+            name="python",
+            status=Status.WARN,
+            found=found,
+            advice="trials run on Linux only; planning and looking work here",
+        )
     return Check(name="python", status=Status.OK, found=found)
 
 
 def _packages() -> Check:
     versions = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    found = ", ".join(
+        f"{name} {version}" for name, version in versions.items() if version is not None
+    )
     missing = [name for name in REQUIRED if versions[name] is None]
     if missing:
-        return Check(name="packages", status=Status.FAIL, found=found, advice=f"missing: {', '.join(missing)}; pip install layout-sweep")
-    extras = [f"{name} (layout-sweep[{extra}])" for name, extra in OPTIONAL.items() if versions[name] is None]
+        return Check(
+            name="packages",
+            status=Status.FAIL,
+            found=found,
+            advice=f"missing: {', '.join(missing)}; pip install layout-sweep",
+        )
+    extras = [
+        f"{name} (layout-sweep[{extra}])"
+        for name, extra in OPTIONAL.items()
+        if versions[name] is None
+    ]
     return Check(
         name="packages",
         status=Status.OK,
@@ -153,7 +202,13 @@ print(json.dumps({
 
 
 def _begin(program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
 
 
 def _answer(process: subprocess.Popen[str]) -> tuple[str | None, str]:
@@ -180,7 +235,12 @@ def _torch(process: subprocess.Popen[str]) -> Check:
                 found="not installed",
                 advice="planning and looking need none; to train with workload llama: pip install 'layout-sweep[train]'",
             )
-        return Check(name="torch", status=Status.FAIL, found=f"cannot be imported: {complaint}", advice="reinstall torch")
+        return Check(
+            name="torch",
+            status=Status.FAIL,
+            found=f"cannot be imported: {complaint}",
+            advice="reinstall torch",
+        )
     facts: Mapping[str, object] = json.loads(said)
     devices = facts["devices"]
     found = f"{facts['version']}, " + (
@@ -190,7 +250,10 @@ def _torch(process: subprocess.Popen[str]) -> Check:
     )
     if not facts["gloo"]:
         return Check(
-            name="torch", status=Status.FAIL, found=f"{found}, without gloo", advice="CPU ranks meet over gloo: install torch from PyPI"
+            name="torch",
+            status=Status.FAIL,
+            found=f"{found}, without gloo",
+            advice="CPU ranks meet over gloo: install torch from PyPI",
         )
     if not devices and _driver_gpus():
         advice = "the driver has GPUs that torch does not see: is it a CPU build, or is CUDA_VISIBLE_DEVICES empty?"
@@ -205,13 +268,25 @@ def _gpus() -> Check:
     if name is None:
         if indices:
             advice = "without NVML no GPU usage is recorded, and foreign processes are not seen: pip install 'layout-sweep[gpu]'"
-            return Check(name="gpus", status=Status.WARN, found=f"{len(indices)} by the driver, but NVML does not answer", advice=advice)
-        return Check(name="gpus", status=Status.OK, found="none: a slot is a core, and trials run one after another")
+            return Check(
+                name="gpus",
+                status=Status.WARN,
+                found=f"{len(indices)} by the driver, but NVML does not answer",
+                advice=advice,
+            )
+        return Check(
+            name="gpus",
+            status=Status.OK,
+            found="none: a slot is a core, and trials run one after another",
+        )
     held = [reason for index in indices for reason in (clean([index]),) if reason is not None]
     found = f"{max(len(indices), 1)} x {name}"
     if held:
         return Check(
-            name="gpus", status=Status.WARN, found=f"{found}; {'; '.join(held)}", advice="what else runs there disturbs what is measured"
+            name="gpus",
+            status=Status.WARN,
+            found=f"{found}; {'; '.join(held)}",
+            advice="what else runs there disturbs what is measured",
         )
     return Check(name="gpus", status=Status.OK, found=f"{found}, no compute process on them")
 
@@ -229,10 +304,15 @@ def _ray(process: subprocess.Popen[str]) -> Check:
     said, complaint = _answer(process)
     if said is None:
         return Check(
-            name="ray", status=Status.FAIL, found=f"cannot be imported: {complaint}", advice="reinstall ray (pip install layout-sweep)"
+            name="ray",
+            status=Status.FAIL,
+            found=f"cannot be imported: {complaint}",
+            advice="reinstall ray (pip install layout-sweep)",
         )
     return Check(
-        name="ray", status=Status.OK, found=f"{said}; a local one starts with each `sweep run`, unless --ray-address names a cluster"
+        name="ray",
+        status=Status.OK,
+        found=f"{said}; a local one starts with each `sweep run`, unless --ray-address names a cluster",
     )
 
 
@@ -246,10 +326,17 @@ def _cluster(address: str | None) -> Check:
             scheduler.close()
     except SweepError as exc:
         return Check(
-            name="cluster", status=Status.FAIL, found=str(exc), advice="is it up (ray status), and do both sides run the same Ray?"
+            name="cluster",
+            status=Status.FAIL,
+            found=str(exc),
+            advice="is it up (ray status), and do both sides run the same Ray?",
         )
     unit = "GPUs" if slots.device == "cuda" else "cores"
-    return Check(name="cluster", status=Status.OK, found=f"{address}: {len(slots.nodes)} node(s), {unit} {slots.by_size}")
+    return Check(
+        name="cluster",
+        status=Status.OK,
+        found=f"{address}: {len(slots.nodes)} node(s), {unit} {slots.by_size}",
+    )
 
 
 def _access(ray_address: str | None) -> list[Check]:
@@ -261,13 +348,20 @@ def _access(ray_address: str | None) -> list[Check]:
     found = exposures(facts)
     if not found:
         token = (
-            f"token in {facts.token_file}, mode {facts.token_file_mode:o}" if facts.token_file_mode is not None else "no token, none needed"
+            f"token in {facts.token_file}, mode {facts.token_file_mode:o}"
+            if facts.token_file_mode is not None
+            else "no token, none needed"
         )
         listening = (
-            f"{len(facts.listeners)} of Ray's sockets on this machine, none open to others without one" if facts.listeners else token
+            f"{len(facts.listeners)} of Ray's sockets on this machine, none open to others without one"
+            if facts.listeners
+            else token
         )
         return [Check(name="ray access", status=Status.OK, found=listening)]
-    return [Check(name="ray access", status=Status(one.severity), found=one.found, advice=one.advice) for one in found]
+    return [
+        Check(name="ray access", status=Status(one.severity), found=one.found, advice=one.advice)
+        for one in found
+    ]
 
 
 def _environment(ray_address: str | None) -> list[Check]:
@@ -275,22 +369,31 @@ def _environment(ray_address: str | None) -> list[Check]:
     from orchestrator.core.trial.rank_environment import holds_secret, needed
     from orchestrator.node.exposure import secrets_of_raylets
 
-    num_seen, secrets = len(needed(os.environ)), [name for name, value in os.environ.items() if holds_secret(name, value)]
-    found = f"ranks see {num_seen} of its {len(os.environ)} variables" + (f", and none of {_names(secrets)}" if secrets else "")
+    num_seen, secrets = (
+        len(needed(os.environ)),
+        [name for name, value in os.environ.items() if holds_secret(name, value)],
+    )
+    found = f"ranks see {num_seen} of its {len(os.environ)} variables" + (
+        f", and none of {_names(secrets)}" if secrets else ""
+    )
     if ray_address is not None:
         found += "; Ray's processes on a cluster have the environment in which each node's `ray start` was called"
     advice = "pass others by workload.options.pass_env, secrets by env_from"
     checks = [Check(name="environment", status=Status.OK, found=found, advice=advice)]
     for pid, names in secrets_of_raylets().items():
         told = f"the Ray of process {pid} was started with {_names(names)}: whatever runs in it can read them"
-        advice = f"start it without them: env {' '.join(f'-u {name}' for name in names)} ray start ..."
+        advice = (
+            f"start it without them: env {' '.join(f'-u {name}' for name in names)} ray start ..."
+        )
         checks.append(Check(name="environment", status=Status.WARN, found=told, advice=advice))
     return checks
 
 
 def _names(names: Sequence[str]) -> str:
     shown = sorted(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+    return ", ".join(shown) + (
+        f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    )
 
 
 def _database(db: str | None) -> Check:
@@ -306,8 +409,12 @@ def _database(db: str | None) -> Check:
             return _new_file(Path(str(resolved.database)), where)
         database = Database(resolved)
         try:
-            version = database.read(lambda connection: migrate.current_version(connection, where=where))
-            database.write(lambda connection, change: None)  # takes the write lock, and gives it back
+            version = database.read(
+                lambda connection: migrate.current_version(connection, where=where)
+            )
+            database.write(
+                lambda connection, change: None
+            )  # takes the write lock, and gives it back
         finally:
             database.close()
     except SweepError as exc:
@@ -316,7 +423,11 @@ def _database(db: str | None) -> Check:
         advice = migrate.cure(str(version))
         found = f"{where} has schema {version}, this program needs {schema.SCHEMA_VERSION}"
         return Check(name="database", status=Status.FAIL, found=found, advice=advice)
-    return Check(name="database", status=Status.OK, found=f"{where}, writable, " + (f"schema {version}" if version else "still empty"))
+    return Check(
+        name="database",
+        status=Status.OK,
+        found=f"{where}, writable, " + (f"schema {version}" if version else "still empty"),
+    )
 
 
 def _reader(db: str | None) -> list[Check]:
@@ -337,9 +448,22 @@ def _reader(db: str | None) -> list[Check]:
     except SweepError as exc:
         if not has_reader:
             return []  # as above
-        return [Check(name="sql reader", status=Status.FAIL, found=str(exc), advice="`sweep sql` is refused until then")]
+        return [
+            Check(
+                name="sql reader",
+                status=Status.FAIL,
+                found=str(exc),
+                advice="`sweep sql` is refused until then",
+            )
+        ]
     if as_role.is_own_login:
-        return [Check(name="sql reader", status=Status.OK, found=f"`sweep sql` asks as role {as_role.name}, which may only select")]
+        return [
+            Check(
+                name="sql reader",
+                status=Status.OK,
+                found=f"`sweep sql` asks as role {as_role.name}, which may only select",
+            )
+        ]
     found = f"`sweep sql` asks as role {as_role.name}; only this program's own check of each statement keeps it from writing"
     advice = f"have a role made that may only select, and name it in {url.READER_VARIABLE}: sweep db grant-reader"
     return [Check(name="sql reader", status=Status.WARN, found=found, advice=advice)]
@@ -349,7 +473,12 @@ def _new_file(path: Path, where: str) -> Check:
     folder = _nearest_existing(path.parent)
     if not _can_be_written(folder):
         advice = "make it writable, or choose another place with SWEEP_DB"
-        return Check(name="database", status=Status.FAIL, found=f"{where} cannot be made: {folder} is not writable", advice=advice)
+        return Check(
+            name="database",
+            status=Status.FAIL,
+            found=f"{where} cannot be made: {folder} is not writable",
+            advice=advice,
+        )
     return Check(name="database", status=Status.OK, found=f"{where}, made by the first `sweep run`")
 
 
@@ -360,11 +489,19 @@ def _home() -> Check:
     found = f"{home}, {show.memory(free)} free"
     if not _can_be_written(folder):
         return Check(
-            name="SWEEP_HOME", status=Status.FAIL, found=f"{folder} is not writable", advice="choose another place: SWEEP_HOME=FOLDER"
+            name="SWEEP_HOME",
+            status=Status.FAIL,
+            found=f"{folder} is not writable",
+            advice="choose another place: SWEEP_HOME=FOLDER",
         )
     if free < GOOD_FREE_BYTES:
         status = Status.FAIL if free < MIN_FREE_BYTES else Status.WARN
-        return Check(name="SWEEP_HOME", status=status, found=found, advice="logs and results go there: make room")
+        return Check(
+            name="SWEEP_HOME",
+            status=status,
+            found=found,
+            advice="logs and results go there: make room",
+        )
     return Check(name="SWEEP_HOME", status=Status.OK, found=found)
 
 
@@ -384,11 +521,19 @@ def _nearest_existing(folder: Path) -> Path:
 def _ports() -> Check:
     try:
         for _ in range(2):
-            with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+            with (
+                socket.create_server(("127.0.0.1", 0)) as server,
+                socket.create_connection(server.getsockname(), timeout=5),
+            ):
                 pass
     except OSError as exc:
         advice = "ranks of one node meet there: look at the container's network and ulimits"
-        return Check(name="ports", status=Status.FAIL, found=f"127.0.0.1 cannot be used: {exc.strerror}", advice=advice)
+        return Check(
+            name="ports",
+            status=Status.FAIL,
+            found=f"127.0.0.1 cannot be used: {exc.strerror}",
+            advice=advice,
+        )
     return Check(name="ports", status=Status.OK, found="127.0.0.1 can be bound and reached")
 
 
@@ -398,7 +543,9 @@ def _proc() -> Check:
         Path("/proc/1/stat").read_text()
     except OSError as exc:
         advice = "processes that a trial leaves behind are found there: mount /proc without hidepid"
-        return Check(name="/proc", status=Status.WARN, found=f"{exc.filename}: {exc.strerror}", advice=advice)
+        return Check(
+            name="/proc", status=Status.WARN, found=f"{exc.filename}: {exc.strerror}", advice=advice
+        )
     return Check(name="/proc", status=Status.OK, found="readable")
 
 
@@ -408,27 +555,48 @@ def _clean_up() -> Check:
 
     reason = why_no_cgroup()
     if reason is None:
-        return Check(name="clean-up", status=Status.OK, found=f"wardens, and a cgroup for each rank server below {own_cgroup()}")
+        return Check(
+            name="clean-up",
+            status=Status.OK,
+            found=f"wardens, and a cgroup for each rank server below {own_cgroup()}",
+        )
     advice = (
         "if all wardens of a trial are killed at once, its daemons are found by their environment only;"
         " a cgroup of your own ends them: systemd-run --user --scope -p Delegate=yes sweep run ..."
     )
-    return Check(name="clean-up", status=Status.OK, found=f"wardens, without a cgroup: {reason}", advice=advice)
+    return Check(
+        name="clean-up",
+        status=Status.OK,
+        found=f"wardens, without a cgroup: {reason}",
+        advice=advice,
+    )
 
 
 def _clock() -> Check:
     now = datetime.now(tz=UTC)
     found = f"{now:%Y-%m-%d %H:%M:%S} UTC"
     if now.year < 2025:
-        return Check(name="clock", status=Status.FAIL, found=found, advice="set the clock: certificates and leases go by it")
+        return Check(
+            name="clock",
+            status=Status.FAIL,
+            found=found,
+            advice="set the clock: certificates and leases go by it",
+        )
     try:
         with tempfile.NamedTemporaryFile(dir=_nearest_existing(sweep_home())) as file:
             skew = Path(file.name).stat().st_mtime - time.time()
     except OSError:
-        return Check(name="clock", status=Status.OK, found=found)  # that the folder is not writable is said elsewhere
+        return Check(
+            name="clock", status=Status.OK, found=found
+        )  # that the folder is not writable is said elsewhere
     if abs(skew) > CLOCK_SKEW_SECONDS:
         advice = "SWEEP_HOME lies on a server with another clock: synchronise them (ntp)"
-        return Check(name="clock", status=Status.WARN, found=f"{found}, but files there are {skew:+.0f} s off", advice=advice)
+        return Check(
+            name="clock",
+            status=Status.WARN,
+            found=f"{found}, but files there are {skew:+.0f} s off",
+            advice=advice,
+        )
     return Check(name="clock", status=Status.OK, found=found)
 
 
@@ -436,5 +604,10 @@ def _open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} at once, {hard} at most"
     if soft != resource.RLIM_INFINITY and soft < GOOD_OPEN_FILES:
-        return Check(name="open files", status=Status.WARN, found=found, advice=f"Ray opens many: ulimit -n {GOOD_OPEN_FILES * 16}")
+        return Check(
+            name="open files",
+            status=Status.WARN,
+            found=found,
+            advice=f"Ray opens many: ulimit -n {GOOD_OPEN_FILES * 16}",
+        )
     return Check(name="open files", status=Status.OK, found=found)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Column, DbOption, JsonOption, examples, note, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    examples,
+    note,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.cli.sweep_file import File, Planning, load, planning, store_if_any
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
@@ -57,7 +66,13 @@ def explain(
         ),
     ],
     cell: Annotated[
-        str | None, typer.Option("--cell", metavar="TEXT", help="A part of the cell's name, where there are several.", show_default=False)
+        str | None,
+        typer.Option(
+            "--cell",
+            metavar="TEXT",
+            help="A part of the cell's name, where there are several.",
+            show_default=False,
+        ),
     ] = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -71,7 +86,12 @@ def explain(
 
     def is_override(word: str) -> bool:
         name = word.partition("=")[0].partition(".")[0]
-        return "=" in word and " " not in word and name in SweepSpec.model_fields and not is_field(word, ())
+        return (
+            "=" in word
+            and " " not in word
+            and name in SweepSpec.model_fields
+            and not is_field(word, ())
+        )
 
     spec = load(file, [word for word in layout if is_override(word)])
     words = [word for word in layout if not is_override(word)]
@@ -106,11 +126,21 @@ def _chosen_cell(spec: SweepSpec, wish: Mapping[str, Any], text: str | None) -> 
     if text is not None:
         named = tuple(cell for cell in cells if text in cell.key)
         if not named:
-            raise UsageInvalid(f"--cell {text}: no cell's name contains it; there are: {', '.join(cell.key for cell in cells[:12])}")
+            raise UsageInvalid(
+                f"--cell {text}: no cell's name contains it; there are: {', '.join(cell.key for cell in cells[:12])}"
+            )
         cells = named
-    sizes = [wish.get(f"{name}_parallel_size") for name in ("data", "tensor", "pipeline", "context")]
-    batch = [wish.get(name) for name in ("data_parallel_size", "micro_batch_size", "grad_accum_steps")]
-    fitting = [cell for cell in cells if _agree(sizes, cell.num_gpus) and _agree(batch, cell.global_batch_size)]
+    sizes = [
+        wish.get(f"{name}_parallel_size") for name in ("data", "tensor", "pipeline", "context")
+    ]
+    batch = [
+        wish.get(name) for name in ("data_parallel_size", "micro_batch_size", "grad_accum_steps")
+    ]
+    fitting = [
+        cell
+        for cell in cells
+        if _agree(sizes, cell.num_gpus) and _agree(batch, cell.global_batch_size)
+    ]
     chosen = (fitting or cells)[0]
     if len(cells) > 1:
         others = ", ".join(cell.key for cell in cells if cell != chosen)
@@ -133,10 +163,18 @@ def _explained(known: Planning, cell: Cell, wish: Mapping[str, Any]) -> tuple[La
     planned = known.plan(cell)
     layout = complete(wish, planned.candidates, cell)
     calibration = known.calibration(cell, layout.options)
-    return layout, explained(planned, layout, calibration=calibration, hardware=known.learned.hardware, gpus_per_node=known.gpus_per_node)
+    return layout, explained(
+        planned,
+        layout,
+        calibration=calibration,
+        hardware=known.learned.hardware,
+        gpus_per_node=known.gpus_per_node,
+    )
 
 
-def _stored(store: Store, spec: SweepSpec, cell: Cell, layout: Layout) -> tuple[TrialRow | None, str | None]:
+def _stored(
+    store: Store, spec: SweepSpec, cell: Cell, layout: Layout
+) -> tuple[TrialRow | None, str | None]:
     """The trial of the layout in this sweep, else in another one that has the cell: where it was measured, if anywhere."""
     sweeps = sorted(store.sweeps(), key=lambda row: row.name != spec.name)
     for sweep in sweeps[:32]:
@@ -144,13 +182,18 @@ def _stored(store: Store, spec: SweepSpec, cell: Cell, layout: Layout) -> tuple[
             continue
         for row in store.cells(sweep.id):
             if row.cell == cell:
-                trial = next((trial for trial in store.trials(sweep.id, row.id) if trial.layout == layout), None)
+                trial = next(
+                    (trial for trial in store.trials(sweep.id, row.id) if trial.layout == layout),
+                    None,
+                )
                 if trial is not None:
                     return trial, sweep.name
     return None, None
 
 
-def _record(known: Planning, found: Explanation, trial: TrialRow | None, sweep: str | None) -> dict[str, Any]:
+def _record(
+    known: Planning, found: Explanation, trial: TrialRow | None, sweep: str | None
+) -> dict[str, Any]:
     return {
         "name": known.spec.name,
         "cell": found.cell.key,
@@ -169,7 +212,9 @@ def _record(known: Planning, found: Explanation, trial: TrialRow | None, sweep: 
         "to_fit": _change_record(found.to_fit) if found.to_fit is not None else None,
         "step_seconds": found.step_seconds,
         "step_seconds_band": _step_band(found),
-        "step_seconds_by_part": dict(found.seconds_by_part) if found.seconds_by_part is not None else None,
+        "step_seconds_by_part": dict(found.seconds_by_part)
+        if found.seconds_by_part is not None
+        else None,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
         "faster": [_change_record(change) for change in found.faster],
         "trial": None
@@ -191,7 +236,9 @@ def _change_record(change: LayoutChange) -> dict[str, Any]:
     return {
         "layout": change.layout.key,
         "short": change.layout.short,
-        "differs": {name: [str(here), str(there)] for name, (here, there) in change.differs.items()},
+        "differs": {
+            name: [str(here), str(there)] for name, (here, there) in change.differs.items()
+        },
         "step_seconds": change.step_seconds,
         "memory_bytes": change.memory_bytes,
         "fits": change.fits,
@@ -205,7 +252,11 @@ def _print(known: Planning, found: Explanation, trial: TrialRow | None) -> None:
     if found.illegal is not None:
         write_line("")
         write_line(f"Not legal: {found.illegal}.", style="red")
-        write_line("  The nearest legal layouts:" if found.nearest else "  No layout of this cell is legal.")
+        write_line(
+            "  The nearest legal layouts:"
+            if found.nearest
+            else "  No layout of this cell is legal."
+        )
         for change in found.nearest:
             write_line(f"    {change.layout.short}  ({_differs(change)})")
         _print_trial(trial)
@@ -219,11 +270,24 @@ def _print_memory(found: Explanation) -> None:
     limit, total = found.memory_limit_bytes, found.memory_bytes
     write_line("")
     if limit is None:
-        write_line(f"Memory: {show_as.memory(total)} predicted; no limit is known (name a device: device=h100-sxm)", style="bold")
+        write_line(
+            f"Memory: {show_as.memory(total)} predicted; no limit is known (name a device: device=h100-sxm)",
+            style="bold",
+        )
     else:
-        verdict = f"fits with {show_as.memory(limit - total)} to spare" if found.fits else f"{show_as.memory(total - limit)} too much"
-        chance = f" (chance to fit {found.probability_of_fitting:.0%})" if found.probability_of_fitting is not None else ""
-        write_line(f"Memory: {show_as.memory_of(total, limit)} predicted: {verdict}{chance}", style="bold")
+        verdict = (
+            f"fits with {show_as.memory(limit - total)} to spare"
+            if found.fits
+            else f"{show_as.memory(total - limit)} too much"
+        )
+        chance = (
+            f" (chance to fit {found.probability_of_fitting:.0%})"
+            if found.probability_of_fitting is not None
+            else ""
+        )
+        write_line(
+            f"Memory: {show_as.memory_of(total, limit)} predicted: {verdict}{chance}", style="bold"
+        )
     _print_parts(found.memory_by_part, show_as.memory)
     if found.to_fit is not None:
         write_line(
@@ -247,27 +311,50 @@ def _print_step(known: Planning, found: Explanation) -> None:
         write_line(f"Step: no time is predicted: {known.why_no_times}", style="bold")
         return
     band = _step_band(found)
-    sure = f" ({show_as.step_time(band[0])} to {show_as.step_time(band[1])} in four of five cases)" if band is not None else ""
+    sure = (
+        f" ({show_as.step_time(band[0])} to {show_as.step_time(band[1])} in four of five cases)"
+        if band is not None
+        else ""
+    )
     tokens = show_as.tokens_rate(found.tokens_per_second_per_gpu)
-    write_line(f"Step: {show_as.step_time(found.step_seconds)}{sure} predicted, {tokens} tokens/s/GPU", style="bold")
+    write_line(
+        f"Step: {show_as.step_time(found.step_seconds)}{sure} predicted, {tokens} tokens/s/GPU",
+        style="bold",
+    )
     _print_parts(found.seconds_by_part, show_as.step_time)
     if not found.faster:
         write_line("  No single change that fits is predicted to be faster.")
         return
     write_line("  Predicted faster, with one change:")
     for change in found.faster:
-        write_line(f"    {_differs(change)}: {show_as.step_time(change.step_seconds)}{_speed(found, change)}")
+        write_line(
+            f"    {_differs(change)}: {show_as.step_time(change.step_seconds)}{_speed(found, change)}"
+        )
 
 
 def _print_parts(parts: Mapping[str, float], text: Any) -> None:
     """Parts with their share, the largest first; those that are nothing left out."""
     total = sum(parts.values()) or 1.0
     rows = [
-        [f"    {name.replace('_', ' ')}", text(size), f"{size / total:.1%}", "#" * round(BAR_CHARACTERS * size / total)]
+        [
+            f"    {name.replace('_', ' ')}",
+            text(size),
+            f"{size / total:.1%}",
+            "#" * round(BAR_CHARACTERS * size / total),
+        ]
         for name, size in sorted(parts.items(), key=lambda item: -item[1])
         if size > 0
     ]
-    write_table([Column(title=""), Column(title="", right=True), Column(title="", right=True), Column(title="")], rows, header=False)
+    write_table(
+        [
+            Column(title=""),
+            Column(title="", right=True),
+            Column(title="", right=True),
+            Column(title=""),
+        ],
+        rows,
+        header=False,
+    )
 
 
 def _print_trial(trial: TrialRow | None) -> None:
@@ -277,9 +364,7 @@ def _print_trial(trial: TrialRow | None) -> None:
         return
     match trial.state:
         case TrialState.MEASURED:
-            said = (
-                f"{show_as.tokens_rate(trial.tokens_per_second_per_gpu)} tokens/s/GPU, step {show_as.step_time(trial.step_seconds_median)},"
-            )
+            said = f"{show_as.tokens_rate(trial.tokens_per_second_per_gpu)} tokens/s/GPU, step {show_as.step_time(trial.step_seconds_median)},"
             said += f" peak {show_as.memory_of(_peak(trial), trial.device_memory_bytes)}"
         case TrialState.PRUNED:
             said = (
@@ -293,16 +378,27 @@ def _print_trial(trial: TrialRow | None) -> None:
 
 
 def _peak(trial: TrialRow) -> int | None:
-    return trial.peak_memory_reserved_bytes if trial.peak_memory_reserved_bytes is not None else trial.peak_memory_allocated_bytes
+    return (
+        trial.peak_memory_reserved_bytes
+        if trial.peak_memory_reserved_bytes is not None
+        else trial.peak_memory_allocated_bytes
+    )
 
 
 def _differs(change: LayoutChange) -> str:
     """`mbs 8 -> 4, ga 4 -> 8`."""
 
     def text(value: object) -> str:
-        return " ".join(f"{name}={said}" for name, said in value) or "none" if isinstance(value, tuple) else str(value)
+        return (
+            " ".join(f"{name}={said}" for name, said in value) or "none"
+            if isinstance(value, tuple)
+            else str(value)
+        )
 
-    return ", ".join(f"{SHORT.get(name, name)} {text(here)} -> {text(there)}" for name, (here, there) in change.differs.items())
+    return ", ".join(
+        f"{SHORT.get(name, name)} {text(here)} -> {text(there)}"
+        for name, (here, there) in change.differs.items()
+    )
 
 
 def _speed(found: Explanation, change: LayoutChange) -> str:

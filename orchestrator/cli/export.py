@@ -75,11 +75,20 @@ def register(app: typer.Typer) -> None:
 
 def sql(
     statement: Annotated[
-        str | None, typer.Argument(metavar="STATEMENT", help="One SELECT over the views or tables.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="STATEMENT", help="One SELECT over the views or tables.", show_default=False
+        ),
     ] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Show the views and their columns.")] = False,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="At most so many rows.")] = 100_000,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds the statement may take.")] = 30.0,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Show the views and their columns.")
+    ] = False,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", min=1, help="At most so many rows.")
+    ] = 100_000,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds the statement may take.")
+    ] = 30.0,
     format: FormatOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -92,7 +101,9 @@ def sql(
 
     chosen = chosen_format(format, as_json=as_json)
     if schema == (statement is not None):
-        raise UsageInvalid("give one statement, for example: sweep sql 'select * from v_best'; or --schema for the views and their columns")
+        raise UsageInvalid(
+            "give one statement, for example: sweep sql 'select * from v_best'; or --schema for the views and their columns"
+        )
     with existing_store(db):
         pass  # a store that is not there, or of another version, is named as such
     if schema:
@@ -103,7 +114,14 @@ def sql(
     if result.truncated:
         note(f"only the first {max_rows} rows are shown; --max-rows shows more")
     if chosen is Format.JSON:
-        write_json("sql", {"columns": result.columns, "rows": [list(values) for values in result.rows], "truncated": result.truncated})
+        write_json(
+            "sql",
+            {
+                "columns": result.columns,
+                "rows": [list(values) for values in result.rows],
+                "truncated": result.truncated,
+            },
+        )
     elif chosen is Format.TABLE:
         _print_rows(result)
     else:
@@ -121,13 +139,22 @@ def _print_rows(result: Answer) -> None:
         return
     for number, row in enumerate(rows, start=1):
         write_line(f"row {number}", style="bold")
-        facts = [[StyledText(text=f"  {name}"), cell] for name, cell in zip(result.columns, row, strict=True)]
+        facts = [
+            [StyledText(text=f"  {name}"), cell]
+            for name, cell in zip(result.columns, row, strict=True)
+        ]
         write_table([Column(title=""), Column(title="", wrap=True)], facts, header=False)
 
 
 def _sql_columns(result: Answer) -> list[Column]:
-    numeric = [all(isinstance(row[i], int | float | None) for row in result.rows) for i in range(len(result.columns))]
-    return [Column(title=name, right=right, wrap=not right) for name, right in zip(result.columns, numeric, strict=True)]
+    numeric = [
+        all(isinstance(row[i], int | float | None) for row in result.rows)
+        for i in range(len(result.columns))
+    ]
+    return [
+        Column(title=name, right=right, wrap=not right)
+        for name, right in zip(result.columns, numeric, strict=True)
+    ]
 
 
 def _sql_text(value: Any) -> str:
@@ -136,7 +163,13 @@ def _sql_text(value: Any) -> str:
         return UNKNOWN
     if isinstance(value, float):
         return f"{value:,.1f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
-    return value if isinstance(value, str) else str(value) if isinstance(value, int) else json_text(value).strip('"')
+    return (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, int)
+        else json_text(value).strip('"')
+    )
 
 
 def _print_schema(db: str | None, format: Format) -> None:
@@ -144,14 +177,21 @@ def _print_schema(db: str | None, format: Format) -> None:
     from db.sql import readonly
 
     # A query that gives no rows names the columns, on every database alike.
-    columns = {view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns for view in schema.VIEWS}
+    columns = {
+        view: readonly.own_query(db, f"SELECT * FROM {view} LIMIT 0").columns
+        for view in schema.VIEWS
+    }
     means = migrate.meanings()
     if format is Format.JSON:
         write_json("sql --schema", {"views": columns, "meanings": means})
     elif format is Format.TABLE:
         for view, names in columns.items():
             write_line(view, style="bold")
-            write_table([Column(title=""), Column(title="", wrap=True)], [[" ", ", ".join(names)]], header=False)
+            write_table(
+                [Column(title=""), Column(title="", wrap=True)],
+                [[" ", ", ".join(names)]],
+                header=False,
+            )
         write_line(f"Beneath them are the tables {', '.join(schema.metadata.tables)}.")
     else:
         rows = [(view, name, means[name]) for view, names in columns.items() for name in names]
@@ -171,10 +211,18 @@ def export(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where to; for optuna a storage URL. Default: stdout.", show_default=False),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where to; for optuna a storage URL. Default: stdout.",
+            show_default=False,
+        ),
     ] = None,
     sweep_option: Annotated[str | None, typer.Option("--sweep", hidden=True)] = None,
-    every: Annotated[bool, typer.Option("--all", help="All sweeps of the store, simulated ones too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All sweeps of the store, simulated ones too.")
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -183,23 +231,35 @@ def export(
     Every trial with all its numbers (the columns of v_trial), or one Optuna study per cell.
     """
     if sweep is not None and sweep_option not in (None, sweep):
-        raise UsageInvalid(f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them")
+        raise UsageInvalid(
+            f"sweep {sweep} and --sweep {sweep_option} contradict each other; give one of them"
+        )
     name = sweep or sweep_option
     if every and name is not None:
         raise UsageInvalid(f"sweep {name} and --all contradict each other; give one of them")
     output = None if output == "-" else output
     if as_json and output is None and target in (Target.CSV, Target.PARQUET):
-        raise UsageInvalid(f"--json and {target} cannot both go to stdout; say where the rows go to: sweep export {target} -o FILE --json")
+        raise UsageInvalid(
+            f"--json and {target} cannot both go to stdout; say where the rows go to: sweep export {target} -o FILE --json"
+        )
     with existing_store(db) as store:
         if target is Target.OPTUNA:
-            _export_optuna(store, store.sweeps() if every else [chosen_sweep(store, name)], output, as_json=as_json)
+            _export_optuna(
+                store,
+                store.sweeps() if every else [chosen_sweep(store, name)],
+                output,
+                as_json=as_json,
+            )
             return
         row = None if every else chosen_sweep(store, name)
         condition = "" if row is None else f" WHERE sweep_id = {row.id}"
     from db.sql import readonly  # needs SQLAlchemy
 
     result = readonly.own_query(
-        db, f"SELECT * FROM v_trial{condition} ORDER BY trial_id", max_rows=MAX_EXPORTED, timeout_seconds=EXPORT_SECONDS
+        db,
+        f"SELECT * FROM v_trial{condition} ORDER BY trial_id",
+        max_rows=MAX_EXPORTED,
+        timeout_seconds=EXPORT_SECONDS,
     )
     result = replace(result, rows=_typed(result))
     if target is Target.PARQUET:
@@ -211,10 +271,17 @@ def export(
         _write_text(json_text({"schema": 1, "command": "export", "trials": rows}) + "\n", output)
     of = "all sweeps" if row is None else f"sweep {row.name}"
     if output is not None and as_json:
-        fields = {"target": target, "sweep": row.name if row is not None else None, "output": output, "num_trials": len(result.rows)}
+        fields = {
+            "target": target,
+            "sweep": row.name if row is not None else None,
+            "output": output,
+            "num_trials": len(result.rows),
+        }
         write_json("export", fields)
     else:
-        note(f"{counted(len(result.rows), 'trial')} of {of}{f' written to {output}' if output is not None else ''}")
+        note(
+            f"{counted(len(result.rows), 'trial')} of {of}{f' written to {output}' if output is not None else ''}"
+        )
 
 
 _BOOLEANS = frozenset({"confident", "thrashing", "is_current_fingerprint"})
@@ -223,9 +290,15 @@ _TIMES = frozenset({"created_at", "updated_at"})
 
 def _typed(result: Answer) -> list[tuple[Any, ...]]:
     """Rows of v_trial with the same types from every database: SQLite knows neither booleans, times nor JSON."""
-    converters = [bool if name in _BOOLEANS else _moment if name in _TIMES else _CONVERTERS.get(name) for name in result.columns]
+    converters = [
+        bool if name in _BOOLEANS else _moment if name in _TIMES else _CONVERTERS.get(name)
+        for name in result.columns
+    ]
     return [
-        tuple(value if convert is None or value is None else convert(value) for value, convert in zip(row, converters, strict=True))
+        tuple(
+            value if convert is None or value is None else convert(value)
+            for value, convert in zip(row, converters, strict=True)
+        )
         for row in result.rows
     ]
 
@@ -255,7 +328,9 @@ def _write_bytes(content: bytes, output: str) -> None:
     try:
         path = Path(output)
         if path.exists() and not path.is_file():
-            path.write_bytes(content)  # a pipe or a device: a file put in its place would be no such thing
+            path.write_bytes(
+                content
+            )  # a pipe or a device: a file put in its place would be no such thing
             return
         path = path.resolve()  # a link stays one
         unfinished = path.with_name(path.name + ".part")
@@ -267,16 +342,22 @@ def _write_bytes(content: bytes, output: str) -> None:
 
 def _write_parquet(result: Answer, output: str | None) -> None:
     if output is None and sys.stdout.isatty():
-        raise UsageInvalid("Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet, or into a pipe")
+        raise UsageInvalid(
+            "Parquet is not for a terminal; say where to: sweep export parquet -o trials.parquet, or into a pipe"
+        )
     try:
         # pyarrow is an extra: only this format needs it.
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UsageInvalid("Parquet needs pyarrow, which is not installed: pip install 'layout-sweep[export]'") from None
+        raise UsageInvalid(
+            "Parquet needs pyarrow, which is not installed: pip install 'layout-sweep[export]'"
+        ) from None
     columns = {name: [row[i] for row in result.rows] for i, name in enumerate(result.columns)}
     buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table({name: _arrow_values(values) for name, values in columns.items()}), buffer)
+    pyarrow.parquet.write_table(
+        pyarrow.table({name: _arrow_values(values) for name, values in columns.items()}), buffer
+    )
     content = buffer.getvalue().to_pybytes()
     if output is None:
         sys.stdout.buffer.write(content)
@@ -293,7 +374,9 @@ def _arrow_values(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool) -> None:
+def _export_optuna(
+    store: Store, rows: Sequence[SweepRow], output: str | None, *, as_json: bool
+) -> None:
     """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
     from orchestrator.core.sweepfile.sections import Objective
@@ -301,21 +384,35 @@ def _export_optuna(store: Store, rows: Sequence[SweepRow], output: str | None, *
     from orchestrator.sweep.cell_search import known_of
 
     if output is None:
-        raise UsageInvalid("say which Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite")
+        raise UsageInvalid(
+            "say which Optuna storage to write to: sweep export optuna -o sqlite:///optuna.sqlite"
+        )
     studies = {}
     for row in rows:
-        objective = Objective(_spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU)
+        objective = Objective(
+            _spec_value(row.spec_json, "objective") or Objective.TOKENS_PER_SECOND_PER_GPU
+        )
         for cell in store.cells(row.id):
             trials = store.trials(row.id, cell_id=cell.id)
-            known = [(trial.layout, fact) for trial in trials if (fact := known_of(trial, objective)) is not None]
+            known = [
+                (trial.layout, fact)
+                for trial in trials
+                if (fact := known_of(trial, objective)) is not None
+            ]
             study = f"{row.name}/{cell.cell.key}"
             studies[study] = export_study(output, study, known, objective=objective)
     names = ", ".join(row.name for row in rows)
     if as_json:
-        write_json("export", {"target": "optuna", "sweep": names if len(rows) == 1 else None, "studies": studies})
+        write_json(
+            "export",
+            {"target": "optuna", "sweep": names if len(rows) == 1 else None, "studies": studies},
+        )
     else:
         note(
-            "\n".join(f"{counted(count, 'trial')} written to study {study}" for study, count in studies.items())
+            "\n".join(
+                f"{counted(count, 'trial')} written to study {study}"
+                for study, count in studies.items()
+            )
             or (f"sweep {names} has no cells yet" if rows else f"{store.url} holds no sweep yet")
         )
 

@@ -28,4 +28,6 @@ def run_root(run_folder: str) -> Path:
 
 def attempt_folders(run_folder: str, trial_id: int, attempt: int) -> list[Path]:
     """The run folders of an attempt that lie on this machine, one per node of its gang (see `launcher.run_directory`)."""
-    return sorted((run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*"))
+    return sorted(
+        (run_root(run_folder) / f"trial-{trial_id}" / f"attempt-{attempt}").glob("node-*")
+    )

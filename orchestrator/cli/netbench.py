@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import home
-from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, note, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    StyledText,
+    examples,
+    note,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -36,14 +46,23 @@ def netbench(
     ray_address: Annotated[
         str | None,
         typer.Option(
-            "--ray-address", metavar="ADDRESS", help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.", envvar="RAY_ADDRESS"
+            "--ray-address",
+            metavar="ADDRESS",
+            help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.",
+            envvar="RAY_ADDRESS",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cuda, cpu, or auto: GPUs where there are any.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="cuda, cpu, or auto: GPUs where there are any.")
+    ] = "auto",
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            "--max-bytes", min=1024, max=1 << 32, help="Largest message. Default: 256 MiB on GPUs, 16 MiB on cores.", show_default=False
+            "--max-bytes",
+            min=1024,
+            max=1 << 32,
+            help="Largest message. Default: 256 MiB on GPUs, 16 MiB on cores.",
+            show_default=False,
         ),
     ] = None,
     db: DbOption = None,
@@ -72,7 +91,14 @@ def netbench(
         where = store.url
     fits = fit_links(sample for result in results for sample in result.samples)
     if as_json:
-        write_json("netbench", {"run_token": token, "fits": [_fit(one) for one in fits], "spans": [_span(one) for one in results]})
+        write_json(
+            "netbench",
+            {
+                "run_token": token,
+                "fits": [_fit(one) for one in fits],
+                "spans": [_span(one) for one in results],
+            },
+        )
     else:
         _print(fits, where)
     if any(result.failure is not None for result in results):
@@ -101,16 +127,26 @@ def _join(ray_address: str | None, device: str, token: str) -> Scheduler:
     if device not in ("auto", *Device):
         raise UsageInvalid(f"--device {device} is not one of auto, {', '.join(Device)}")
     if ray_address is None:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as `sweep run` does: a local Ray binds loopback
+        os.environ.setdefault(
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+        )  # as `sweep run` does: a local Ray binds loopback
     from orchestrator.cluster.ray.scheduler import RayScheduler  # Ray takes seconds to import
 
-    note(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
+    note(
+        f"Joining the Ray cluster at {ray_address} ..."
+        if ray_address is not None
+        else "Starting a local Ray ..."
+    )
     chosen = None if device == "auto" else Device(device)
-    scheduler = RayScheduler(address=ray_address, device=chosen, root=home.run_root(f"netbench-{token}"))
+    scheduler = RayScheduler(
+        address=ray_address, device=chosen, root=home.run_root(f"netbench-{token}")
+    )
     if not shapes(scheduler.slots.nodes):
         slots = scheduler.slots.by_size
         scheduler.close()
-        raise ResourcesInsufficient(f"links need two ranks at least; here are {slots} slots per node")
+        raise ResourcesInsufficient(
+            f"links need two ranks at least; here are {slots} slots per node"
+        )
     return scheduler
 
 
@@ -135,7 +171,11 @@ def _fit(one: LinkFit) -> dict[str, Any]:
 
 
 def _span(result: SpanResult) -> dict[str, Any]:
-    failure = {"kind": result.failure.kind, "message": result.failure.message} if result.failure is not None else None
+    failure = (
+        {"kind": result.failure.kind, "message": result.failure.message}
+        if result.failure is not None
+        else None
+    )
     samples = [
         {
             "collective": sample.collective,
@@ -146,7 +186,11 @@ def _span(result: SpanResult) -> dict[str, Any]:
         }
         for sample in result.samples
     ]
-    where = {"num_ranks": result.span.num_ranks, "num_nodes": result.span.num_nodes, "nodes": result.nodes}
+    where = {
+        "num_ranks": result.span.num_ranks,
+        "num_nodes": result.span.num_nodes,
+        "nodes": result.nodes,
+    }
     return {**where, "failure": failure, "samples": samples}
 
 
@@ -165,4 +209,6 @@ def _print(fits: Sequence[LinkFit], where: str) -> None:
         for one in fits
     ]
     write_table(columns, rows)
-    write_line(f"All of it: select * from link, in {where}. `sweep calibration` shows what predictions make of it.")
+    write_line(
+        f"All of it: select * from link, in {where}. `sweep calibration` shows what predictions make of it."
+    )

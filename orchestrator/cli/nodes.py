@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.defaults import SweepArgument, chosen_sweep, existing_store
-from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    StyledText,
+    examples,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.report import quantities as show
 
 if TYPE_CHECKING:
@@ -16,14 +25,23 @@ if TYPE_CHECKING:
     from db.store import Store
     from orchestrator.core.machines.node_score import NodeScore
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")]
-SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep. Default: the newest.", show_default=False)]
+NodeArgument = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's name, as `sweep nodes` shows it.")
+]
+SweepOption = Annotated[
+    str | None, typer.Option("--sweep", help="The sweep. Default: the newest.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command(epilog=examples("sweep nodes", "sweep nodes 8b --json"))(nodes)
-    app.command(epilog=examples("sweep bench gpu-17", "sweep bench gpu-17 --again     what it measured is measured again"))(bench)
+    app.command(
+        epilog=examples(
+            "sweep bench gpu-17",
+            "sweep bench gpu-17 --again     what it measured is measured again",
+        )
+    )(bench)
     app.command(epilog=examples("sweep unbench gpu-17"))(unbench)
 
 
@@ -46,7 +64,9 @@ def nodes(sweep: SweepArgument = None, db: DbOption = None, as_json: JsonOption 
 def bench(
     node: NodeArgument,
     sweep: SweepOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Have what was measured there measured again.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Have what was measured there measured again.")
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,10 +83,16 @@ def bench(
         write_json("bench", {"sweep": row.name, "node": node, "benched": is_new})
         return
     then = "; what it measured is measured again" if again else ""
-    write_line(f"Node {node} is benched in sweep {row.name}{then}." if is_new else f"Node {node} was benched before: nothing was changed.")
+    write_line(
+        f"Node {node} is benched in sweep {row.name}{then}."
+        if is_new
+        else f"Node {node} was benched before: nothing was changed."
+    )
 
 
-def unbench(node: NodeArgument, sweep: SweepOption = None, db: DbOption = None, as_json: JsonOption = False) -> None:
+def unbench(
+    node: NodeArgument, sweep: SweepOption = None, db: DbOption = None, as_json: JsonOption = False
+) -> None:
     """Let trials be placed on a node again."""
     with existing_store(db, to_read=False) as store:
         row = chosen_sweep(store, sweep)
@@ -74,7 +100,11 @@ def unbench(node: NodeArgument, sweep: SweepOption = None, db: DbOption = None, 
     if as_json:
         write_json("unbench", {"sweep": row.name, "node": node, "unbenched": was})
         return
-    write_line(f"Node {node} may be used in sweep {row.name} again." if was else f"Node {node} is not benched in sweep {row.name}.")
+    write_line(
+        f"Node {node} may be used in sweep {row.name} again."
+        if was
+        else f"Node {node} is not benched in sweep {row.name}."
+    )
 
 
 def _records(store: Store, sweep_id: int) -> list[dict[str, Any]]:
@@ -84,10 +114,19 @@ def _records(store: Store, sweep_id: int) -> list[dict[str, Any]]:
     checks, faults = store.node_checks(sweep_id), store.node_faults(sweep_id)
     benched = {bench.node: bench for bench in store.benches(sweep_id) if bench.until is None}
     names = sorted({*scores, *checks, *faults, *benched})
-    return [_record(name, scores.get(name), faults.get(name, 0), checks.get(name), benched.get(name)) for name in names]
+    return [
+        _record(name, scores.get(name), faults.get(name, 0), checks.get(name), benched.get(name))
+        for name in names
+    ]
 
 
-def _record(node: str, score: NodeScore | None, num_faults: int, check: NodeCheckRow | None, benched: BenchRow | None) -> dict[str, Any]:
+def _record(
+    node: str,
+    score: NodeScore | None,
+    num_faults: int,
+    check: NodeCheckRow | None,
+    benched: BenchRow | None,
+) -> dict[str, Any]:
     return {
         "node": node,
         "num_measurements": score.num_runs if score is not None else 0,
@@ -135,9 +174,14 @@ def _state(one: Mapping[str, Any]) -> StyledText:
         from orchestrator.core.machines.node_score import evidence_in_words  # numpy
 
         why = evidence_in_words(one["bench_evidence"] or {})
-        return StyledText(text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red")
+        return StyledText(
+            text=f"benched, {one['bench_reason']}{f': {why}' if why else ''}", style="red"
+        )
     if one["is_fit"] is False:
         return StyledText(text=f"not fit: {one['failed']}", style="red")
     if one["twins"] and one["slower"] is not None and one["slower"] > 0.05:
-        return StyledText(text=f"always ran with {', '.join(one['twins'])}: nobody can tell which of them it is", style="yellow")
+        return StyledText(
+            text=f"always ran with {', '.join(one['twins'])}: nobody can tell which of them it is",
+            style="yellow",
+        )
     return StyledText(text="used")

@@ -51,8 +51,12 @@ DbOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout; an error too.")]
-FormatOption = Annotated[Format | None, typer.Option("--format", help="How to write rows.", show_default="table")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document to stdout; an error too.")
+]
+FormatOption = Annotated[
+    Format | None, typer.Option("--format", help="How to write rows.", show_default="table")
+]
 
 
 def chosen_format(format: Format | None, *, as_json: bool) -> Format:
@@ -90,7 +94,9 @@ def write_error(kind: str, message: str, exit_code: int) -> None:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    return json.dumps(_jsonable(value), indent=indent, allow_nan=False)  # ensure_ascii is on: no raw escape character gets through
+    return json.dumps(
+        _jsonable(value), indent=indent, allow_nan=False
+    )  # ensure_ascii is on: no raw escape character gets through
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +117,9 @@ class StyledText:
     style: str = ""
 
 
-def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | StyledText]], *, header: bool = True) -> None:
+def write_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str | StyledText]], *, header: bool = True
+) -> None:
     """A table as wide as the terminal, or as wide as it is where stdout is no terminal. Only columns that wrap give way; none is cut."""
     # rich takes 0.1 s to import, and `sweep --help` shows no table.
     from rich.table import Table
@@ -126,10 +134,21 @@ def write_table(columns: Sequence[Column], rows: Iterable[Sequence[str | StyledT
         ]
         for row in rows
     ]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False, pad_edge=False, show_header=header)
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+        show_edge=False,
+        pad_edge=False,
+        show_header=header,
+    )
     for column in columns:
         table.add_column(
-            Text(column.title), justify="right" if column.right else "left", no_wrap=not column.wrap, overflow="fold", style=column.style
+            Text(column.title),
+            justify="right" if column.right else "left",
+            no_wrap=not column.wrap,
+            overflow="fold",
+            style=column.style,
         )
     for row in cells:
         # Text, never a string: a string is read as markup, and `[/bold]` in somebody's data would raise MarkupError.
@@ -147,7 +166,9 @@ def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[StyledText]]) -
     widths = []
     for i, column in enumerate(columns):
         content = max((len(line) for row in rows for line in row[i].text.split("\n")), default=0)
-        widths.append(max(len(column.title), min(content, MIN_WRAPPED_WIDTH) if column.wrap else content))
+        widths.append(
+            max(len(column.title), min(content, MIN_WRAPPED_WIDTH) if column.wrap else content)
+        )
     return sum(widths) + 2 * len(columns)
 
 
@@ -186,9 +207,22 @@ def terminal() -> Console:
 
     is_terminal = sys.stdout.isatty()
     # Into a pipe or a file nothing is cut or broken, unless COLUMNS says how wide the reader's page is.
-    width = shutil.get_terminal_size().columns if is_terminal or os.environ.get("COLUMNS", "").isdigit() else 10_000
-    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich alone would still send bold
-    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False, color_system=colors)
+    width = (
+        shutil.get_terminal_size().columns
+        if is_terminal or os.environ.get("COLUMNS", "").isdigit()
+        else 10_000
+    )
+    colors: Literal["auto"] | None = (
+        None if os.environ.get("NO_COLOR") else "auto"
+    )  # rich alone would still send bold
+    return Console(
+        file=sys.stdout,
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        color_system=colors,
+    )
 
 
 # Escape sequences with their arguments (CSI, OSC, DCS and the like, also with 8-bit introducers), then whatever control character
@@ -196,12 +230,16 @@ def terminal() -> Console:
 _TERMINAL_CODES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
 )
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL_CHARACTERS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def plain(text: str, *, lines: bool = False) -> str:
     """Text that others wrote, without what would play tricks on a terminal. With `lines` it may have several."""
-    clean = _CONTROL_CHARACTERS.sub("", _TERMINAL_CODES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    clean = _CONTROL_CHARACTERS.sub(
+        "", _TERMINAL_CODES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    )
     clean = clean.replace("\t", "    ")
     return clean if lines else " ".join(clean.rstrip("\n").split("\n"))
 
@@ -228,7 +266,12 @@ def _jsonable(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case datetime():
-            return (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC).isoformat().replace("+00:00", "Z")
+            return (
+                (value if value.tzinfo else value.replace(tzinfo=UTC))
+                .astimezone(UTC)
+                .isoformat()
+                .replace("+00:00", "Z")
+            )
         case date() | Path():
             return str(value)
         case Mapping():
@@ -251,7 +294,11 @@ def _csv_cell(value: Any) -> Any:
         return simple
     text = plain(simple, lines=True)
     # What stripping left may begin with a formula's sign, also after blanks.
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() and not _is_number(text) else text
+    return (
+        f"'{text}"
+        if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() and not _is_number(text)
+        else text
+    )
 
 
 def _markdown_cell(value: Any) -> str:
@@ -259,7 +306,13 @@ def _markdown_cell(value: Any) -> str:
     if simple is None:
         return ""
     text = plain(simple if isinstance(simple, str) else json_text(simple))
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;").replace("`", "\\`")
+    return (
+        text.replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace("`", "\\`")
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -7,8 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write_json, write_line, write_table
-from orchestrator.cli.sweep_file import File, Overrides, Planning, limit_warnings_of, load, planning, store_if_any
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    StyledText,
+    examples,
+    write_json,
+    write_line,
+    write_table,
+)
+from orchestrator.cli.sweep_file import (
+    File,
+    Overrides,
+    Planning,
+    limit_warnings_of,
+    load,
+    planning,
+    store_if_any,
+)
 from orchestrator.report import quantities as show_as
 
 if TYPE_CHECKING:
@@ -19,13 +36,26 @@ if TYPE_CHECKING:
     from orchestrator.core.search.trial_cost import PlannedCost, TrialCost
     from orchestrator.core.sweepfile.spec import SweepSpec
 
-MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "reserve")
+MEMORY_PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss",
+    "workspace",
+    "reserve",
+)
 GIB = 1 << 30
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command(epilog=examples("sweep plan sweeps/8b.yaml --top 10", "sweep plan sweeps/8b.yaml gpus=64 search.max_trials=10"))(plan)
+    app.command(
+        epilog=examples(
+            "sweep plan sweeps/8b.yaml --top 10",
+            "sweep plan sweeps/8b.yaml gpus=64 search.max_trials=10",
+        )
+    )(plan)
 
 
 def plan(
@@ -67,7 +97,13 @@ def plan(
         "remarks": list(spec.remarks()),
         "dominance": {"rule": spec.dominance, "says": dominance_in_words(spec)},
         "calibration": _calibration(known),
-        "cost": _cost(known, trial_cost.total(costs), trial, num_trials=sum(row["num_to_run"] for row in rows), held_hours=held_hours),
+        "cost": _cost(
+            known,
+            trial_cost.total(costs),
+            trial,
+            num_trials=sum(row["num_to_run"] for row in rows),
+            held_hours=held_hours,
+        ),
         "cells": rows,
     }
     if as_json:
@@ -86,8 +122,13 @@ def dominance_in_words(spec: SweepSpec) -> str:
             why = asked or f", since {spec.knows_memory}"
             return f"one layout rules out all that need at least as much (search.dominance is trusted{why})"
         case Dominance.CONFIRMED:
-            why = asked or f", since the memory of workload {spec.workload.name} is not declared: see trainer"
-            proof = "two that agree, or one whose message shows that it needs more than the device has"
+            why = (
+                asked
+                or f", since the memory of workload {spec.workload.name} is not declared: see trainer"
+            )
+            proof = (
+                "two that agree, or one whose message shows that it needs more than the device has"
+            )
             return f"{proof}, rule out all that need at least as much (search.dominance is confirmed{why})"
         case Dominance.OFF:
             return "rules out nothing (search.dominance is off)"
@@ -96,7 +137,11 @@ def dominance_in_words(spec: SweepSpec) -> str:
 def _num_to_run(spec: SweepSpec, left: Candidates, done: Done) -> int:
     """How many of the layouts that are left may still be launched, within max_trials of all calls."""
     budget = spec.search.max_trials
-    return min(len(left.order), max(budget - done.num_launched, 0)) if budget is not None else len(left.order)
+    return (
+        min(len(left.order), max(budget - done.num_launched, 0))
+        if budget is not None
+        else len(left.order)
+    )
 
 
 def _calibration(known: Planning) -> dict[str, Any]:
@@ -114,8 +159,14 @@ def _calibration(known: Planning) -> dict[str, Any]:
 
 def held_gpu_hours(spec: SweepSpec, store: Store | None) -> float:
     """What earlier calls of the sweep have held, which its budgets count."""
-    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
-    return store.held(found.id).total.held / 3600 if store is not None and found is not None else 0.0
+    found = (
+        next((row for row in store.sweeps() if row.name == spec.name), None)
+        if store is not None
+        else None
+    )
+    return (
+        store.held(found.id).total.held / 3600 if store is not None and found is not None else 0.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +181,22 @@ def done_before(spec: SweepSpec, store: Store | None) -> dict[Cell, Done]:
     """What earlier calls of a sweep have done, by cell, without layouts that wait to be launched again."""
     from orchestrator.core.trial.lifecycle import TERMINAL
 
-    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
+    found = (
+        next((row for row in store.sweeps() if row.name == spec.name), None)
+        if store is not None
+        else None
+    )
     if store is None or found is None:
         return {}
     done = {}
     for row in store.cells(found.id):
-        trials = [trial for trial in store.trials(found.id, cell_id=row.id) if trial.state in TERMINAL]
+        trials = [
+            trial for trial in store.trials(found.id, cell_id=row.id) if trial.state in TERMINAL
+        ]
         launched = sum(trial.num_attempts > 0 for trial in trials)
-        done[row.cell] = Done(layouts=frozenset(trial.layout for trial in trials), num_launched=launched)
+        done[row.cell] = Done(
+            layouts=frozenset(trial.layout for trial in trials), num_launched=launched
+        )
     return done
 
 
@@ -147,7 +206,11 @@ def _left(candidates: Candidates, done: Done) -> Candidates:
         return candidates
     import numpy as np
 
-    untried = (int(row) for row in candidates.order if candidates.table.layout(int(row)) not in done.layouts)
+    untried = (
+        int(row)
+        for row in candidates.order
+        if candidates.table.layout(int(row)) not in done.layouts
+    )
     return replace(candidates, order=np.fromiter(untried, dtype=candidates.order.dtype))
 
 
@@ -156,13 +219,27 @@ def failing_share(spec: SweepSpec, store: Store | None) -> float:
     from orchestrator.core.search.expectation import share_that_fails
     from orchestrator.core.trial.lifecycle import TrialState
 
-    found = next((row for row in store.sweeps() if row.name == spec.name), None) if store is not None else None
+    found = (
+        next((row for row in store.sweeps() if row.name == spec.name), None)
+        if store is not None
+        else None
+    )
     cells = store.status(found.id) if store is not None and found is not None else []
-    failed, measured = (sum(cell.num_trials[state] for cell in cells) for state in (TrialState.FAILED, TrialState.MEASURED))
+    failed, measured = (
+        sum(cell.num_trials[state] for cell in cells)
+        for state in (TrialState.FAILED, TrialState.MEASURED)
+    )
     return share_that_fails(num_failed=failed, num_measured=measured)
 
 
-def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num_trials: int, held_hours: float) -> dict[str, Any]:
+def _cost(
+    known: Planning,
+    planned: PlannedCost | None,
+    trial: TrialCost,
+    *,
+    num_trials: int,
+    held_hours: float,
+) -> dict[str, Any]:
     from orchestrator.core.sweepfile.budget import budget_of, price_of
 
     search, price = known.spec.search, price_of(known.spec, known.hardware)
@@ -185,7 +262,9 @@ def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num
         "budget_limit": budget.limit if budget is not None else None,
         "budget_gpu_hours_left": left,
         "num_trials": num_trials,
-        "num_trials_within_budget": int(num_trials * p50 / planned.gpu_hours) if planned is not None and p50 is not None else None,
+        "num_trials_within_budget": int(num_trials * p50 / planned.gpu_hours)
+        if planned is not None and p50 is not None
+        else None,
         "price_per_gpu_hour": per_hour,
         "price_source": price.source if price is not None else None,
         "dollars": p50 * per_hour if p50 is not None and per_hour is not None else None,
@@ -197,7 +276,14 @@ def _cost(known: Planning, planned: PlannedCost | None, trial: TrialCost, *, num
 
 
 def _cell(
-    known: Planning, planned: CellPlan, left: Candidates, *, top: int, to_run: int, cost: PlannedCost | None, fails: float
+    known: Planning,
+    planned: CellPlan,
+    left: Candidates,
+    *,
+    top: int,
+    to_run: int,
+    cost: PlannedCost | None,
+    fails: float,
 ) -> dict[str, Any]:
     from orchestrator.core.search import expectation
 
@@ -236,25 +322,41 @@ def _best(known: Planning, planned: CellPlan, top: int, *, fails: float) -> list
     table = candidates.table.take(rows)
     predicted = candidates.predict(table) if candidates.predict is not None else None
     fitting = probability_of_fitting(candidates, rows, predicted)
-    time_band, memory_band = (predicted.step_band(), predicted.memory_band()) if predicted is not None else (None, None)
+    time_band, memory_band = (
+        (predicted.step_band(), predicted.memory_band()) if predicted is not None else (None, None)
+    )
     best = []
     for place, row in enumerate(rows):
         layout = table.layout(place)
-        memory = predict_memory(table.take(np.array([place])), cell, known.calibration(cell, layout.options).trainer)
-        tokens, seconds = float(candidates.tokens_per_second_per_gpu[row]), float(candidates.step_seconds[row])
+        memory = predict_memory(
+            table.take(np.array([place])), cell, known.calibration(cell, layout.options).trainer
+        )
+        tokens, seconds = (
+            float(candidates.tokens_per_second_per_gpu[row]),
+            float(candidates.step_seconds[row]),
+        )
         best.append(
             {
                 "layout": layout.key,
                 "short": layout.short,
-                "predicted_tokens_per_second_per_gpu": None if tokens != tokens else tokens,  # nan: unknown
+                "predicted_tokens_per_second_per_gpu": None
+                if tokens != tokens
+                else tokens,  # nan: unknown
                 "predicted_step_seconds": None if seconds != seconds else seconds,
                 "step_seconds_band": _within(seconds, time_band, place),
                 "predicted_memory_bytes": float(candidates.memory_bytes[row]),
-                "memory_bytes_band": _within(float(candidates.memory_bytes[row]), memory_band, place),
-                "memory_bytes_by_part": {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS},
+                "memory_bytes_band": _within(
+                    float(candidates.memory_bytes[row]), memory_band, place
+                ),
+                "memory_bytes_by_part": {
+                    part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS
+                },
                 "probability_of_fitting": float(fitting[place]) if fitting is not None else None,
-                "probability_of_out_of_memory": 1.0 - float(fitting[place]) if fitting is not None else None,
-                "probability_of_another_failure": fails * (float(fitting[place]) if fitting is not None else 1.0),
+                "probability_of_out_of_memory": 1.0 - float(fitting[place])
+                if fitting is not None
+                else None,
+                "probability_of_another_failure": fails
+                * (float(fitting[place]) if fitting is not None else 1.0),
                 "fits": bool(candidates.fits[row]),
             }
         )
@@ -299,18 +401,30 @@ def _capped(cost: dict[str, Any]) -> str:
     """What the budgets allow of it."""
     said = ""
     if cost["budget_limit"] is not None:
-        held = f" beside {_hours(cost['held_gpu_hours'])} held already" if cost["held_gpu_hours"] else ""
+        held = (
+            f" beside {_hours(cost['held_gpu_hours'])} held already"
+            if cost["held_gpu_hours"]
+            else ""
+        )
         said = f"; search.{cost['budget_limit']} leaves {_hours(cost['budget_gpu_hours_left'])} GPU-hours{held}"
         said += f", about {cost['num_trials_within_budget']:,} of {show_as.counted(cost['num_trials'], 'trial')}"
     if cost["max_wall_time"] is not None:
-        said += f"; search.max_wall_time ends each call after {show_as.duration(cost['max_wall_time'])}"
+        said += (
+            f"; search.max_wall_time ends each call after {show_as.duration(cost['max_wall_time'])}"
+        )
     return said
 
 
 def _print_cell(row: dict[str, Any]) -> None:
-    hours = f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours" if row["gpu_hours"] is not None else ""
+    hours = (
+        f", P50 {_hours(row['gpu_hours'])} and P90 {_hours(row['gpu_hours_p90'])} GPU-hours"
+        if row["gpu_hours"] is not None
+        else ""
+    )
     limit = row["memory_limit_bytes"]
-    fitting = "memory limit unknown (name a device: device=h100-sxm)" if limit is None else _fitting(row)
+    fitting = (
+        "memory limit unknown (name a device: device=h100-sxm)" if limit is None else _fitting(row)
+    )
     write_line("")
     write_line(
         f"{row['cell']}: lattice {row['num_lattice']:,}, legal {row['num_legal']:,}, {fitting}, {_to_run(row)}{hours}",
@@ -328,7 +442,11 @@ def _print_cell(row: dict[str, Any]) -> None:
         write_line(f"  {warning}", style="yellow")
     if not row["best"]:
         return
-    unit, name = (GIB, "GiB") if max(best["predicted_memory_bytes"] for best in row["best"]) >= GIB else (1 << 20, "MiB")
+    unit, name = (
+        (GIB, "GiB")
+        if max(best["predicted_memory_bytes"] for best in row["best"]) >= GIB
+        else (1 << 20, "MiB")
+    )
     columns = [
         Column(title="", right=True),
         Column(title="layout", wrap=True),
@@ -350,17 +468,32 @@ def _to_run(row: dict[str, Any]) -> str:
 
 
 def _line(place: int, best: dict[str, Any], unit: int) -> list[str | StyledText]:
-    out, rate, seconds = best["probability_of_out_of_memory"], best["predicted_tokens_per_second_per_gpu"], best["predicted_step_seconds"]
+    out, rate, seconds = (
+        best["probability_of_out_of_memory"],
+        best["predicted_tokens_per_second_per_gpu"],
+        best["predicted_step_seconds"],
+    )
     times, sizes = best["step_seconds_band"], best["memory_bytes_band"]
-    rates = [rate * seconds / time for time in reversed(times)] if times is not None and rate is not None else None
+    rates = (
+        [rate * seconds / time for time in reversed(times)]
+        if times is not None and rate is not None
+        else None
+    )
     return [
         f"{place}.",
         best["short"],
         show_as.tokens_rate(rate),
-        f"{show_as.tokens_rate(rates[0])} - {show_as.tokens_rate(rates[1])}" if rates is not None else show_as.UNKNOWN,
+        f"{show_as.tokens_rate(rates[0])} - {show_as.tokens_rate(rates[1])}"
+        if rates is not None
+        else show_as.UNKNOWN,
         f"{best['predicted_memory_bytes'] / unit:,.1f}",
-        f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}" if sizes is not None else show_as.UNKNOWN,
-        StyledText(text=f"{out:.0%}" if out is not None else show_as.UNKNOWN, style="" if out is None or out < 0.5 else "yellow"),
+        f"{sizes[0] / unit:,.1f} - {sizes[1] / unit:,.1f}"
+        if sizes is not None
+        else show_as.UNKNOWN,
+        StyledText(
+            text=f"{out:.0%}" if out is not None else show_as.UNKNOWN,
+            style="" if out is None or out < 0.5 else "yellow",
+        ),
         f"{best['probability_of_another_failure']:.0%}",
         *(f"{size / unit:,.1f}" for size in best["memory_bytes_by_part"].values()),
     ]
@@ -370,7 +503,9 @@ def _fitting(row: dict[str, Any]) -> str:
     """How many layouts should fit, for people."""
     low, high = row["num_that_fit"] or (0, 0)
     return (
-        f"predicted to fit {low:,}" if low == high else f"predicted to fit {low:,} to {high:,} (expected {row['num_expected_to_fit']:,.1f})"
+        f"predicted to fit {low:,}"
+        if low == high
+        else f"predicted to fit {low:,} to {high:,} (expected {row['num_expected_to_fit']:,.1f})"
     )
 
 

@@ -35,7 +35,11 @@ class Progress:
 
     def __init__(self, *, objective: Objective, quiet: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal and not quiet else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True)
+            if self._console.is_terminal and not quiet
+            else None
+        )
         self._quiet = quiet
         self._objective = objective
         self._drawn = 0.0
@@ -46,7 +50,12 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -94,7 +103,12 @@ def _news(snapshot: Snapshot, *, with_counts: bool) -> list[tuple[float, str]]:
         news.append((one.seconds, text))
     for search in snapshot.searched:
         untried = f"; {counted(search.untried, 'layout')} never tried" if search.untried else ""
-        news.append((search.seconds, f"{search.cell.key}: no new layout is started: {search.reason}{untried}"))
+        news.append(
+            (
+                search.seconds,
+                f"{search.cell.key}: no new layout is started: {search.reason}{untried}",
+            )
+        )
     return sorted(news, key=lambda item: item[0])
 
 
@@ -103,13 +117,25 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
     for running in snapshot.running[:NUM_RUNNING_SHOWN]:
         where = _where(running)
         table.add_row(
-            Text(f"  trial {running.trial_id}"), Text(f"{running.cell.num_gpus} GPU"), Text(running.layout.short), Text(where, style="cyan")
+            Text(f"  trial {running.trial_id}"),
+            Text(f"{running.cell.num_gpus} GPU"),
+            Text(running.layout.short),
+            Text(where, style="cyan"),
         )
     if len(snapshot.running) > NUM_RUNNING_SHOWN:
         table.add_row(Text(f"  and {len(snapshot.running) - NUM_RUNNING_SHOWN} more"))
     for cell, (layout, value) in list(snapshot.best.items())[:NUM_RUNNING_SHOWN]:
-        shown = f"{value:.4g} s a step" if objective is Objective.STEP_SECONDS else f"{value:,.0f} tokens/s/GPU"
-        table.add_row(Text("  best", style="green"), Text(cell.key), Text(layout.short), Text(shown, style="bold green"))
+        shown = (
+            f"{value:.4g} s a step"
+            if objective is Objective.STEP_SECONDS
+            else f"{value:,.0f} tokens/s/GPU"
+        )
+        table.add_row(
+            Text("  best", style="green"),
+            Text(cell.key),
+            Text(layout.short),
+            Text(shown, style="bold green"),
+        )
     head = Text(
         f"{snapshot.sweep}  {_clock(snapshot.seconds)}  {_counts(snapshot, snapshot.num_launched, snapshot.counts)}{_left(snapshot.left)}  {snapshot.gpu_seconds / 3600:.3g} GPU-hours"
     )
@@ -118,7 +144,9 @@ def _panel(snapshot: Snapshot, objective: Objective) -> Group:
 
 def _counts(snapshot: Snapshot, num_launched: int, counts: Mapping[TrialState, int]) -> str:
     """`3 of at most 10 launched: 2 measured, 1 out of memory`."""
-    parts = [f"{counts[state]:,} {label}" for state, label in _LABELS.items() if counts.get(state, 0)]
+    parts = [
+        f"{counts[state]:,} {label}" for state, label in _LABELS.items() if counts.get(state, 0)
+    ]
     of_them = f": {', '.join(parts)}" if parts else ""
     return f"{num_launched:,} of at most {snapshot.at_most:,} launched{of_them}"
 

@@ -26,12 +26,25 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    csv_file: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="Measured runs, one a row.", show_default=False)],
-    table: Annotated[str, typer.Option("--table", metavar="ID", help="Which table of the file: a value of its column table_id.")],
+    csv_file: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE.csv", help="Measured runs, one a row.", show_default=False),
+    ],
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table", metavar="ID", help="Which table of the file: a value of its column table_id."
+        ),
+    ],
     overrides: Overrides = None,
-    file: Annotated[bool, typer.Option("--file", help="Only print the sweep file that the table means.")] = False,
+    file: Annotated[
+        bool, typer.Option("--file", help="Only print the sweep file that the table means.")
+    ] = False,
     db: DbOption = None,
-    takeover: Annotated[bool, typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it.")] = False,
+    takeover: Annotated[
+        bool,
+        typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,16 +58,22 @@ def replay(
 
     measured = table_in(csv_file, table)
     if not measured.is_complete:
-        note(f"{table} has {len(measured.runs)} problems; the largest is meant, or one of these: {'; '.join(measured.problem_texts)}")
+        note(
+            f"{table} has {len(measured.runs)} problems; the largest is meant, or one of these: {'; '.join(measured.problem_texts)}"
+        )
     text = sweep_file(measured, csv_file)
     spec = load(text, source=f"{csv_file}, table {table}", overrides=overrides or ())
     if file:
         write(text.rstrip("\n"))
         return
-    run_spec(spec, db=db, ray_address=None, takeover=takeover, strict=False, quiet=quiet, as_json=as_json)
+    run_spec(
+        spec, db=db, ray_address=None, takeover=takeover, strict=False, quiet=quiet, as_json=as_json
+    )
 
 
 def sweep_file(table: ReplayTable, path: Path) -> str:
     """The sweep file of a table, one key a line; values are written as JSON, which YAML is."""
     content = table.sweep(name=None, path=str(path.resolve()))
-    return "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in content.items())
+    return "".join(
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in content.items()
+    )

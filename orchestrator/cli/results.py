@@ -60,7 +60,11 @@ class Sort(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command(epilog=examples("sweep best", "sweep best 8b --top 5", "sweep best 8b --format csv > best.csv"))(best)
+    app.command(
+        epilog=examples(
+            "sweep best", "sweep best 8b --top 5", "sweep best 8b --format csv > best.csv"
+        )
+    )(best)
     app.command(
         epilog=examples(
             "sweep trials --state out_of_memory --state failed",
@@ -88,7 +92,8 @@ def best(
         row = chosen_sweep(store, sweep)
         cells = store.status(row.id)
         standings = {
-            cell_id: standing(store, row.id, cell_id, found) for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
+            cell_id: standing(store, row.id, cell_id, found)
+            for cell_id, found in store.best(row.id, max(top, CONSIDERED)).items()
         }
         fastest = {cell_id: of_cell.leading[:top] for cell_id, of_cell in standings.items()}
         others = _other_fingerprints(db, row.id)
@@ -103,14 +108,36 @@ def best(
         for place, trial in enumerate(fastest.get(cell.cell.id, ()), start=1)
     ]
     if chosen is Format.JSON:
-        without = [{**records.cell_record(cell.cell), "reason": why_no_best(cell)} for cell in cells if not fastest.get(cell.cell.id)]
-        drifted = {cell.cell.cell.key: drift for cell in cells if (drift := _drift_of(standings.get(cell.cell.id))) is not None}
-        told = {"sweep": row.name, "top": top, "best": found, "cells_without": without, "drift": drifted, "other_fingerprints": others}
+        without = [
+            {**records.cell_record(cell.cell), "reason": why_no_best(cell)}
+            for cell in cells
+            if not fastest.get(cell.cell.id)
+        ]
+        drifted = {
+            cell.cell.cell.key: drift
+            for cell in cells
+            if (drift := _drift_of(standings.get(cell.cell.id))) is not None
+        }
+        told = {
+            "sweep": row.name,
+            "top": top,
+            "best": found,
+            "cells_without": without,
+            "drift": drifted,
+            "other_fingerprints": others,
+        }
         write_json("best", told)
     elif chosen is Format.CSV:
         write_csv(_BEST_FIELDS, ([record[name] for name in _BEST_FIELDS] for record in found))
     elif chosen is Format.MD:
-        write_markdown(_MARKDOWN_TITLES, [_markdown_row(trial, cell.cell) for cell in cells for trial in fastest.get(cell.cell.id, ())])
+        write_markdown(
+            _MARKDOWN_TITLES,
+            [
+                _markdown_row(trial, cell.cell)
+                for cell in cells
+                for trial in fastest.get(cell.cell.id, ())
+            ],
+        )
     else:
         shown = {cell_id: _with_tied(of_cell, top) for cell_id, of_cell in standings.items()}
         _print_best(row.name, cells, shown, standings, others)
@@ -142,9 +169,15 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     num_runs = confirmation.num_runs(verdict.best)
     repeats = show.counted(verdict.num_repeats, "repeat")
     usual = f"runs of one layout usually vary by {USUAL_VARIATION} (nothing was repeated here)"
-    varies = usual if verdict.spread is None else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}){_left_over(verdict)}"
+    varies = (
+        usual
+        if verdict.spread is None
+        else f"runs of one layout vary by {verdict.spread:.1%} ({repeats}){_left_over(verdict)}"
+    )
     if not verdict.is_settled:
-        shown = ", ".join(map(str, verdict.tied[:MOST_TIED])) + (" and others" if len(verdict.tied) > MOST_TIED else "")
+        shown = ", ".join(map(str, verdict.tied[:MOST_TIED])) + (
+            " and others" if len(verdict.tied) > MOST_TIED else ""
+        )
         text = f"No single winner: trials {shown} are tied; {varies}, and with that any of them could be the fastest"
     elif len(rows) == 1:
         text = f"Trial {verdict.best} is the only layout that was measured"
@@ -155,19 +188,27 @@ def standing(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialR
     # Layouts that are not compared follow in the store's order.
     compared = {row.id for row in rows}
     behind = [row for row in leading if row.id not in compared]
-    return Standing(leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change))
+    return Standing(
+        leading=[*rows, *behind], tied=verdict.tied, text=text, drift=drift_text(verdict.change)
+    )
 
 
 def _with_tied(standing: Standing, top: int) -> list[TrialRow]:
     """The fastest `top`, and those besides that are named as tied."""
     named = standing.tied[:MOST_TIED]
-    return [trial for place, trial in enumerate(standing.leading) if place < top or trial.id in named]
+    return [
+        trial for place, trial in enumerate(standing.leading) if place < top or trial.id in named
+    ]
 
 
 def _left_over(verdict: Verdict) -> str:
     """How much of the spread of runs is left without drift and the load of others, where they have part in it."""
     assert verdict.spread is not None
-    return f", and by {verdict.run_sd:.1%} without drift and the load of others" if verdict.spread > MUCH * verdict.run_sd else ""
+    return (
+        f", and by {verdict.run_sd:.1%} without drift and the load of others"
+        if verdict.spread > MUCH * verdict.run_sd
+        else ""
+    )
 
 
 def _busy_text(trials: Sequence[TrialRow]) -> str | None:
@@ -179,7 +220,9 @@ def _busy_text(trials: Sequence[TrialRow]) -> str | None:
     if len(busy) == 1:
         return f"trial {worst.id}: {said_of(worst.load)} while it was measured"
     named = show.numbered("trial", [trial.id for trial in busy])
-    return f"{named}: {said_of(worst.load)} while they were measured, at the worst (trial {worst.id})"
+    return (
+        f"{named}: {said_of(worst.load)} while they were measured, at the worst (trial {worst.id})"
+    )
 
 
 def _drift_of(of_cell: Standing | None) -> str | None:
@@ -190,7 +233,9 @@ def drift_text(change: SpeedChange | None) -> str | None:
     """A line about how the machine drifted; None: it stayed as it was."""
     if change is None:
         return None
-    later = "later" if change.apart_seconds is None else f"{show.duration(change.apart_seconds)} later"
+    later = (
+        "later" if change.apart_seconds is None else f"{show.duration(change.apart_seconds)} later"
+    )
     return (
         f"The machine drifted: trial {change.key} took {show.step_time(change.first_seconds)} at first and"
         f" {show.step_time(change.then_seconds)} {later}; where layouts are compared, what was measured"
@@ -199,7 +244,18 @@ def drift_text(change: SpeedChange | None) -> str | None:
 
 
 _BEST_FIELDS = ("place", "is_current", "is_tied", *records.TRIAL_COLUMNS)
-_MARKDOWN_TITLES = ("cell", "trial", "state", "tokens/s/GPU", "±95%", "runs", "MFU", "step", "peak memory", "layout")
+_MARKDOWN_TITLES = (
+    "cell",
+    "trial",
+    "state",
+    "tokens/s/GPU",
+    "±95%",
+    "runs",
+    "MFU",
+    "step",
+    "peak memory",
+    "layout",
+)
 
 
 def _markdown_row(trial: TrialRow, cell: CellRow) -> list[str]:
@@ -226,7 +282,10 @@ def _other_fingerprints(db: str | None, sweep_id: int) -> list[dict[str, Any]]:
         f" peak_memory_allocated_bytes, device_memory_bytes FROM v_best WHERE sweep_id = {sweep_id} AND NOT is_current"
         " ORDER BY cell_id, tokens_per_second_per_gpu DESC",
     )
-    return [{"is_current": False, **dict(zip(found.columns, values, strict=True))} for values in found.rows]
+    return [
+        {"is_current": False, **dict(zip(found.columns, values, strict=True))}
+        for values in found.rows
+    ]
 
 
 _SPEED_COLUMNS = (
@@ -257,7 +316,10 @@ def _print_best(
         write_line(_cell_title(cell.cell), style="bold")
         found = fastest.get(cell.cell.id, ())
         if found:
-            write_table(_SPEED_COLUMNS, [[str(trial.id), *_speed_cells(trial), layout_text(trial)] for trial in found])
+            write_table(
+                _SPEED_COLUMNS,
+                [[str(trial.id), *_speed_cells(trial), layout_text(trial)] for trial in found],
+            )
             write_line(f"  {standings[cell.cell.id].text}", style="dim")
             if (busy := _busy_text(found)) is not None:
                 write_line(f"  {busy}", style="yellow")
@@ -273,11 +335,17 @@ def _print_best(
             write_line(f"  {why_no_best(cell)}", style="yellow")
         elsewhere = [other for other in others if other["cell_id"] == cell.cell.id]
         if elsewhere:
-            write_line("  Measured under other conditions (code, software or device), not comparable with the above:", style="dim")
+            write_line(
+                "  Measured under other conditions (code, software or device), not comparable with the above:",
+                style="dim",
+            )
             columns = [*_SPEED_COLUMNS, Column(title="fingerprint")]
             write_table(columns, [_other_cells(other) for other in elsewhere[:_MAX_OTHERS]])
             if len(elsewhere) > _MAX_OTHERS:
-                write_line(f"  and {len(elsewhere) - _MAX_OTHERS} more: sweep sql 'select * from v_best'", style="dim")
+                write_line(
+                    f"  and {len(elsewhere) - _MAX_OTHERS} more: sweep sql 'select * from v_best'",
+                    style="dim",
+                )
     _print_why_unsure([trial for found in fastest.values() for trial in found])
 
 
@@ -295,12 +363,20 @@ def _print_why_unsure(shown: Sequence[TrialRow]) -> None:
 def _why_unsure(trial: TrialRow) -> str | None:
     from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
-    return why_unsure(confident=trial.confident, num_steps=trial.num_steps, relative_confidence=trial.relative_confidence)
+    return why_unsure(
+        confident=trial.confident,
+        num_steps=trial.num_steps,
+        relative_confidence=trial.relative_confidence,
+    )
 
 
 def _cell_title(row: CellRow) -> str:
     cell = row.cell
-    under = f", fingerprint {show.short_digest(row.fingerprint_digest)}" if row.fingerprint_digest else ""
+    under = (
+        f", fingerprint {show.short_digest(row.fingerprint_digest)}"
+        if row.fingerprint_digest
+        else ""
+    )
     gpus = f"{cell.num_gpus} GPU{'s' if cell.num_gpus > 1 else ''}"
     return f"{cell.key}  ({cell.model.name} on {gpus}, sequence {cell.sequence_length:,}, global batch {cell.global_batch_size:,}{under})"
 
@@ -349,8 +425,12 @@ def short(key: str) -> str:
 def why_no_best(status: CellStatus) -> str:
     """Say of a cell without a best layout whether nothing fits, nothing worked, or nothing is known yet."""
     count = status.num_trials
-    oom, pruned, failed = (count.get(s, 0) for s in (TrialState.OUT_OF_MEMORY, TrialState.PRUNED, TrialState.FAILED))
-    open_trials = sum(count.get(s, 0) for s in (TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING))
+    oom, pruned, failed = (
+        count.get(s, 0) for s in (TrialState.OUT_OF_MEMORY, TrialState.PRUNED, TrialState.FAILED)
+    )
+    open_trials = sum(
+        count.get(s, 0) for s in (TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING)
+    )
     if count.get(TrialState.MEASURED, 0):
         return "nothing is measured under the current conditions"
     if open_trials or not (oom or pruned or failed):
@@ -362,10 +442,19 @@ def why_no_best(status: CellStatus) -> str:
 
 def trials(
     sweep: SweepArgument = None,
-    state: Annotated[list[TrialState] | None, typer.Option("--state", "-s", help="Only these states; may be repeated.")] = None,
-    cell: Annotated[str | None, typer.Option("--cell", help="Only cells whose name has this in it.", show_default=False)] = None,
+    state: Annotated[
+        list[TrialState] | None,
+        typer.Option("--state", "-s", help="Only these states; may be repeated."),
+    ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option("--cell", help="Only cells whose name has this in it.", show_default=False),
+    ] = None,
     sort: Annotated[Sort, typer.Option("--sort", help="What comes first.")] = Sort.SPEED,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many rows.", show_default=False)] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=1, help="At most so many rows.", show_default=False),
+    ] = None,
     format: FormatOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -375,7 +464,12 @@ def trials(
     with existing_store(db) as store:
         row = chosen_sweep(store, sweep)
         cells = {found.id: found for found in _matching_cells(store, row, cell)}
-        found = [trial for cell_id in cells for trial in store.trials(row.id, cell_id=cell_id) if not state or trial.state in state]
+        found = [
+            trial
+            for cell_id in cells
+            for trial in store.trials(row.id, cell_id=cell_id)
+            if not state or trial.state in state
+        ]
     found.sort(key=_sort_key(sort))
     total, found = len(found), found[:limit]
     match chosen:
@@ -383,10 +477,17 @@ def trials(
             rows = [records.trial_record(trial, cells[trial.cell_id], row.name) for trial in found]
             write_json("trials", {"sweep": row.name, "num_matching": total, "trials": rows})
         case Format.CSV:
-            in_order = (records.trial_record(trial, cells[trial.cell_id], row.name) for trial in found)
-            write_csv(records.TRIAL_COLUMNS, ([record[name] for name in records.TRIAL_COLUMNS] for record in in_order))
+            in_order = (
+                records.trial_record(trial, cells[trial.cell_id], row.name) for trial in found
+            )
+            write_csv(
+                records.TRIAL_COLUMNS,
+                ([record[name] for name in records.TRIAL_COLUMNS] for record in in_order),
+            )
         case Format.MD:
-            write_markdown(_MARKDOWN_TITLES, [_markdown_row(trial, cells[trial.cell_id]) for trial in found])
+            write_markdown(
+                _MARKDOWN_TITLES, [_markdown_row(trial, cells[trial.cell_id]) for trial in found]
+            )
         case Format.TABLE:
             _print_trials(found, cells)
     if len(found) < total:
@@ -406,7 +507,11 @@ def _matching_cells(store: Store, sweep: SweepRow, part: str | None) -> list[Cel
 def _sort_key(sort: Sort) -> Callable[[TrialRow], tuple[float, ...]]:
     match sort:
         case Sort.SPEED:  # what other conditions gave comes after what it cannot be compared with
-            return lambda trial: (trial.is_current_fingerprint is False, -(trial.tokens_per_second_per_gpu or 0.0), trial.id)
+            return lambda trial: (
+                trial.is_current_fingerprint is False,
+                -(trial.tokens_per_second_per_gpu or 0.0),
+                trial.id,
+            )
         case Sort.MEMORY:
             return lambda trial: (-(trial.peak_memory_allocated_bytes or 0), trial.id)
         case Sort.UPDATED:
@@ -425,7 +530,13 @@ def _print_trials(found: Sequence[TrialRow], cells: Mapping[int, CellRow]) -> No
             write()
         write_line(_cell_title(cells[cell_id]), style="bold")
         own = [trial for trial in found if trial.cell_id == cell_id]
-        write_table(columns, [[str(trial.id), state_cell(trial.state), *_speed_cells(trial), _explained(trial)] for trial in own])
+        write_table(
+            columns,
+            [
+                [str(trial.id), state_cell(trial.state), *_speed_cells(trial), _explained(trial)]
+                for trial in own
+            ],
+        )
     _print_why_unsure(found)
 
 
@@ -439,7 +550,11 @@ def _explained(trial: TrialRow) -> str:
             else layout_text(trial)
         )
     if trial.state is TrialState.PRUNED:
-        reason = f"needs at least the memory of trial {trial.condemned_by}" if trial.condemned_by is not None else trial.why
+        reason = (
+            f"needs at least the memory of trial {trial.condemned_by}"
+            if trial.condemned_by is not None
+            else trial.why
+        )
     else:
         reason = plain(trial.failure_message) if trial.failure_message else None
     return f"{trial.layout.short}\n{reason[:200]}" if reason else trial.layout.short

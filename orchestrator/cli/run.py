@@ -32,7 +32,15 @@ from orchestrator.cli.run_checks import (
     rank_secrets,
 )
 from orchestrator.cli.signals import Signals
-from orchestrator.cli.sweep_file import File, Overrides, limit_warnings, load, planned_hardware, planning, replayed_table
+from orchestrator.cli.sweep_file import (
+    File,
+    Overrides,
+    limit_warnings,
+    load,
+    planned_hardware,
+    planning,
+    replayed_table,
+)
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -102,7 +110,10 @@ def run(
     ray_address: Annotated[
         str | None,
         typer.Option(
-            "--ray-address", metavar="ADDRESS", help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.", envvar="RAY_ADDRESS"
+            "--ray-address",
+            metavar="ADDRESS",
+            help="auto or HOST:PORT of a Ray cluster. Default: a local Ray.",
+            envvar="RAY_ADDRESS",
         ),
     ] = None,
     wait_for_nodes: Annotated[
@@ -113,17 +124,34 @@ def run(
             help="How long a cluster may take to become large enough for the largest gang: 15min. Default: refused at once.",
         ),
     ] = None,
-    takeover: Annotated[bool, typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it.")] = False,
+    takeover: Annotated[
+        bool,
+        typer.Option("--takeover", help="Take the sweep from an orchestrator that still holds it."),
+    ] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="On a cluster that is not there and a clock that is not real; as sweep NAME-simulated.")
+        bool,
+        typer.Option(
+            "--simulate",
+            help="On a cluster that is not there and a clock that is not real; as sweep NAME-simulated.",
+        ),
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Of the simulated cluster. Default: for one gang of the largest.")
+        int | None,
+        typer.Option(
+            "--nodes", min=1, help="Of the simulated cluster. Default: for one gang of the largest."
+        ),
     ] = None,
     node_loss_hours: Annotated[
-        float | None, typer.Option("--node-loss-hours", min=0.01, help="How long a simulated node runs, in the mean, until it is lost.")
+        float | None,
+        typer.Option(
+            "--node-loss-hours",
+            min=0.01,
+            help="How long a simulated node runs, in the mean, until it is lost.",
+        ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 3 when trials failed.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with exit code 3 when trials failed.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -148,12 +176,16 @@ def run(
     elif nodes is not None or node_loss_hours is not None:
         from orchestrator.core.errors import UsageInvalid
 
-        raise UsageInvalid("--nodes and --node-loss-hours are of a simulated cluster: add --simulate")
+        raise UsageInvalid(
+            "--nodes and --node-loss-hours are of a simulated cluster: add --simulate"
+        )
     run_spec(
         spec,
         db=db,
         ray_address=ray_address,
-        patience_seconds=_patience_seconds(wait_for_nodes, spec, ray_address) if wait_for_nodes is not None else None,
+        patience_seconds=_patience_seconds(wait_for_nodes, spec, ray_address)
+        if wait_for_nodes is not None
+        else None,
         takeover=takeover,
         strict=strict,
         quiet=quiet,
@@ -185,7 +217,9 @@ def run_spec(
     check_that_ray_keeps_it(db)
     check_home()
     if ray_address is None and table is None and simulator is None:
-        budget_of(spec, price_of(spec, planned_hardware(spec)))  # of a cluster, its devices tell the price
+        budget_of(
+            spec, price_of(spec, planned_hardware(spec))
+        )  # of a cluster, its devices tell the price
         check_this_machine(spec)
     from db.store import Store
     from orchestrator.cli import results as look
@@ -200,13 +234,31 @@ def run_spec(
         Signals(progress.note) as signals,
     ):
         num_sweeps = len(store.sweeps())
-        at = f"store at {store.url}: {counted(num_sweeps, 'sweep')}" if num_sweeps else f"new store at {store.url}"
+        at = (
+            f"store at {store.url}: {counted(num_sweeps, 'sweep')}"
+            if num_sweeps
+            else f"new store at {store.url}"
+        )
         # A table answers at once, and may have changed.
         code = partial(_code_of, spec, table)
-        result = finished_before(spec, store, code=code, program_version=__version__, this_host=this_host) if table is None else None
+        result = (
+            finished_before(
+                spec, store, code=code, program_version=__version__, this_host=this_host
+            )
+            if table is None
+            else None
+        )
         if result is None:
             open_scheduler: Callable[[], Scheduler] = partial(
-                _open_scheduler, spec, store, progress, signals, ray_address, environment, secrets, table
+                _open_scheduler,
+                spec,
+                store,
+                progress,
+                signals,
+                ray_address,
+                environment,
+                secrets,
+                table,
             )
             if simulator is not None:
                 open_scheduler = partial(_open_simulator, simulator, spec, progress)
@@ -219,7 +271,17 @@ def run_spec(
             if patience_seconds is not None and ray_address is not None:
                 _await_nodes(spec, ray_address, patience_seconds, progress, signals)
             clock = simulator.clock if simulator is not None else time.monotonic
-            result = _measure(spec, store, progress, signals, begin, table, clock=clock, takeover=takeover, as_json=as_json)
+            result = _measure(
+                spec,
+                store,
+                progress,
+                signals,
+                begin,
+                table,
+                clock=clock,
+                takeover=takeover,
+                as_json=as_json,
+            )
         else:
             progress.say(at)
         where = store.url
@@ -241,14 +303,20 @@ def _patience_seconds(text: str, spec: SweepSpec, ray_address: str | None) -> fl
     if ray_address is None:
         raise UsageInvalid("--wait-for-nodes is for a cluster: add --ray-address")
     if not isinstance(spec.gpus_per_node, int):
-        raise UsageInvalid("--wait-for-nodes needs gpus_per_node in the sweep file: nodes that are not there yet do not tell their size")
+        raise UsageInvalid(
+            "--wait-for-nodes needs gpus_per_node in the sweep file: nodes that are not there yet do not tell their size"
+        )
     try:
         return float(TypeAdapter(Duration).validate_python(text))
     except ValidationError as exc:
-        raise UsageInvalid(f"--wait-for-nodes: {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise UsageInvalid(
+            f"--wait-for-nodes: {exc.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
-def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: Signals) -> None:
+def _await_nodes(
+    spec: SweepSpec, ray_address: str, patience_seconds: float, progress: Progress, signals: Signals
+) -> None:
     from orchestrator.cluster.ray.cluster import await_nodes  # ray takes seconds to import
     from orchestrator.core.machines.packing import Shape
     from orchestrator.core.trial.protocol import Device
@@ -259,9 +327,13 @@ def _await_nodes(spec: SweepSpec, ray_address: str, patience_seconds: float, pro
 
     assert isinstance(spec.gpus_per_node, int)
     largest = Shape.of(max(spec.gpus), gpus_per_node=spec.gpus_per_node)
-    progress.say(f"Waiting for {largest.num_nodes} node(s) with {largest.slots_per_node} slots each, {patience_seconds:.0f} s at most ...")
+    progress.say(
+        f"Waiting for {largest.num_nodes} node(s) with {largest.slots_per_node} slots each, {patience_seconds:.0f} s at most ..."
+    )
     device = Device.CPU if spec.device == "cpu" else Device.CUDA
-    if not await_nodes(ray_address, largest, device, patience_seconds=patience_seconds, give_up=gave_up):
+    if not await_nodes(
+        ray_address, largest, device, patience_seconds=patience_seconds, give_up=gave_up
+    ):
         raise typer.Exit(128 + (signals.received or signal.SIGINT))
 
 
@@ -278,7 +350,9 @@ def _measure(
     as_json: bool,
 ) -> SweepResult:
     from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
-    from orchestrator.sweep.loop import run_sweep  # optuna takes 0.5 s to import: only where there is something to do
+    from orchestrator.sweep.loop import (
+        run_sweep,
+    )  # optuna takes 0.5 s to import: only where there is something to do
 
     def opened() -> Scheduler:
         scheduler = open_scheduler()
@@ -311,9 +385,13 @@ def _measure(
         raise typer.Exit(128 + signals.received) from None
 
 
-def _open_simulator(simulator: SimulatedScheduler, spec: SweepSpec, progress: Progress) -> Scheduler:
+def _open_simulator(
+    simulator: SimulatedScheduler, spec: SweepSpec, progress: Progress
+) -> Scheduler:
     sizes = simulator.slots.by_size
-    progress.say(f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured")
+    progress.say(
+        f"Simulated, on a clock of its own: {len(sizes)} node(s) of {sizes[0]} {spec.device}. Nothing is measured"
+    )
     return simulator
 
 
@@ -330,21 +408,37 @@ def _open_scheduler(
     from orchestrator.core.trial.protocol import Device
 
     if table is not None:
-        from orchestrator.cluster.replayed import RayReplayScheduler, ReplayScheduler, goes_through_ray
+        from orchestrator.cluster.replayed import (
+            RayReplayScheduler,
+            ReplayScheduler,
+            goes_through_ray,
+        )
 
         if not goes_through_ray(spec):
             return ReplayScheduler(spec, table)
     if ray_address is None:
         # Ray's own switch for "this machine only", read when it is imported: its servers bind loopback instead of every interface.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from orchestrator.cluster.ray.scheduler import RayScheduler  # ray takes seconds to import: only once the sweep is ours
+    from orchestrator.cluster.ray.scheduler import (
+        RayScheduler,
+    )  # ray takes seconds to import: only once the sweep is ours
 
-    progress.say(f"Joining the Ray cluster at {ray_address} ..." if ray_address is not None else "Starting a local Ray ...")
+    progress.say(
+        f"Joining the Ray cluster at {ray_address} ..."
+        if ray_address is not None
+        else "Starting a local Ray ..."
+    )
     scheduler = RayScheduler(
         address=ray_address,
-        device=Device.CPU if table is not None or spec.device == "cpu" else None if spec.device == "auto" else Device.CUDA,
+        device=Device.CPU
+        if table is not None or spec.device == "cpu"
+        else None
+        if spec.device == "auto"
+        else Device.CUDA,
         root=home.run_root(store.sweep_named(spec.name).run_folder),
-        gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) and table is None else None,
+        gpus_per_node=spec.gpus_per_node
+        if isinstance(spec.gpus_per_node, int) and table is None
+        else None,
         rank_environment=environment,
         rank_secrets=secrets,
     )
@@ -364,7 +458,9 @@ def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     if not isinstance(options, CommandOptions):
         return code_fingerprint(Path(__file__).parent)
     cwd = Path(options.cwd) if options.cwd is not None else None
-    return program_fingerprint([*options.argv, *options.env.values()], cwd=cwd, skip=[home.sweep_home()])
+    return program_fingerprint(
+        [*options.argv, *options.env.values()], cwd=cwd, skip=[home.sweep_home()]
+    )
 
 
 def _hardware(spec: SweepSpec, slots: Slots) -> Hardware | None:
@@ -387,13 +483,17 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
     from orchestrator.sweep.progress import BUDGETS, StopReason
 
     count = result.counts.get
-    parts = [f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)]
+    parts = [
+        f"{count(state, 0)} {state.replace('_', ' ')}" for state in TrialState if count(state, 0)
+    ]
     parts += [f"{result.untried} never tried"] if result.untried else []
     if result.interrupted:
         note(f"Stopped on request. The same command goes on: {', '.join(parts)}.")
     else:
         reasons = sorted({str(reason) for reason in result.stopped.values()})
-        note(f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}")
+        note(
+            f"Sweep {spec.name} ended ({'; '.join(reasons)}): {', '.join(parts)}. Results: {where}"
+        )
     if spec.search.strategy is Strategy.EXHAUSTIVE and (num := count(TrialState.PRUNED, 0)):
         note(
             f"{num} of the layouts were not launched: others ran out of memory, and these need at least as much"
@@ -419,18 +519,28 @@ def _say_how_it_ended(spec: SweepSpec, result: SweepResult, where: str) -> None:
             f"{cell.key} was stopped: its attempts failed again and again. `sweep trials {spec.name}` says how; the same"
             " command tries it again."
         )
-    for cell in (cell for cell in result.nothing_feasible if cell not in result.nothing_fits and cell not in stuck):
+    for cell in (
+        cell
+        for cell in result.nothing_feasible
+        if cell not in result.nothing_fits and cell not in stuck
+    ):
         if result.stopped[cell] in BUDGETS and not result.launched.get(cell, 0):
-            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} before its first trial. A larger budget goes on with it.")
+            note(
+                f"Nothing was measured for {cell.key}: {result.stopped[cell]} before its first trial. A larger budget goes on with it."
+            )
         elif result.stopped[cell] in BUDGETS:
             tried = counted(result.launched[cell], "trial")
-            note(f"Nothing was measured for {cell.key}: {result.stopped[cell]} after {tried}; see `sweep trials {spec.name}`.")
+            note(
+                f"Nothing was measured for {cell.key}: {result.stopped[cell]} after {tried}; see `sweep trials {spec.name}`."
+            )
         else:
             note(
                 f"Nothing could be measured for {cell.key}: see `sweep trials {spec.name}`, and `sweep plan` for what is not legal and why."
             )
     for cell in result.unconfirmed:
-        note(f"The best of {cell.key} was measured once: {result.stopped[cell]}, and nothing was left to confirm it.")
+        note(
+            f"The best of {cell.key} was measured once: {result.stopped[cell]}, and nothing was left to confirm it."
+        )
 
 
 def _exit_code(result: SweepResult, signals: Signals, *, strict: bool) -> int:

@@ -32,13 +32,23 @@ def check_some_layout_is_legal(spec: SweepSpec, table: ReplayTable | None) -> No
     for cell in spec.cells():
         # Nodes as large as may be: what is not legal on those is on none.
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cell.num_gpus
-        space = enumerate_cell(spec, cell, gpus_per_node=per_node, among=table.layouts(cell) if table is not None else None)
+        space = enumerate_cell(
+            spec,
+            cell,
+            gpus_per_node=per_node,
+            among=table.layouts(cell) if table is not None else None,
+        )
         if len(space.legal):
             return
         reasons = sorted(space.rejected.items(), key=lambda item: -item[1])[:2]
-        told.append(f"{cell.key}: " + "; ".join(f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons))
+        told.append(
+            f"{cell.key}: "
+            + "; ".join(f"of {counted(count, 'layout')}, {reason}" for reason, count in reasons)
+        )
     more = f" and {len(told) - 3} more cells" if len(told) > 3 else ""
-    raise UsageInvalid(f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons")
+    raise UsageInvalid(
+        f"no layout is legal in any cell. {'. '.join(told[:3])}{more}. `sweep plan` lists all reasons"
+    )
 
 
 def check_this_machine(spec: SweepSpec) -> None:
@@ -51,15 +61,25 @@ def check_this_machine(spec: SweepSpec) -> None:
     from orchestrator.node.gpu_monitor import device_name
 
     if spec.workload.name == "llama" and find_spec("torch") is None:
-        raise UsageInvalid("workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'")
+        raise UsageInvalid(
+            "workload llama needs torch, which is not installed here: pip install 'layout-sweep[train]'"
+        )
     ray_folder.check(os.environ)
     surroundings.check_for_ray()
     has_gpu = Path("/dev/nvidiactl").exists() or device_name() is not None
     cores = os.cpu_count() or 1
     if not has_gpu:
         wants_gpu = spec.device not in ("auto", "cpu")
-        slots = Slots(device=Device.CUDA if wants_gpu else Device.CPU, device_name=None, nodes={} if wants_gpu else {"here": cores})
-        shapes_of(spec.cells(), slots, gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores)
+        slots = Slots(
+            device=Device.CUDA if wants_gpu else Device.CPU,
+            device_name=None,
+            nodes={} if wants_gpu else {"here": cores},
+        )
+        shapes_of(
+            spec.cells(),
+            slots,
+            gpus_per_node=spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else cores,
+        )
 
 
 def check_home() -> None:
@@ -91,7 +111,9 @@ def check_that_ray_keeps_it(db: str | None) -> None:
             ' Name another: --runtime-env-json \'{"env_vars": {"SWEEP_DB": "sqlite:////home/me/sweep.sqlite", "SWEEP_HOME": "/home/me/.sweep"}}\''
         )
     if is_unpacked(home.sweep_home()):
-        note(f"Logs go to {home.sweep_home()}, which Ray will delete: SWEEP_HOME names another folder")
+        note(
+            f"Logs go to {home.sweep_home()}, which Ray will delete: SWEEP_HOME names another folder"
+        )
 
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:

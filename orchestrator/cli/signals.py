@@ -41,8 +41,14 @@ def terminable() -> Iterator[None]:
             os._exit(128 + number)
         raise Terminated(number)
 
-    replaced = [] if threading.current_thread() is not threading.main_thread() else [signal.SIGTERM, signal.SIGHUP]
-    replaced = [number for number in replaced if signal.getsignal(number) is signal.SIG_DFL]  # `nohup` has SIGHUP ignored
+    replaced = (
+        []
+        if threading.current_thread() is not threading.main_thread()
+        else [signal.SIGTERM, signal.SIGHUP]
+    )
+    replaced = [
+        number for number in replaced if signal.getsignal(number) is signal.SIG_DFL
+    ]  # `nohup` has SIGHUP ignored
     for number in replaced:
         signal.signal(number, receive)
     try:
@@ -127,10 +133,14 @@ class Signals:
                 os._exit(128 + number)
         elif number != signal.SIGINT or self._level:
             self._level = 2
-            self._tell("Cancelling: trials under way are ended and will be measured by the next `sweep run`.")
+            self._tell(
+                "Cancelling: trials under way are ended and will be measured by the next `sweep run`."
+            )
         else:
             self._level = 1
-            self._tell("Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now.")
+            self._tell(
+                "Stopping: nothing new is started, trials under way may finish. Ctrl-C again to end them now."
+            )
 
     def _tell(self, text: str) -> None:
         with suppress(OSError):

@@ -14,7 +14,17 @@ import typer
 from orchestrator.cli import results as look
 from orchestrator.cli.defaults import chosen_sweep, complete_names, existing_store
 from orchestrator.cli.home import attempt_folders
-from orchestrator.cli.output import Column, DbOption, JsonOption, StyledText, examples, write, write_json, write_line, write_table
+from orchestrator.cli.output import (
+    Column,
+    DbOption,
+    JsonOption,
+    StyledText,
+    examples,
+    write,
+    write_json,
+    write_line,
+    write_table,
+)
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.report import quantities as show
@@ -30,17 +40,27 @@ MAX_HEARTBEAT_BYTES = 4096
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command(epilog=examples("sweep status", "sweep status 8b --watch", "sweep status --json"))(status)
+    app.command(epilog=examples("sweep status", "sweep status 8b --watch", "sweep status --json"))(
+        status
+    )
 
 
 def status(
     sweep: Annotated[
         str | None,
         typer.Argument(
-            metavar="SWEEP", help="The sweep's name. Default: all of the store.", show_default=False, autocompletion=complete_names
+            metavar="SWEEP",
+            help="The sweep's name. Default: all of the store.",
+            show_default=False,
+            autocompletion=complete_names,
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until the sweep ends or Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Show it again every 2 s, until the sweep ends or Ctrl-C."
+        ),
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +72,9 @@ def status(
         raise UsageInvalid("--watch is for people; a program asks again: sweep status --json")
     with existing_store(db) as store:
         while True:
-            is_over = _show_status(store, sweep, db, as_json=as_json, clear=watch and sys.stdout.isatty())
+            is_over = _show_status(
+                store, sweep, db, as_json=as_json, clear=watch and sys.stdout.isatty()
+            )
             if not watch or is_over:
                 return
             try:
@@ -61,7 +83,9 @@ def status(
                 return
 
 
-def _show_status(store: Store, name: str | None, db: str | None, *, as_json: bool, clear: bool) -> bool:
+def _show_status(
+    store: Store, name: str | None, db: str | None, *, as_json: bool, clear: bool
+) -> bool:
     """Show one sweep, or all; return whether all of them have ended. One whose orchestrator died has not: it may be started again."""
     sweeps = store.sweeps()
     chosen = [chosen_sweep(store, name)] if name is not None or len(sweeps) == 1 else sweeps
@@ -73,12 +97,16 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
         cells[chosen[0].id], drifts = _without_drift(store, chosen[0], cells[chosen[0].id])
     running = {row.id: _running(db, row) for row in chosen}
     held = {row.id: store.held(row.id) for row in chosen}
-    unwaited = {row.id: _num_unwaited(db, row) for row in chosen} if as_json or len(chosen) == 1 else {}
+    unwaited = (
+        {row.id: _num_unwaited(db, row) for row in chosen} if as_json or len(chosen) == 1 else {}
+    )
     sessions = {row.id: store.newest_session(row.id) for row in chosen}
     if as_json:
         told = [
             {
-                **_status_record(row, cells[row.id], running[row.id], held[row.id], sessions[row.id]),
+                **_status_record(
+                    row, cells[row.id], running[row.id], held[row.id], sessions[row.id]
+                ),
                 "num_attempts_of_longer_steps": unwaited[row.id],
             }
             for row in chosen
@@ -88,7 +116,15 @@ def _show_status(store: Store, name: str | None, db: str | None, *, as_json: boo
         write_line(f"{store.url} holds no sweep yet; begin one: sweep run FILE")
     elif len(chosen) == 1:
         only = chosen[0].id
-        _print_status(chosen[0], cells[only], running[only], held[only], sessions[only], unwaited[only], drifts)
+        _print_status(
+            chosen[0],
+            cells[only],
+            running[only],
+            held[only],
+            sessions[only],
+            unwaited[only],
+            drifts,
+        )
     else:
         _print_sweeps([(row, cells[row.id], held[row.id], sessions[row.id]) for row in chosen])
     return all(row.holder is None and row.state in ("finished", "stopped") for row in chosen)
@@ -108,7 +144,11 @@ def _running(db: str | None, sweep: SweepRow) -> list[dict[str, Any]]:
     for values in found.rows:
         row = dict(zip(found.columns, values, strict=True))
         seconds = max(show.age_seconds(_moment(row.pop("updated_at")), now), 0.0)
-        phase, step = _progress(sweep.run_folder, row["trial_id"], row["attempt"]) if sweep.holder is not None else (None, None)
+        phase, step = (
+            _progress(sweep.run_folder, row["trial_id"], row["attempt"])
+            if sweep.holder is not None
+            else (None, None)
+        )
         rows.append({**row, "phase": phase, "step": step, "seconds": seconds})
     return rows
 
@@ -131,7 +171,11 @@ def _progress(run_folder: str, trial_id: int, attempt: int) -> tuple[str | None,
     from orchestrator.core.trial.protocol import BadResult, Phase, decode_heartbeat
 
     beats = []
-    for path in (path for folder in attempt_folders(run_folder, trial_id, attempt) for path in folder.glob("heartbeat-*.json")):
+    for path in (
+        path
+        for folder in attempt_folders(run_folder, trial_id, attempt)
+        for path in folder.glob("heartbeat-*.json")
+    ):
         try:
             with path.open("rb") as file:
                 beats.append(decode_heartbeat(file.read(MAX_HEARTBEAT_BYTES)))
@@ -150,31 +194,47 @@ def _moment(value: Any) -> datetime:
 
 
 def _status_record(
-    row: SweepRow, cells: Sequence[CellStatus], running: Sequence[Mapping[str, Any]], held: ReservedBySweep, session: SessionRow | None
+    row: SweepRow,
+    cells: Sequence[CellStatus],
+    running: Sequence[Mapping[str, Any]],
+    held: ReservedBySweep,
+    session: SessionRow | None,
 ) -> records.Record:
     return {
         **records.sweep_record(row),
         "stop_reasons": list(session.stop_reasons) if session is not None else [],
         "num_trials": _totals(cells),
         **records.held_record(held, _price(session)),
-        "cells": [records.cell_status_record(cell, row.name, held.by_cell[cell.cell.id]) for cell in cells],
+        "cells": [
+            records.cell_status_record(cell, row.name, held.by_cell[cell.cell.id]) for cell in cells
+        ],
         "running": running,
     }
 
 
-def _without_drift(store: Store, row: SweepRow, cells: Sequence[CellStatus]) -> tuple[list[CellStatus], list[str]]:
+def _without_drift(
+    store: Store, row: SweepRow, cells: Sequence[CellStatus]
+) -> tuple[list[CellStatus], list[str]]:
     """The cells with the best that `sweep best` names, and how the machine has changed while each was measured, where it was seen to."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
     from orchestrator.sweep.confirmation import repeated_contest  # needs SQLAlchemy
 
-    drifted = {cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None}
+    drifted = {
+        cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None
+    }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, found = [], []
     for cell in cells:
-        standing = look.standing(store, row.id, cell.cell.id, leading[cell.cell.id]) if cell.cell.id in drifted & leading.keys() else None
+        standing = (
+            look.standing(store, row.id, cell.cell.id, leading[cell.cell.id])
+            if cell.cell.id in drifted & leading.keys()
+            else None
+        )
         corrected.append(cell if standing is None else replace(cell, best=standing.leading[0]))
         if standing is not None and standing.drift is not None:
-            found.append(f"{cell.cell.cell.key}: {standing.drift}" if len(cells) > 1 else standing.drift)
+            found.append(
+                f"{cell.cell.cell.key}: {standing.drift}" if len(cells) > 1 else standing.drift
+            )
     return corrected, found
 
 
@@ -208,7 +268,10 @@ def _print_status(
         Column(title="GPU-hours", right=True),
     ]
     by_cell = {cell.cell.id: show.gpu_hours(held.by_cell[cell.cell.id].held) for cell in cells}
-    write_table(columns, [[cell.cell.cell.key, *_count_cells(cell, shown), by_cell[cell.cell.id]] for cell in cells])
+    write_table(
+        columns,
+        [[cell.cell.cell.key, *_count_cells(cell, shown), by_cell[cell.cell.id]] for cell in cells],
+    )
     write()
     columns = [
         Column(title="best so far", right=True),
@@ -222,7 +285,11 @@ def _print_status(
     if not running:
         return
     write()
-    columns = [Column(title="running", right=True), Column(title="phase"), Column(title="for", right=True)]
+    columns = [
+        Column(title="running", right=True),
+        Column(title="phase"),
+        Column(title="for", right=True),
+    ]
     columns += [Column(title="layout", wrap=True), Column(title="cell", wrap=True)]
     write_table(
         columns,
@@ -248,7 +315,11 @@ def _what_for(held: ReservedBySweep, price: float | None) -> str:
     if not held.total.held:
         return ""
     money = f", ${held.total.held / 3600 * price:,.2f}" if price is not None else ""
-    of = f"; the cluster had {show.gpu_hours(held.capacity)} GPU-hours meanwhile" if held.capacity is not None else ""
+    of = (
+        f"; the cluster had {show.gpu_hours(held.capacity)} GPU-hours meanwhile"
+        if held.capacity is not None
+        else ""
+    )
     return f"{money}: {show.shares(held.total.parts)}{of}"
 
 
@@ -266,31 +337,66 @@ _ALWAYS_SHOWN = ("measured", "OOM", "failed")
 def _shown_counts(cells: Sequence[CellStatus]) -> list[str]:
     """The states worth a column: a sweep in which nothing was pruned needs none for it."""
     totals = _totals(cells)
-    return [title for title, states in _COUNTED.items() if title in _ALWAYS_SHOWN or any(totals[state] for state in states)]
+    return [
+        title
+        for title, states in _COUNTED.items()
+        if title in _ALWAYS_SHOWN or any(totals[state] for state in states)
+    ]
 
 
 def _count_cells(status: CellStatus, titles: Sequence[str]) -> list[StyledText]:
-    counts = {title: sum(status.num_trials.get(state, 0) for state in _COUNTED[title]) for title in titles}
-    return [StyledText(text=f"{n:,}", style=look.STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim") for title, n in counts.items()]
+    counts = {
+        title: sum(status.num_trials.get(state, 0) for state in _COUNTED[title]) for title in titles
+    }
+    return [
+        StyledText(
+            text=f"{n:,}", style=look.STATE_STYLES.get(_COUNTED[title][0], "") if n else "dim"
+        )
+        for title, n in counts.items()
+    ]
 
 
 def _best_so_far(status: CellStatus) -> list[str | StyledText]:
     best = status.best
     if best is None:
-        return [show.UNKNOWN, show.UNKNOWN, StyledText(text=look.why_no_best(status), style="yellow"), status.cell.cell.key]
+        return [
+            show.UNKNOWN,
+            show.UNKNOWN,
+            StyledText(text=look.why_no_best(status), style="yellow"),
+            status.cell.cell.key,
+        ]
     speed = f"{show.tokens_rate(best.tokens_per_second_per_gpu)} tokens/s/GPU"
-    return [StyledText(text=speed, style="green"), show.percent(best.mfu), look.layout_text(best), status.cell.cell.key]
+    return [
+        StyledText(text=speed, style="green"),
+        show.percent(best.mfu),
+        look.layout_text(best),
+        status.cell.cell.key,
+    ]
 
 
-def _print_sweeps(rows: Sequence[tuple[SweepRow, Sequence[CellStatus], ReservedBySweep, SessionRow | None]]) -> None:
+def _print_sweeps(
+    rows: Sequence[tuple[SweepRow, Sequence[CellStatus], ReservedBySweep, SessionRow | None]],
+) -> None:
     shown = _shown_counts([cell for _, cells, _, _ in rows for cell in cells])
-    columns = [Column(title="sweep", wrap=True), Column(title="cells", right=True), *(Column(title=title, right=True) for title in shown)]
+    columns = [
+        Column(title="sweep", wrap=True),
+        Column(title="cells", right=True),
+        *(Column(title=title, right=True) for title in shown),
+    ]
     columns += [Column(title="GPU-hours", right=True), Column(title="state", wrap=True)]
     lines = []
     for row, cells, held, session in rows:
         totals = _totals(cells)
         counts = [f"{sum(totals[state] for state in _COUNTED[title]):,}" for title in shown]
-        lines.append([row.name, str(len(cells)), *counts, show.gpu_hours(held.total.held), _state_text(row, session)])
+        lines.append(
+            [
+                row.name,
+                str(len(cells)),
+                *counts,
+                show.gpu_hours(held.total.held),
+                _state_text(row, session),
+            ]
+        )
     write_table(columns, lines)
 
 

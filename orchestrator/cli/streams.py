@@ -61,7 +61,9 @@ class _Answers(_Descriptor):
         while True:
             try:
                 return os.write(self._number, data)
-            except BlockingIOError:  # whoever shares the descriptor has made it so: wait, as it is usual
+            except (
+                BlockingIOError
+            ):  # whoever shares the descriptor has made it so: wait, as it is usual
                 select.select([], [self._number], [])
             except OSError as exc:
                 raise OutputLost(exc) from None
@@ -78,7 +80,12 @@ class _Remarks(_Descriptor):
 def _text(raw: _Descriptor, before: object, *, line_buffering: bool) -> io.TextIOWrapper:
     encoding = before.encoding if isinstance(before, io.TextIOWrapper) else "utf-8"
     # A terminal without UTF-8 shows `?` for `±`, and that is no error.
-    return io.TextIOWrapper(io.BufferedWriter(raw, BUFFER_BYTES), encoding=encoding, errors="replace", line_buffering=line_buffering)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw, BUFFER_BYTES),
+        encoding=encoding,
+        errors="replace",
+        line_buffering=line_buffering,
+    )
 
 
 def _fill_closed() -> None:

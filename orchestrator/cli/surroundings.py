@@ -53,7 +53,9 @@ def check_for_ray() -> None:
             )
     files = limit(resource.RLIMIT_NOFILE)
     if files is not None and files < RAY_FILES:
-        raise MachineUnready(f"ulimit -n leaves {files} open files, and a local Ray needs {RAY_FILES} at least: ulimit -n 1024")
+        raise MachineUnready(
+            f"ulimit -n leaves {files} open files, and a local Ray needs {RAY_FILES} at least: ulimit -n 1024"
+        )
 
 
 def _memory_bytes() -> int:
@@ -69,17 +71,27 @@ def limit(kind: int) -> int | None:
 def explain(exc: BaseException) -> SweepError | None:
     """The mistake of the surroundings that an exception comes from; None where it is this program's own."""
     if isinstance(exc, FileNotFoundError) and working_folder_is_gone():
-        return UsageInvalid("the working folder no longer exists: change to another (cd), and give the same command there")
+        return UsageInvalid(
+            "the working folder no longer exists: change to another (cd), and give the same command there"
+        )
     if isinstance(exc, UnicodeEncodeError) and (letter := _stand_in(exc)) is not None:
-        return UsageInvalid(f"a name or argument holds the byte {letter}, which is not UTF-8 text: rename it, or write it in UTF-8")
+        return UsageInvalid(
+            f"a name or argument holds the byte {letter}, which is not UTF-8 text: rename it, or write it in UTF-8"
+        )
     if isinstance(exc, MemoryError):
-        return MachineUnready(f"no memory left{_limited(resource.RLIMIT_AS, 'ulimit -v')}. Free some, or raise the limit")
+        return MachineUnready(
+            f"no memory left{_limited(resource.RLIMIT_AS, 'ulimit -v')}. Free some, or raise the limit"
+        )
     if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         where = f" {exc.filename}" if exc.filename else " a file"
-        return MachineUnready(f"cannot write{where}: {exc.strerror}. Make room, then give the same command: nothing acknowledged is lost")
+        return MachineUnready(
+            f"cannot write{where}: {exc.strerror}. Make room, then give the same command: nothing acknowledged is lost"
+        )
     if isinstance(exc, OSError) and exc.errno in _OF_LIMITS:
         said, kind, command = _OF_LIMITS[exc.errno]
-        return MachineUnready(f"{said}{_limited(kind, command)}. Raise the limit, then give the same command")
+        return MachineUnready(
+            f"{said}{_limited(kind, command)}. Raise the limit, then give the same command"
+        )
     return None
 
 

@@ -30,10 +30,16 @@ if TYPE_CHECKING:
 
 GPUS_PER_NODE = 8  # of the servers that the devices in core.hardware are sold in; for planning without a cluster
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="In place of the file's own, e.g. search.max_trials=10 gpus=8", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="In place of the file's own, e.g. search.max_trials=10 gpus=8",
+        show_default=False,
+    ),
 ]
 
 
@@ -42,7 +48,9 @@ class Planning:
     """A sweep file with what is known of its device and of its relatives."""
 
     spec: SweepSpec
-    hardware: Hardware | None  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
+    hardware: (
+        Hardware | None
+    )  # as the file, or this machine's driver, names it; None: processor cores, or an unknown device
     gpus_per_node: int
     learned: PriorKnowledge
     table: ReplayTable | None = None  # that is replayed
@@ -51,7 +59,9 @@ class Planning:
         """What predicts the layouts of a cell that have these options: its relatives' trials, and its own."""
         from orchestrator.core.search.planner import adapted, trainer_of
 
-        return adapted(self.learned.calibration(cell), trainer_of(self.spec), trainer_of(self.spec, options))
+        return adapted(
+            self.learned.calibration(cell), trainer_of(self.spec), trainer_of(self.spec, options)
+        )
 
     def plan(self, cell: Cell) -> CellPlan:
         from orchestrator.core.search.planner import plan_cell
@@ -68,9 +78,18 @@ class Planning:
     @property
     def why_no_times(self) -> str:
         """Why nothing is known of the device, and what would tell."""
-        named = [] if self.spec.device == "cpu" else ["name it in the sweep file (device: h100-sxm)"]
+        named = (
+            [] if self.spec.device == "cpu" else ["name it in the sweep file (device: h100-sxm)"]
+        )
         is_ours = self.spec.workload.name != "command"
-        told = " or ".join([*named, "its first trials tell" if is_ours else "have the program tell peak_flops in its result"])
+        told = " or ".join(
+            [
+                *named,
+                "its first trials tell"
+                if is_ours
+                else "have the program tell peak_flops in its result",
+            ]
+        )
         if self.learned.num_unplaced:
             ran = counted(self.learned.num_unplaced, "trial")
             return f"the device is unknown; {ran} of this workload ran on it, and none says how fast it is: {told}"
@@ -98,9 +117,21 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
     hardware = planned_hardware(spec)
     has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
     name = device_name() if spec.device == "auto" else None
-    per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else GPUS_PER_NODE if has_gpus else os.cpu_count() or 1
+    per_node = (
+        spec.gpus_per_node
+        if isinstance(spec.gpus_per_node, int)
+        else GPUS_PER_NODE
+        if has_gpus
+        else os.cpu_count() or 1
+    )
     known = learned(store, spec, hardware, device_name=name, gpus_per_node=per_node)
-    return Planning(spec=spec, hardware=hardware, gpus_per_node=per_node, learned=known, table=replayed_table(spec))
+    return Planning(
+        spec=spec,
+        hardware=hardware,
+        gpus_per_node=per_node,
+        learned=known,
+        table=replayed_table(spec),
+    )
 
 
 def replayed_table(spec: SweepSpec) -> ReplayTable | None:
@@ -119,7 +150,9 @@ def limit_warnings(known: Planning) -> list[str]:
     of_steps = {LimitName.FIRST_STEP, LimitName.STEADY, LimitName.TOTAL}
     if known.table is not None or of_steps.isdisjoint(known.spec.measurement.limits.numbers):
         return []
-    return [line for cell in known.spec.cells() for line in limit_warnings_of(known, known.plan(cell))]
+    return [
+        line for cell in known.spec.cells() for line in limit_warnings_of(known, known.plan(cell))
+    ]
 
 
 def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
@@ -141,8 +174,17 @@ def limit_warnings_of(known: Planning, planned: CellPlan) -> list[str]:
             continue
         first = PredictedStep(seconds=float(candidates.step_seconds[near[0]]), log_sd=log_sd)
         slowest = PredictedStep(seconds=float(candidates.step_seconds[near].max()), log_sd=log_sd)
-        auto = resolve_limits(dict.fromkeys(LimitName), plan=measuring.plan, num_ranks=cell.num_gpus, predicted=slowest)
-        others = f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)" if len(near) > 1 else ""
+        auto = resolve_limits(
+            dict.fromkeys(LimitName),
+            plan=measuring.plan,
+            num_ranks=cell.num_gpus,
+            predicted=slowest,
+        )
+        others = (
+            f" (and {len(near) - 1:,} more of {len(fitting):,} layouts that should fit)"
+            if len(near) > 1
+            else ""
+        )
         lines.append(
             f"{cell.key}: measurement.limits.{name} is {show.duration(seconds)}, and a step of {candidates.table.layout(int(near[0])).short}"
             f" is predicted to take {first.seconds:.3g} s, {first.longest_seconds:.3g} s at most{others}: they may end as hung. Write auto,"
@@ -179,18 +221,34 @@ def load(file: Path, overrides: list[str] | None) -> SweepSpec:
     try:
         text = read_text(file, most_bytes=MAX_BYTES)
     except FileNotFoundError:
-        here = sorted({str(path) for folder in (file.parent, Path("sweeps")) for path in folder.glob("*.y*ml")})
+        here = sorted(
+            {
+                str(path)
+                for folder in (file.parent, Path("sweeps"))
+                for path in folder.glob("*.y*ml")
+            }
+        )
         close = get_close_matches(str(file), here, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; here are {', '.join(here)}" if here else ""
+        hint = (
+            f"; did you mean {close[0]}?"
+            if close
+            else f"; here are {', '.join(here)}"
+            if here
+            else ""
+        )
         raise UsageInvalid(f"no sweep file {file}{hint}") from None
     except UnicodeDecodeError as exc:
         raise SpecInvalid(f"{file}: not UTF-8 text: {exc.reason} at byte {exc.start}") from None
     except TooLarge:
-        raise SpecInvalid(f"{file}: larger than {MAX_BYTES >> 10} KiB, which no sweep file is") from None
+        raise SpecInvalid(
+            f"{file}: larger than {MAX_BYTES >> 10} KiB, which no sweep file is"
+        ) from None
     except OSError as exc:
         raise UsageInvalid(f"cannot read {file}: {exc.strerror}") from None
     if not text and file.is_fifo():
-        raise UsageInvalid(f"{file} is a pipe that nobody writes to: name a file, or have the pipe written, as in <(command)")
+        raise UsageInvalid(
+            f"{file} is a pipe that nobody writes to: name a file, or have the pipe written, as in <(command)"
+        )
     return load(text, source=str(file), overrides=overrides or ())
 
 

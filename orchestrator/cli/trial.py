@@ -46,13 +46,17 @@ FOLLOW_SECONDS = 0.5
 LOG_LINES_SHOWN = 50
 EVENT_DETAIL_CHARACTERS = 160  # --json has all of it
 
-TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="The trial's number (see `sweep trials`).", min=1)]
+TrialArgument = Annotated[
+    int, typer.Argument(metavar="TRIAL", help="The trial's number (see `sweep trials`).", min=1)
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command(epilog=examples("sweep show 17", "sweep show 17 --json"))(show)
-    app.command(epilog=examples("sweep logs 17", "sweep logs 17 --rank 3 --attempt 1", "sweep logs 17 -f"))(logs)
+    app.command(
+        epilog=examples("sweep logs 17", "sweep logs 17 --rank 3 --attempt 1", "sweep logs 17 -f")
+    )(logs)
 
 
 def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False) -> None:
@@ -73,16 +77,27 @@ def show(trial: TrialArgument, db: DbOption = None, as_json: JsonOption = False)
 
 def _print_head(detail: TrialDetail) -> None:
     trial, layout = detail.trial, detail.trial.layout
-    write_line(f"Trial {trial.id}: {trial.state.replace('_', ' ')}", style=state_cell(trial.state).style or "bold")
+    write_line(
+        f"Trial {trial.id}: {trial.state.replace('_', ' ')}",
+        style=state_cell(trial.state).style or "bold",
+    )
     rows = [
         ("sweep", detail.sweep_name),
         ("cell", detail.cell.cell.key),
         ("layout", layout.key),
-        ("", f"world size {layout.world_size}, global batch {layout.global_batch_size}, {layout.short}"),
+        (
+            "",
+            f"world size {layout.world_size}, global batch {layout.global_batch_size}, {layout.short}",
+        ),
         ("why", trial.why),
     ]
     if trial.condemned_by is not None:
-        rows.append(("condemned by", f"trial {trial.condemned_by}: this layout needs at least as much memory"))
+        rows.append(
+            (
+                "condemned by",
+                f"trial {trial.condemned_by}: this layout needs at least as much memory",
+            )
+        )
     _print_facts(rows)
     write()
     write_table(
@@ -93,8 +108,18 @@ def _print_head(detail: TrialDetail) -> None:
             Column(title="predicted/measured", right=True),
         ],
         [
-            _compared("tokens/s/GPU", trial.predicted_tokens_per_second_per_gpu, trial.tokens_per_second_per_gpu, show_as.tokens_rate),
-            _compared("peak memory", trial.predicted_memory_bytes, trial.peak_memory_allocated_bytes, show_as.memory),
+            _compared(
+                "tokens/s/GPU",
+                trial.predicted_tokens_per_second_per_gpu,
+                trial.tokens_per_second_per_gpu,
+                show_as.tokens_rate,
+            ),
+            _compared(
+                "peak memory",
+                trial.predicted_memory_bytes,
+                trial.peak_memory_allocated_bytes,
+                show_as.memory,
+            ),
         ],
     )
 
@@ -107,28 +132,62 @@ def _compared(name: str, predicted: float | None, measured: float | None, text: 
 def _print_facts(facts: list[tuple[str, str | None]]) -> None:
     """Names and values, the unknown left out."""
     columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
-    write_table(columns, [[f"  {name:<17}", value] for name, value in facts if value not in (None, "")], header=False)
+    write_table(
+        columns,
+        [[f"  {name:<17}", value] for name, value in facts if value not in (None, "")],
+        header=False,
+    )
 
 
 def _print_attempt(attempt: AttemptRow, num_gpus: int) -> None:
     write()
     held = attempt.held(num_gpus)
-    seconds = show_as.age_seconds(attempt.started_at, attempt.ended_at) if attempt.ended_at is not None else None
+    seconds = (
+        show_as.age_seconds(attempt.started_at, attempt.ended_at)
+        if attempt.ended_at is not None
+        else None
+    )
     superseded = ""
     if attempt.superseded:
-        superseded = "; the median of all measured runs counts" if attempt.pooled else ", superseded: it does not count"
-    write_line(f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{superseded}", style="bold")
-    phases = ", ".join(f"{phase.replace('_', ' ')} {show_as.duration(value)}" for phase, value in attempt.phase_seconds.items())
+        superseded = (
+            "; the median of all measured runs counts"
+            if attempt.pooled
+            else ", superseded: it does not count"
+        )
+    write_line(
+        f"Attempt {attempt.number}: {attempt.state.replace('_', ' ')}{superseded}", style="bold"
+    )
+    phases = ", ".join(
+        f"{phase.replace('_', ' ')} {show_as.duration(value)}"
+        for phase, value in attempt.phase_seconds.items()
+    )
     facts: list[tuple[str, str | None]] = [
         ("made for", str(attempt.purpose) if attempt.purpose is not None else None),
-        ("started", f"{show_as.at(attempt.started_at)} UTC" + (f", took {show_as.duration(seconds)}" if seconds is not None else "")),
+        (
+            "started",
+            f"{show_as.at(attempt.started_at)} UTC"
+            + (f", took {show_as.duration(seconds)}" if seconds is not None else ""),
+        ),
         ("nodes", ", ".join(attempt.nodes) if attempt.nodes else None),
-        ("shared nodes", "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None),
+        (
+            "shared nodes",
+            "yes: other trials ran on them meanwhile" if attempt.shared_nodes else None,
+        ),
         ("machine load", _load_text(attempt.load)),
         ("phases", phases),
-        ("GPU-hours", f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}" if held is not None and held.held else None),
+        (
+            "GPU-hours",
+            f"{show_as.gpu_hours(held.held)}: {show_as.shares(held.parts)}"
+            if held is not None and held.held
+            else None,
+        ),
         ("", _more_than_held(attempt, num_gpus)),
-        ("processes killed", f"{attempt.processes_killed} left over beyond the ranks" if attempt.processes_killed else None),
+        (
+            "processes killed",
+            f"{attempt.processes_killed} left over beyond the ranks"
+            if attempt.processes_killed
+            else None,
+        ),
         ("environment", _environment_text(attempt.environment or {})),
         ("fingerprint", _fingerprint_text(attempt)),
     ]
@@ -158,11 +217,19 @@ def _load_text(load: MachineLoad) -> str | None:
         return None
     texts = [said] if (said := said_of(load)) is not None else []
     if load.cpu_cores is not None and load.others_cpu_cores is not None:
-        shares = {"its own": load.own_cpu_cores, "its sweep's": load.sweep_cpu_cores, "others'": load.others_cpu_cores}
+        shares = {
+            "its own": load.own_cpu_cores,
+            "its sweep's": load.sweep_cpu_cores,
+            "others'": load.others_cpu_cores,
+        }
         told = ", ".join(f"{name} {used:.1f}" for name, used in shares.items() if used is not None)
         texts.append(f"of {load.cpu_cores:g} cores: {told}")
     if load.gpu_clock_ratio is not None:
-        heat = f", {load.gpu_temperature_celsius:.0f} °C" if load.gpu_temperature_celsius is not None else ""
+        heat = (
+            f", {load.gpu_temperature_celsius:.0f} °C"
+            if load.gpu_temperature_celsius is not None
+            else ""
+        )
         why = (
             f", limited by {', '.join(reason.replace('_', ' ') for reason in load.gpu_throttle_reasons)}"
             if load.gpu_throttle_reasons
@@ -176,7 +243,11 @@ def _environment_text(environment: Mapping[str, Any]) -> str:
     """`NAME=value, ...`; where nodes differ, `NAME=value on NODE / value on NODE`."""
     texts = []
     for name, value in environment.items():
-        told = value if isinstance(value, str) else " / ".join(f"{of or 'not set'} on {node}" for node, of in value.items())
+        told = (
+            value
+            if isinstance(value, str)
+            else " / ".join(f"{of or 'not set'} on {node}" for node, of in value.items())
+        )
         texts.append(f"{name}={told}")
     return ", ".join(texts)
 
@@ -185,14 +256,22 @@ def _fingerprint_text(attempt: AttemptRow) -> str | None:
     fingerprint = attempt.fingerprint
     if fingerprint is None:
         return None
-    stack = {name: value for name, value in fingerprint.stack.model_dump().items() if value is not None}
+    stack = {
+        name: value for name, value in fingerprint.stack.model_dump().items() if value is not None
+    }
     code = f"git {fingerprint.git_sha[:12]}" if fingerprint.git_sha else None
-    dirty = f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}" if fingerprint.dirty_diff_digest else None
+    dirty = (
+        f"uncommitted changes {fingerprint.dirty_diff_digest[:8]}"
+        if fingerprint.dirty_diff_digest
+        else None
+    )
     if fingerprint.git_sha is None and fingerprint.dirty_diff_digest:
         dirty = f"program {fingerprint.dirty_diff_digest}"
     version = f"layout-sweep {fingerprint.orchestrator_version}"
     known = [*(part for part in (code, dirty) if part), *(f"{k} {v}" for k, v in stack.items())]
-    return ", ".join([fingerprint.digest, version, *known, *(f"{k}={v}" for k, v in fingerprint.settings)])
+    return ", ".join(
+        [fingerprint.digest, version, *known, *(f"{k}={v}" for k, v in fingerprint.settings)]
+    )
 
 
 def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
@@ -207,9 +286,18 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
         (
             "step",
             f"median {show_as.step_time(steps.median)} {sure} (95 %), IQR {show_as.step_time(steps.iqr)}, {steps.num_steps} steps"
-            + (f"; less sure than asked for: {why}" if (why := _why_unsure(measurement)) is not None else ""),
+            + (
+                f"; less sure than asked for: {why}"
+                if (why := _why_unsure(measurement)) is not None
+                else ""
+            ),
         ),
-        ("MFU, HFU", f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}" if measurement.mfu is not None else None),
+        (
+            "MFU, HFU",
+            f"{show_as.percent(measurement.mfu)}, {show_as.percent(measurement.hfu)}"
+            if measurement.mfu is not None
+            else None,
+        ),
         ("", f"formula {measurement.mfu_formula}"),
         (
             "peak",
@@ -226,7 +314,13 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
                 else ""
             ),
         ),
-        ("", ", ".join(f"{part} {show_as.memory(size)}" for part, size in (attempt.memory_by_part or {}).items())),
+        (
+            "",
+            ", ".join(
+                f"{part} {show_as.memory(size)}"
+                for part, size in (attempt.memory_by_part or {}).items()
+            ),
+        ),
         (
             "allocator retries",
             f"{measurement.allocator_retries}{': thrashing at the memory edge' if measurement.thrashing else ''}"
@@ -239,8 +333,16 @@ def _print_measurement(measurement: Measurement, attempt: AttemptRow) -> None:
             if measurement.loss_first is not None and measurement.loss_last is not None
             else None,
         ),
-        ("GPU busy", show_as.percent(gpu.utilisation) if gpu is not None and gpu.utilisation is not None else None),
-        ("GPU power", f"{gpu.power_watts:.0f} W" if gpu is not None and gpu.power_watts is not None else None),
+        (
+            "GPU busy",
+            show_as.percent(gpu.utilisation)
+            if gpu is not None and gpu.utilisation is not None
+            else None,
+        ),
+        (
+            "GPU power",
+            f"{gpu.power_watts:.0f} W" if gpu is not None and gpu.power_watts is not None else None,
+        ),
     ]
     _print_facts(facts)
 
@@ -249,7 +351,11 @@ def _why_unsure(measurement: Measurement) -> str | None:
     from orchestrator.core.trial.measurement import why_unsure  # pydantic, 0.05 s
 
     steps = measurement.step_time
-    return why_unsure(confident=measurement.confident, num_steps=steps.num_steps, relative_confidence=steps.relative_confidence)
+    return why_unsure(
+        confident=measurement.confident,
+        num_steps=steps.num_steps,
+        relative_confidence=steps.relative_confidence,
+    )
 
 
 def _print_failure(failure: Failure) -> None:
@@ -272,7 +378,13 @@ def _print_failure(failure: Failure) -> None:
         if text
     )
     _print_facts(
-        [("failure", failure.kind), ("", failure.message), ("where", where), ("evidence", failure.evidence), ("log", failure.log_path)]
+        [
+            ("failure", failure.kind),
+            ("", failure.message),
+            ("where", where),
+            ("evidence", failure.evidence),
+            ("log", failure.log_path),
+        ]
     )
     if failure.log_tail.strip():
         write_line("  last lines:", style="dim")
@@ -305,9 +417,19 @@ def _print_events(detail: TrialDetail) -> None:
 
 def logs(
     trial: TrialArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Default: the rank to blame, else rank 0.", show_default=False)] = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Default: the last one.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the attempt ends.")] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank", min=0, help="Default: the rank to blame, else rank 0.", show_default=False
+        ),
+    ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option("--attempt", min=1, help="Default: the last one.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the attempt ends.")
+    ] = False,
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -316,20 +438,39 @@ def logs(
     Where its files are on another node, the last lines that the store keeps.
     """
     if follow and as_json:
-        raise UsageInvalid("--follow has no end to put into one JSON document; leave one of them out")
+        raise UsageInvalid(
+            "--follow has no end to put into one JSON document; leave one of them out"
+        )
     with existing_store(db) as store:
         detail = store.trial(trial)
         chosen = _chosen_attempt(detail, attempt)
         failure = chosen.failure
-        rank = rank if rank is not None else failure.rank if failure is not None and failure.rank is not None else 0
+        rank = (
+            rank
+            if rank is not None
+            else failure.rank
+            if failure is not None and failure.rank is not None
+            else 0
+        )
         path = _log_path(detail, chosen, rank)
         if as_json:
             text, is_stored = _whole_text(path, chosen, rank)
-            fields = {"trial_id": trial, "attempt": chosen.number, "rank": rank, "path": path, "from_store": is_stored, "text": text}
+            fields = {
+                "trial_id": trial,
+                "attempt": chosen.number,
+                "rank": rank,
+                "path": path,
+                "from_store": is_stored,
+                "text": text,
+            }
             write_json("logs", fields)
         elif path is not None:
             note(f"{path}")
-            for chunk in _chunks(path, store, trial, chosen.number) if follow else iter([_read_from(path, 0)[0]]):
+            for chunk in (
+                _chunks(path, store, trial, chosen.number)
+                if follow
+                else iter([_read_from(path, 0)[0]])
+            ):
                 sys.stdout.write(plain(chunk.decode(errors="replace"), lines=True))
                 sys.stdout.flush()
         else:
@@ -342,12 +483,16 @@ def logs(
 
 def _chosen_attempt(detail: TrialDetail, number: int | None) -> AttemptRow:
     if not detail.attempts:
-        raise UsageInvalid(f"trial {detail.trial.id} is {detail.trial.state.replace('_', ' ')} and was never launched: it has no logs")
+        raise UsageInvalid(
+            f"trial {detail.trial.id} is {detail.trial.state.replace('_', ' ')} and was never launched: it has no logs"
+        )
     if number is None:
         return detail.attempts[-1]
     found = next((attempt for attempt in detail.attempts if attempt.number == number), None)
     if found is None:
-        raise UsageInvalid(f"trial {detail.trial.id} has no attempt {number}; it has {', '.join(str(a.number) for a in detail.attempts)}")
+        raise UsageInvalid(
+            f"trial {detail.trial.id} has no attempt {number}; it has {', '.join(str(a.number) for a in detail.attempts)}"
+        )
     return found
 
 
@@ -357,9 +502,15 @@ def _log_path(detail: TrialDetail, attempt: AttemptRow, rank: int) -> Path | Non
 
     folders = attempt_folders(detail.run_folder, detail.trial.id, attempt.number)
     failure = attempt.failure
-    if failure is not None and failure.log_path and Path(failure.log_path).name == log_file(failure.rank or 0):
+    if (
+        failure is not None
+        and failure.log_path
+        and Path(failure.log_path).name == log_file(failure.rank or 0)
+    ):
         folders.insert(0, Path(failure.log_path).parent)
-    return next((path for folder in folders for path in (folder / log_file(rank),) if path.is_file()), None)
+    return next(
+        (path for folder in folders for path in (folder / log_file(rank),) if path.is_file()), None
+    )
 
 
 def _whole_text(path: Path | None, attempt: AttemptRow, rank: int) -> tuple[str, bool]:

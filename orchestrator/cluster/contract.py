@@ -27,7 +27,9 @@ class Slots:
     device: Device
     device_name: str | None  # as the driver calls it; None on CPU or where nobody asked
     nodes: Mapping[str, int]  # slots by the node's name, which no two share
-    usual_at_once: int | None = None  # trials beside each other where the sweep file says nothing; None: as many as fit
+    usual_at_once: int | None = (
+        None  # trials beside each other where the sweep file says nothing; None: as many as fit
+    )
 
     @cached_property
     def total(self) -> int:
@@ -74,16 +76,29 @@ def least_advanced(heartbeats: Sequence[Heartbeat | None]) -> Heartbeat | None:
     known = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
     if len(known) < len(heartbeats):
         return None
-    return min(known, key=lambda heartbeat: (tuple(Phase).index(heartbeat.phase), heartbeat.step), default=None)
+    return min(
+        known,
+        key=lambda heartbeat: (tuple(Phase).index(heartbeat.phase), heartbeat.step),
+        default=None,
+    )
 
 
 def first_failure(reports: Sequence[NodeReport]) -> Failure | None:
     """The gang's: what one node died of, not what others then suffered. An out-of-memory explains the rest, whenever it was seen."""
-    bad = [(report.failure, report.failed_at_unix_seconds or 0.0) for report in reports if report.failure is not None]
+    bad = [
+        (report.failure, report.failed_at_unix_seconds or 0.0)
+        for report in reports
+        if report.failure is not None
+    ]
 
     def order(of: tuple[Failure, float]) -> tuple[bool, bool, bool, float]:
         failure, at = of
-        return failure.kind is FailureKind.CANCELLED, failure.kind not in OUT_OF_MEMORY_KINDS, is_aftermath(failure), at
+        return (
+            failure.kind is FailureKind.CANCELLED,
+            failure.kind not in OUT_OF_MEMORY_KINDS,
+            is_aftermath(failure),
+            at,
+        )
 
     return min(bad, key=order, default=(None, 0.0))[0]
 
@@ -113,7 +128,9 @@ class Finished:
     reports: Sequence[NodeReport]
     failure: Failure | None
     gpu_seconds: float  # held for it, from the moment its gang stood and was its own to clean-up
-    shared_nodes: bool | None = None  # another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed
+    shared_nodes: bool | None = (
+        None  # another gang of this scheduler ran on one of its nodes meanwhile; None: it was never placed
+    )
 
 
 SchedulerEvent = Placed | Progressed | Finished

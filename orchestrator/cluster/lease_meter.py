@@ -66,4 +66,6 @@ class LeaseMeter:
         self._seen_at = now
         held = self._held.until(now)
         # Of large numbers the last digits are lost, and what is 0 may come out below it.
-        return Leased(held=held, idle=max(held - self._busy.until(now), 0.0), capacity=self._capacity)
+        return Leased(
+            held=held, idle=max(held - self._busy.until(now), 0.0), capacity=self._capacity
+        )

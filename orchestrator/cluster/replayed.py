@@ -13,7 +13,14 @@ from pathlib import Path
 from orchestrator.cluster.contract import Finished, Scheduler, SchedulerEvent, Slots
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape, WaitingGang
-from orchestrator.core.pretend.replay import LAYOUT_OPTION, ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_result
+from orchestrator.core.pretend.replay import (
+    LAYOUT_OPTION,
+    ReplayTable,
+    held_gpu_seconds,
+    read_table,
+    replayed_failure,
+    replayed_result,
+)
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
@@ -121,8 +128,14 @@ class ReplayScheduler:
 
     def leased(self) -> Leased:
         """Nothing stands idle in a replay, beyond what the table's runs held."""
-        under_way = sum((self._now - flight.began_at) * flight.run.num_gpus for flight in self._flights.values())
-        return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=self._now * self._slots.total)
+        under_way = sum(
+            (self._now - flight.began_at) * flight.run.num_gpus for flight in self._flights.values()
+        )
+        return Leased(
+            held=self._held_gpu_seconds + under_way,
+            idle=0.0,
+            capacity=self._now * self._slots.total,
+        )
 
     def close(self) -> None:
         self._flights.clear()
@@ -136,8 +149,17 @@ class ReplayScheduler:
             result, failure = None, replayed_failure(run, node=nodes[0])
         # One rank speaks for all: a table has one row for them.
         rank = RankOutcome(rank=0, exit_code=0 if failure is None else 1, result=result)
-        reports = [NodeReport(node=nodes[0], ranks=[rank], failure=failure), *(NodeReport(node=node, ranks=[]) for node in nodes[1:])]
-        return Finished(trial_id=trial_id, reports=reports, failure=failure, gpu_seconds=held, shared_nodes=False)
+        reports = [
+            NodeReport(node=nodes[0], ranks=[rank], failure=failure),
+            *(NodeReport(node=node, ranks=[]) for node in nodes[1:]),
+        ]
+        return Finished(
+            trial_id=trial_id,
+            reports=reports,
+            failure=failure,
+            gpu_seconds=held,
+            shared_nodes=False,
+        )
 
 
 class RayReplayScheduler:
@@ -192,7 +214,13 @@ class RayReplayScheduler:
     def _start_what_fits(self) -> None:
         gang = WaitingGang(shape=ONE_PROCESS, seconds=0.0)
         while (
-            self._waiting and (found := self._free_slots.next_start([gang], now=0.0, free_on_nodes=self._inner.free_on_nodes())) is not None
+            self._waiting
+            and (
+                found := self._free_slots.next_start(
+                    [gang], now=0.0, free_on_nodes=self._inner.free_on_nodes()
+                )
+            )
+            is not None
         ):
             request = self._waiting.popleft()
             self._free_slots.take(request.trial_id, ONE_PROCESS, found.nodes, ends_at=0.0)
@@ -206,7 +234,9 @@ class RayReplayScheduler:
         self._free_slots.give_back(event.trial_id)
         if event.failure is not None and event.failure.kind is FailureKind.CANCELLED:
             return replace(event, gpu_seconds=0.0)
-        held = held_gpu_seconds(self._table.run(cell_of(request), request.layout), request.measurement)
+        held = held_gpu_seconds(
+            self._table.run(cell_of(request), request.layout), request.measurement
+        )
         self._held_gpu_seconds += held
         return replace(event, gpu_seconds=held)
 
@@ -218,7 +248,13 @@ def for_one_process(request: TrialRequest) -> TrialRequest:
         "table": str(Path(str(request.options["table"])).resolve()),
         LAYOUT_OPTION: request.layout.key,
     }
-    return request.model_copy(update={"options": options, "layout": Layout(precision=request.layout.precision), "device": Device.CPU})
+    return request.model_copy(
+        update={
+            "options": options,
+            "layout": Layout(precision=request.layout.precision),
+            "device": Device.CPU,
+        }
+    )
 
 
 def cell_of(request: TrialRequest) -> Cell:
@@ -250,4 +286,9 @@ def _slots(spec: SweepSpec, table: ReplayTable) -> Slots:
 
 def _cancelled(trial_id: int, nodes: Sequence[str]) -> Finished:
     failure = Failure(kind=FailureKind.CANCELLED, message="cancelled")
-    return Finished(trial_id=trial_id, reports=[NodeReport(node=nodes[0], ranks=[], failure=failure)], failure=failure, gpu_seconds=0.0)
+    return Finished(
+        trial_id=trial_id,
+        reports=[NodeReport(node=nodes[0], ranks=[], failure=failure)],
+        failure=failure,
+        gpu_seconds=0.0,
+    )

@@ -14,12 +14,25 @@ from orchestrator.cluster.contract import Finished, SchedulerEvent, Slots
 from orchestrator.cluster.lease_meter import LeaseMeter
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import FreeOnNode, Shape
-from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX, chance, log_normal, memory, noisy_steps, out_of_memory_text, strikes
+from orchestrator.core.pretend.synthetic import (
+    SIMULATED_SUFFIX,
+    chance,
+    log_normal,
+    memory,
+    noisy_steps,
+    out_of_memory_text,
+    strikes,
+)
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_values import MAX_NAME
-from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault, SyntheticOptions, SyntheticWorkload
+from orchestrator.core.sweepfile.workload_options import (
+    FaultKind,
+    SyntheticFault,
+    SyntheticOptions,
+    SyntheticWorkload,
+)
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
@@ -41,7 +54,12 @@ from orchestrator.core.trial.reserved_time import Leased
 NODE_SLOTS = 8  # where neither the file nor the caller says
 TICK_SECONDS = 0.5  # what ends so close together is told together, as by a loop that looks so often
 # Of a trial beside its steps, 60 s together (core/trial/measurement.py: LAUNCH_SECONDS), each with a log-normal error.
-PHASE_SECONDS: Mapping[Phase, float] = {Phase.START: 10.0, Phase.RENDEZVOUS: 30.0, Phase.FIRST_STEP: 10.0, Phase.TEARDOWN: 5.0}
+PHASE_SECONDS: Mapping[Phase, float] = {
+    Phase.START: 10.0,
+    Phase.RENDEZVOUS: 30.0,
+    Phase.FIRST_STEP: 10.0,
+    Phase.TEARDOWN: 5.0,
+}
 CLEAN_UP_SECONDS = 5.0
 LAUNCH_SD = 0.2
 LAUNCH_SHARE = 0.5  # of a limit, that a launch takes at most
@@ -100,7 +118,11 @@ def simulated(spec: SweepSpec) -> SweepSpec:
             f"a simulation of sweep {spec.name!r} would be called {name!r}, of {len(name)} characters; at most {MAX_NAME} are possible:"
             f" give it a shorter name, name={spec.name[: MAX_NAME - len(SIMULATED_SUFFIX)].rstrip('.-_')}"
         )
-    acted = {"name": name, "device": workload.options.device_name, "workload": workload.model_dump()}
+    acted = {
+        "name": name,
+        "device": workload.options.device_name,
+        "workload": workload.model_dump(),
+    }
     # The simulation rules out what the real program's sweep would.
     if spec.dominance is not Dominance.TRUSTED:
         acted["search"] = spec.search.model_dump() | {"dominance": spec.dominance}
@@ -135,10 +157,19 @@ class SimulatedScheduler:
     """
 
     def __init__(
-        self, spec: SweepSpec, *, num_nodes: int | None = None, node_loss_hours: float | None = None, tick_seconds: float = TICK_SECONDS
+        self,
+        spec: SweepSpec,
+        *,
+        num_nodes: int | None = None,
+        node_loss_hours: float | None = None,
+        tick_seconds: float = TICK_SECONDS,
     ) -> None:
         assert isinstance(spec.workload.options, SyntheticOptions)
-        self._seed, self._loss_hours, self._tick_seconds = spec.search.seed, node_loss_hours, tick_seconds
+        self._seed, self._loss_hours, self._tick_seconds = (
+            spec.search.seed,
+            node_loss_hours,
+            tick_seconds,
+        )
         per_node = spec.gpus_per_node if isinstance(spec.gpus_per_node, int) else NODE_SLOTS
         count = num_nodes or -(-max(spec.gpus) // per_node)
         self._nodes = {f"node-{number:0{len(str(count))}d}": per_node for number in range(count)}
@@ -147,11 +178,17 @@ class SimulatedScheduler:
         self._meter = LeaseMeter(self._now)  # a gang is there for its attempt alone
         self._flights: dict[int, _SimulatedGang] = {}
         self._per_node = per_node
-        self._tenants: dict[str, set[int]] = {node: set() for node in self._nodes}  # trials by node, of those that have a part of one
+        self._tenants: dict[str, set[int]] = {
+            node: set() for node in self._nodes
+        }  # trials by node, of those that have a part of one
         self._ends: list[
             tuple[float, int, int]
         ] = []  # of flights: when, trial, attempt; those of lost or cancelled ones mean nothing any more
-        self._losses = [(self._runs_for(node, 0), node, 1) for node in self._nodes] if node_loss_hours is not None else []
+        self._losses = (
+            [(self._runs_for(node, 0), node, 1) for node in self._nodes]
+            if node_loss_hours is not None
+            else []
+        )
         self._returns: list[tuple[float, str]] = []
         heapq.heapify(self._losses)
 
@@ -166,9 +203,13 @@ class SimulatedScheduler:
         return {}
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        outcome = _outcome(request, SyntheticOptions.model_validate(request.options), nodes[0], shape)
+        outcome = _outcome(
+            request, SyntheticOptions.model_validate(request.options), nodes[0], shape
+        )
         beside: set[int] = set()
-        if shape.slots_per_node < self._per_node:  # nobody is beside a gang of whole nodes, however many they are
+        if (
+            shape.slots_per_node < self._per_node
+        ):  # nobody is beside a gang of whole nodes, however many they are
             beside = {other for node in nodes for other in self._tenants[node]}
             for node in nodes:
                 self._tenants[node].add(request.trial_id)
@@ -205,7 +246,9 @@ class SimulatedScheduler:
             ends_at, trial_id, _ = heapq.heappop(self._ends)
             self._now = max(self._now, ends_at)
             flight = self._flights[trial_id]
-            events.append(self._finish(flight, flight.outcome.rank, flight.outcome.failure, ends_at))
+            events.append(
+                self._finish(flight, flight.outcome.rank, flight.outcome.failure, ends_at)
+            )
             self._forget_what_is_over()
         return events
 
@@ -230,11 +273,17 @@ class SimulatedScheduler:
         while self._ends:
             ends_at, trial_id, attempt = self._ends[0]
             flight = self._flights.get(trial_id)
-            if flight is not None and flight.request.attempt == attempt and flight.ends_at == ends_at:
+            if (
+                flight is not None
+                and flight.request.attempt == attempt
+                and flight.ends_at == ends_at
+            ):
                 return
             heapq.heappop(self._ends)
 
-    def _finish(self, flight: _SimulatedGang, rank: RankOutcome, failure: Failure | None, at: float) -> Finished:
+    def _finish(
+        self, flight: _SimulatedGang, rank: RankOutcome, failure: Failure | None, at: float
+    ) -> Finished:
         trial_id = flight.request.trial_id
         del self._flights[trial_id]
         if flight.shape.slots_per_node < self._per_node:
@@ -244,7 +293,11 @@ class SimulatedScheduler:
         self._meter.returned(flight, at)
         return Finished(
             trial_id=trial_id,
-            reports=[NodeReport(node=flight.nodes[0], ranks=[rank], failure=failure, seconds=at - flight.began)],
+            reports=[
+                NodeReport(
+                    node=flight.nodes[0], ranks=[rank], failure=failure, seconds=at - flight.began
+                )
+            ],
             failure=failure,
             gpu_seconds=held,
             shared_nodes=flight.shares_nodes,
@@ -258,8 +311,14 @@ class SimulatedScheduler:
         back = self._now + NODE_AWAY_SECONDS
         heapq.heappush(self._returns, (back, node))
         heapq.heappush(self._losses, (back + self._runs_for(node, times), node, times + 1))
-        self._slots = self._seen({name: slots for name, slots in self._slots.nodes.items() if name != node})
-        failure = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on node {node}: simulated", node=node)
+        self._slots = self._seen(
+            {name: slots for name, slots in self._slots.nodes.items() if name != node}
+        )
+        failure = Failure(
+            kind=FailureKind.NODE_LOST,
+            message=f"lost the agent on node {node}: simulated",
+            node=node,
+        )
         self._nodes_return()
         lost = [flight for _, flight in sorted(self._flights.items()) if node in flight.nodes]
         return [self._finish(flight, RankOutcome(rank=0), failure, self._now) for flight in lost]
@@ -278,12 +337,16 @@ class SimulatedScheduler:
         return -log(chance(self._seed, node, times)) * self._loss_hours * 3600
 
 
-def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape) -> _SimulatedEnd:
+def _outcome(
+    request: TrialRequest, options: SyntheticOptions, node: str, shape: Shape
+) -> _SimulatedEnd:
     """Simulate a rank of workload synthetic phase by phase: how it ends and when, limits included."""
     hardware, limits = DEVICES[options.device_name], request.limits
     capacity = options.device_memory_bytes or hardware.memory_bytes
     needs = memory(request.model, request.layout, request.sequence_length)
-    faults = [fault for fault in options.faults if fault.fault in _KINDS and _is_of(fault, request, shape)]
+    faults = [
+        fault for fault in options.faults if fault.fault in _KINDS and _is_of(fault, request, shape)
+    ]
     name = (request.seed, request.layout.key, request.attempt)
     phases = _launch_seconds(name, limits)
     place = _StrikePlace(request=request, node=node)
@@ -297,7 +360,9 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
     if late := place.spend(phases[Phase.START]):
         return late
     if request.layout.precision not in hardware.peak_flops:
-        return place.refused(f"precision {request.layout.precision} is none that {hardware.name} (device_name) has")
+        return place.refused(
+            f"precision {request.layout.precision} is none that {hardware.name} (device_name) has"
+        )
     place.enter(Phase.RENDEZVOUS)
     if over := ends("init", needs.init) or place.spend(phases[Phase.RENDEZVOUS]):
         return over
@@ -351,18 +416,25 @@ def _outcome(request: TrialRequest, options: SyntheticOptions, node: str, shape:
 def _launch_seconds(name: tuple[object, ...], limits: PhaseLimits) -> dict[Phase, float]:
     """The phases of a launch without its steps. They are made up, so they never pass a limit: only steps do."""
     phases = {
-        phase: min(seconds * log_normal(LAUNCH_SD, *name, phase), LAUNCH_SHARE * getattr(limits, phase))
+        phase: min(
+            seconds * log_normal(LAUNCH_SD, *name, phase), LAUNCH_SHARE * getattr(limits, phase)
+        )
         for phase, seconds in PHASE_SECONDS.items()
     }
     if (together := sum(phases.values())) > LAUNCH_SHARE * limits.total:
-        phases = {phase: seconds * LAUNCH_SHARE * limits.total / together for phase, seconds in phases.items()}
+        phases = {
+            phase: seconds * LAUNCH_SHARE * limits.total / together
+            for phase, seconds in phases.items()
+        }
     return phases
 
 
 def _is_of(fault: SyntheticFault, request: TrialRequest, shape: Shape) -> bool:
     """Say whether a fault strikes an existing rank of this attempt: where one rank stands for a node, the others do not exist."""
     rank = fault.rank or 0
-    exists = rank < request.layout.world_size and not (request.one_rank_per_node and rank % shape.slots_per_node)
+    exists = rank < request.layout.world_size and not (
+        request.one_rank_per_node and rank % shape.slots_per_node
+    )
     return exists and strikes(fault, request, rank)
 
 
@@ -407,39 +479,82 @@ class _StrikePlace:
         phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase
         evidence = _EVIDENCE.get(kind, "")
         message = f"rank {rank}: {fault.fault} in {phase}, on purpose"
-        failure = Failure(kind=kind, message=message, rank=rank, node=self.node, phase=phase, step=self.step, evidence=evidence)
+        failure = Failure(
+            kind=kind,
+            message=message,
+            rank=rank,
+            node=self.node,
+            phase=phase,
+            step=self.step,
+            evidence=evidence,
+        )
         return self._failed(failure)
 
     def too_large(self, needed_bytes: int, capacity_bytes: int) -> _SimulatedEnd:
         wanted = needed_bytes - capacity_bytes
-        said = out_of_memory_text(0, wanted_bytes=wanted, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
+        said = out_of_memory_text(
+            0, wanted_bytes=wanted, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes
+        )
         text = f"OutOfMemoryError: {said}"
         message = f"rank 0 ran out of device memory in {self.phase}: {text}"
         return self._failed(
-            Failure(kind=FailureKind.OOM_GPU, message=message, rank=0, node=self.node, phase=self.phase, step=self.step, evidence=text)
+            Failure(
+                kind=FailureKind.OOM_GPU,
+                message=message,
+                rank=0,
+                node=self.node,
+                phase=self.phase,
+                step=self.step,
+                evidence=text,
+            )
         )
 
     def refused(self, why: str) -> _SimulatedEnd:
         message = f"rank 0 refused the layout in {self.phase}: {why}"
-        return self._failed(Failure(kind=FailureKind.CONFIG_REJECTED, message=message, rank=0, node=self.node, phase=self.phase, step=0))
+        return self._failed(
+            Failure(
+                kind=FailureKind.CONFIG_REJECTED,
+                message=message,
+                rank=0,
+                node=self.node,
+                phase=self.phase,
+                step=0,
+            )
+        )
 
     def _limit(self) -> tuple[float, str]:
         """Seconds from now until a limit passes, and what is said of it then."""
         request, name = self.request, LimitName(self.phase)
-        of_phase = limit_seconds(request, name, self.seen) - (0.0 if self.phase is Phase.STEADY else self.held - self.since)
+        of_phase = limit_seconds(request, name, self.seen) - (
+            0.0 if self.phase is Phase.STEADY else self.held - self.since
+        )
         of_total = limit_seconds(request, LimitName.TOTAL, self.seen) - self.held
         if of_total < of_phase:
             return of_total, told_passed(request, LimitName.TOTAL, self.seen)
-        return of_phase, told_passed(request, name, self.seen, step=self.step if self.phase is Phase.STEADY else None)
+        return of_phase, told_passed(
+            request, name, self.seen, step=self.step if self.phase is Phase.STEADY else None
+        )
 
     def _hangs(self, rank: int, seconds: float, passed: str) -> _SimulatedEnd:
         self.held += max(seconds, 0.0)
-        return self._failed(classify(Evidence(rank=rank, node=self.node, timed_out=passed, phase=self.phase, step=self.step)))
+        return self._failed(
+            classify(
+                Evidence(
+                    rank=rank, node=self.node, timed_out=passed, phase=self.phase, step=self.step
+                )
+            )
+        )
 
     def _failed(self, failure: Failure) -> _SimulatedEnd:
         phase = Phase(failure.phase or Phase.START)
         note = None
         if failure.kind is FailureKind.OOM_GPU:
-            note = RankFailure(exception="OutOfMemoryError", message=failure.message, phase=phase, at_unix_seconds=0.0, out_of_memory=True)
+            note = RankFailure(
+                exception="OutOfMemoryError",
+                message=failure.message,
+                phase=phase,
+                at_unix_seconds=0.0,
+                out_of_memory=True,
+            )
         rank = RankOutcome(rank=failure.rank or 0, exit_code=1, failure=note, phase=phase)
         return _SimulatedEnd(seconds=self.held + CLEAN_UP_SECONDS, rank=rank, failure=failure)

@@ -64,7 +64,11 @@ class Cgroup:
 
     def _below(self) -> list[Path]:
         """The groups below it, the deepest first."""
-        return [Path(folder) for folder, _, _ in os.walk(self.path, topdown=False) if folder != str(self.path)]
+        return [
+            Path(folder)
+            for folder, _, _ in os.walk(self.path, topdown=False)
+            if folder != str(self.path)
+        ]
 
 
 def make_cgroup(launcher: str, number: int) -> Cgroup | None:
@@ -98,20 +102,37 @@ def why_no_cgroup() -> str | None:
     if own is None:
         return "no cgroup of version 2 is mounted that this process is in"
     parent = _parent()
-    return None if parent is not None else f"{own} is not ours to make groups in, or the kernel is older than 5.14"
+    return (
+        None
+        if parent is not None
+        else f"{own} is not ours to make groups in, or the kernel is older than 5.14"
+    )
 
 
 def own_cgroup() -> Path | None:
     """The folder of the version 2 cgroup that this process is in."""
     with contextlib.suppress(OSError):
-        own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), None)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines() if own is not None else ():
+        own = next(
+            (
+                line[3:]
+                for line in Path("/proc/self/cgroup").read_text().splitlines()
+                if line.startswith("0::")
+            ),
+            None,
+        )
+        for line in (
+            Path("/proc/self/mountinfo").read_text().splitlines() if own is not None else ()
+        ):
             before, _, after = line.partition(" - ")
             if own is not None and after.split(" ")[0] == "cgroup2":
                 root, mount = before.split(" ")[3:5]
                 # In a container without a cgroup namespace both paths are the host's, and only a part of the tree is mounted.
                 path = Path(mount, os.path.relpath(own, root))
-                return path.resolve() if path.is_dir() and not os.path.relpath(own, root).startswith("..") else None
+                return (
+                    path.resolve()
+                    if path.is_dir() and not os.path.relpath(own, root).startswith("..")
+                    else None
+                )
     return None
 
 
@@ -127,7 +148,10 @@ def _parent() -> Path | None:
     except OSError:
         return None
     try:
-        is_usable = os.access(trial / "cgroup.kill", os.W_OK) and (trial / "cgroup.type").read_text().strip() == "domain"
+        is_usable = (
+            os.access(trial / "cgroup.kill", os.W_OK)
+            and (trial / "cgroup.type").read_text().strip() == "domain"
+        )
     except OSError:
         is_usable = False
     with contextlib.suppress(OSError):

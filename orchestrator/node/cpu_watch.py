@@ -40,7 +40,14 @@ class CpuWatch:
     `root` is the folder of its launcher, which launchers of the same sweep share; `orchestrator` names the process that asked for the attempt.
     """
 
-    def __init__(self, *, root: Path, warden: Callable[[], int | None], orchestrator: str, cpus: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        root: Path,
+        warden: Callable[[], int | None],
+        orchestrator: str,
+        cpus: Collection[int] = (),
+    ) -> None:
         self._root, self._warden, self._orchestrator = root, warden, orchestrator
         self._pinned_to = frozenset(cpus)
         self._began: float | None = None
@@ -68,7 +75,11 @@ class CpuWatch:
             return NO_LOAD
         end = self._read()
         timed = self._timed_first, self._timed_last or end
-        if timed[0] is not None and timed[1] is not None and timed[1].at - timed[0].at >= LONG_ENOUGH_SECONDS:
+        if (
+            timed[0] is not None
+            and timed[1] is not None
+            and timed[1].at - timed[0].at >= LONG_ENOUGH_SECONDS
+        ):
             return load_between(timed[0], timed[1], cores=self._cores)
         return load_between(self._first, end, cores=self._cores)
 
@@ -93,7 +104,9 @@ class CpuWatch:
                 at=time.monotonic(),
                 busy=_busy_seconds(self._cpus) if self._quota is None else _cgroup_seconds(),
                 own=sum(processes[pid].seconds for pid in own) / _TICKS,
-                sweep=0.0 if self._pinned_to else sum(processes[pid].seconds for pid in sweep) / _TICKS,
+                sweep=0.0
+                if self._pinned_to
+                else sum(processes[pid].seconds for pid in sweep) / _TICKS,
             )
         except (OSError, ValueError, IndexError):
             return None
@@ -104,12 +117,24 @@ class CpuWatch:
         for pid, process in processes.items():
             children.setdefault(process.parent, []).append(pid)
         launcher, warden = os.getpid(), self._warden()
-        own = {launcher, *_below(warden, children)} & processes.keys() if warden is not None else {launcher}
-        roots = [pid for pid in children.get(launcher, ()) if pid != warden and self._is_of_this_root(pid)]
+        own = (
+            {launcher, *_below(warden, children)} & processes.keys()
+            if warden is not None
+            else {launcher}
+        )
+        roots = [
+            pid
+            for pid in children.get(launcher, ())
+            if pid != warden and self._is_of_this_root(pid)
+        ]
         raylet = processes[launcher].parent if launcher in processes else 0
         if raylet in processes and processes[raylet].name == _RAYLET:
             # Ray's other workers on this node that have launchers of the same sweep.
-            roots += [pid for pid in children.get(raylet, ()) if any(map(self._is_of_this_root, children.get(pid, ())))]
+            roots += [
+                pid
+                for pid in children.get(raylet, ())
+                if any(map(self._is_of_this_root, children.get(pid, ())))
+            ]
         if (orchestrator := is_process(self._orchestrator)) is not None:
             roots.append(orchestrator)  # with Ray, where it started that itself
         sweep = {pid for root in roots for pid in _below(root, children)} & processes.keys()
@@ -121,7 +146,11 @@ class CpuWatch:
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             return False
-        return any(entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) and entry.endswith(f":{self._root}".encode()) for entry in entries)
+        return any(
+            entry.startswith(f"{LAUNCHER_VARIABLE}=".encode())
+            and entry.endswith(f":{self._root}".encode())
+            for entry in entries
+        )
 
 
 def load_between(before: CpuTimes, after: CpuTimes | None, *, cores: float) -> MachineLoad:
@@ -155,7 +184,11 @@ def _processes() -> dict[int, _Process]:
                 head, _, rest = file.read().rpartition(b")")
                 fields = rest.split()
                 # From the third field of proc(5) on: state, parent, ...; utime, stime, cutime, cstime are its 14th to 17th.
-                found[int(name)] = _Process(int(fields[1]), head.partition(b"(")[2].decode(errors="replace"), sum(map(int, fields[11:15])))
+                found[int(name)] = _Process(
+                    int(fields[1]),
+                    head.partition(b"(")[2].decode(errors="replace"),
+                    sum(map(int, fields[11:15])),
+                )
     return found
 
 
@@ -186,7 +219,11 @@ def _cgroup_quota() -> float | None:
     for path in cgroup_files("cpu.max", "cpu", "cpu.cfs_quota_us"):
         with contextlib.suppress(OSError, ValueError):
             words = path.read_text().split()
-            period = float(words[1]) if len(words) > 1 else float((path.parent / "cpu.cfs_period_us").read_text())
+            period = (
+                float(words[1])
+                if len(words) > 1
+                else float((path.parent / "cpu.cfs_period_us").read_text())
+            )
             quota = float(words[0])
             if 0 < quota / period < len(os.sched_getaffinity(0)):
                 with contextlib.suppress(OSError, ValueError):

@@ -32,10 +32,17 @@ def look(environment: Mapping[str, str], *, cluster_address: str | None = None) 
     """`environment`: of this program. Raises PackageNotFoundError where Ray is not installed."""
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     try:
-        mode, characters = path.stat().st_mode & 0o777, len(path.read_text(errors="replace").strip())
+        mode, characters = (
+            path.stat().st_mode & 0o777,
+            len(path.read_text(errors="replace").strip()),
+        )
     except OSError:
         mode, characters = None, None
-    host = cluster_address.rpartition(":")[0].strip("[]") if cluster_address not in (None, "auto") else None
+    host = (
+        cluster_address.rpartition(":")[0].strip("[]")
+        if cluster_address not in (None, "auto")
+        else None
+    )
     return RayFacts(
         version=metadata.version("ray"),
         auth_mode=environment.get("RAY_AUTH_MODE"),
@@ -53,8 +60,14 @@ def secrets_of_raylets() -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _program(folder) == "raylet":
-            variables = dict(pair.partition("=")[::2] for pair in map(os.fsdecode, _environment(folder)))
-            names = sorted(name for name, value in variables.items() if holds_secret(name, value) or name == "SWEEP_DB")
+            variables = dict(
+                pair.partition("=")[::2] for pair in map(os.fsdecode, _environment(folder))
+            )
+            names = sorted(
+                name
+                for name, value in variables.items()
+                if holds_secret(name, value) or name == "SWEEP_DB"
+            )
             found |= {int(folder.name): names} if names else {}
     return found
 
@@ -70,13 +83,21 @@ def _listeners() -> Iterator[Listener]:
         for inode in sockets_of(folder) & sockets.keys():
             address, port = sockets[inode]
             is_metrics = program == "dashboard" and _is_of_metrics(folder, port)
-            yield Listener(program=METRICS if is_metrics else program, address=address, port=port, auth_mode=mode)
+            yield Listener(
+                program=METRICS if is_metrics else program,
+                address=address,
+                port=port,
+                auth_mode=mode,
+            )
 
 
 def _is_of_metrics(folder: Path, port: int) -> bool:
     """Whether a dashboard tells its counters there, and does not take jobs there, as its command line says."""
     takes_jobs = f"--port={port}" in (os.fsdecode(word) for word in _words(folder))
-    return str(port) == (_variable(folder, "DASHBOARD_METRIC_PORT") or _METRICS_PORT) and not takes_jobs
+    return (
+        str(port) == (_variable(folder, "DASHBOARD_METRIC_PORT") or _METRICS_PORT)
+        and not takes_jobs
+    )
 
 
 def _program(folder: Path) -> str | None:
@@ -95,7 +116,9 @@ def _words(folder: Path) -> list[bytes]:
 def _auth_mode(folder: Path) -> str | None:
     """Unset is Ray's default, none; None: its environment is not ours to read."""
     try:
-        if (folder / "cmdline").read_bytes().startswith(_TITLE):  # written over its environment: it has that of the raylet that started it
+        if (
+            (folder / "cmdline").read_bytes().startswith(_TITLE)
+        ):  # written over its environment: it has that of the raylet that started it
             parent = _parent(folder)
             return _auth_mode(parent) if _program(parent) == "raylet" else None
     except OSError:
@@ -110,7 +133,9 @@ def _variable(folder: Path, name: str) -> str | None:
     if not pairs:
         return None
     start = f"{name}=".encode()
-    return next((os.fsdecode(pair.removeprefix(start)) for pair in pairs if pair.startswith(start)), "")
+    return next(
+        (os.fsdecode(pair.removeprefix(start)) for pair in pairs if pair.startswith(start)), ""
+    )
 
 
 def _environment(folder: Path) -> list[bytes]:

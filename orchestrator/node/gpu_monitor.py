@@ -57,7 +57,9 @@ class GpuMonitor:
         self._temperatures: list[float] = []
         self._reasons: set[str] = set()
         self._num_throttled, self._num_reasons_told = 0, 0
-        self._holders: dict[int, set[int]] = {}  # process ids seen on each device, by its place among ours, while steps were timed
+        self._holders: dict[
+            int, set[int]
+        ] = {}  # process ids seen on each device, by its place among ours, while steps were timed
         self._xids: list[int] = []
         self._events: Any = None
         self._addresses: frozenset[str] = frozenset()
@@ -66,7 +68,9 @@ class GpuMonitor:
         self._addresses = self._read_addresses()
         self._listen()
         if self._handles:
-            self._thread = threading.Thread(target=self._sample_until_stopped, name="gpu-monitor", daemon=True)
+            self._thread = threading.Thread(
+                target=self._sample_until_stopped, name="gpu-monitor", daemon=True
+            )
             self._thread.start()
         return self
 
@@ -84,7 +88,11 @@ class GpuMonitor:
         self._counting = timed_steps_run
 
     def usage(self) -> GpuUsage:
-        return GpuUsage(utilisation=_mean(self._utilisation), power_watts=_mean(self._power_watts), num_samples=self._num_samples)
+        return GpuUsage(
+            utilisation=_mean(self._utilisation),
+            power_watts=_mean(self._power_watts),
+            num_samples=self._num_samples,
+        )
 
     def fullest(self) -> GpuMemory | None:
         """The device that was nearest to its limit, whether timed steps ran or not."""
@@ -98,7 +106,9 @@ class GpuMonitor:
             load,
             foreign_gpu_processes=self._foreign(own),
             gpu_clock_ratio=_mean(self._clock_ratios),
-            gpu_throttled_fraction=self._num_throttled / self._num_reasons_told if self._num_reasons_told else None,
+            gpu_throttled_fraction=self._num_throttled / self._num_reasons_told
+            if self._num_reasons_told
+            else None,
             gpu_throttle_reasons=tuple(sorted(self._reasons)),
             gpu_temperature_celsius=max(self._temperatures, default=None),
         )
@@ -122,7 +132,11 @@ class GpuMonitor:
     def _read_addresses(self) -> frozenset[str]:
         nvml: Any = self._nvml
         places = (_ask(nvml, nvml.nvmlDeviceGetPciInfo, handle) for handle in self._handles)
-        return frozenset(f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}" for place in places if place is not None)
+        return frozenset(
+            f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}"
+            for place in places
+            if place is not None
+        )
 
     def _listen(self) -> None:
         """Have the driver tell of errors from now on; where it cannot, the kernel's log has to."""
@@ -132,7 +146,13 @@ class GpuMonitor:
         events = _ask(nvml, nvml.nvmlEventSetCreate)
         if events is not None:
             for handle in self._handles:
-                _ask(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, events)
+                _ask(
+                    nvml,
+                    nvml.nvmlDeviceRegisterEvents,
+                    handle,
+                    nvml.nvmlEventTypeXidCriticalError,
+                    events,
+                )
             self._events = events
 
     def _take_events(self) -> None:
@@ -154,7 +174,11 @@ class GpuMonitor:
             memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
             if memory is not None:
                 seen = GpuMemory(used_bytes=int(memory.used), total_bytes=int(memory.total))
-                if self._fullest is None or seen.used_bytes / seen.total_bytes > self._fullest.used_bytes / self._fullest.total_bytes:
+                if (
+                    self._fullest is None
+                    or seen.used_bytes / seen.total_bytes
+                    > self._fullest.used_bytes / self._fullest.total_bytes
+                ):
                     self._fullest = seen
             if counting:
                 rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -178,7 +202,10 @@ class GpuMonitor:
         if temperature is not None:
             self._temperatures.append(float(temperature))
         # Under its former name in older bindings.
-        ask_why = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        ask_why = (
+            getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        )
         bits = _ask(nvml, ask_why, handle)
         if bits is not None:
             reasons = {name for bit, name in _REASONS.items() if bits & bit}
@@ -212,13 +239,18 @@ def gpu_facts(devices: Sequence[str] | None = None, *, nvml: Any = None) -> tupl
         return ()
     if devices is None:
         devices = [str(index) for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0)]
-    return tuple(_facts(nvml, device, handle) for device, handle in zip(devices, _handles(nvml, devices), strict=False))
+    return tuple(
+        _facts(nvml, device, handle)
+        for device, handle in zip(devices, _handles(nvml, devices), strict=False)
+    )
 
 
 def _facts(nvml: Any, device: str, handle: Any) -> GpuFacts:
     name = _ask(nvml, nvml.nvmlDeviceGetName, handle)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    remapped = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
+    remapped = _ask(
+        nvml, nvml.nvmlDeviceGetRemappedRows, handle
+    )  # corrected, uncorrected, pending, failed
     uncorrected, corrected = (
         _ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
         for kind in (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
@@ -239,7 +271,10 @@ def _facts(nvml: Any, device: str, handle: Any) -> GpuFacts:
 def _processes(nvml: Any, handle: Any) -> tuple[str, ...]:
     """The compute processes that hold a device, in words."""
     processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-    return tuple(f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "") for p in processes)
+    return tuple(
+        f"process {p.pid}" + (f" with {p.usedGpuMemory >> 20} MiB" if p.usedGpuMemory else "")
+        for p in processes
+    )
 
 
 def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
@@ -257,7 +292,9 @@ def clean(devices: Sequence[str], *, nvml: Any = None) -> str | None:
     return None
 
 
-def wait_until_clean(devices: Sequence[str], *, patience_seconds: float, nvml: Any = None) -> str | None:
+def wait_until_clean(
+    devices: Sequence[str], *, patience_seconds: float, nvml: Any = None
+) -> str | None:
     """Give the driver time to take back what a killed process held. Returns why the devices are still not free."""
     deadline = time.monotonic() + patience_seconds
     while (reason := clean(devices, nvml=nvml)) is not None and time.monotonic() < deadline:
@@ -284,7 +321,9 @@ def _handles(nvml: Any, devices: Sequence[str]) -> list[Any]:
         return []
     handles = []
     for device in devices:
-        get = nvml.nvmlDeviceGetHandleByIndex if device.isdigit() else nvml.nvmlDeviceGetHandleByUUID
+        get = (
+            nvml.nvmlDeviceGetHandleByIndex if device.isdigit() else nvml.nvmlDeviceGetHandleByUUID
+        )
         handle = _ask(nvml, get, int(device) if device.isdigit() else device)
         if handle is None:
             return []  # numbered otherwise than NVML counts: say nothing rather than watch the wrong one

@@ -33,7 +33,10 @@ def rank_interfaces(address: str | None, environment: Mapping[str, str]) -> dict
     name = interface_of(address)
     if name is None:
         return {}
-    wanted = {GLOO_VARIABLE: name, NCCL_VARIABLE: f"={name}"}  # "=": this one, not all whose names begin so
+    wanted = {
+        GLOO_VARIABLE: name,
+        NCCL_VARIABLE: f"={name}",
+    }  # "=": this one, not all whose names begin so
     return {variable: value for variable, value in wanted.items() if variable not in environment}
 
 
@@ -58,7 +61,12 @@ def _ipv4_addresses() -> list[tuple[str, ipaddress.IPv4Address]]:
         entry = buffer[start : start + _IFREQ_BYTES].tobytes()
         name = os.fsdecode(entry[:_NAME_BYTES].split(b"\0", 1)[0])
         # After the name: family and port, two bytes each, then the address. A second address may bear a label, `eth0:1`.
-        found.append((name.partition(":")[0], ipaddress.IPv4Address(entry[_NAME_BYTES + 4 : _NAME_BYTES + 8])))
+        found.append(
+            (
+                name.partition(":")[0],
+                ipaddress.IPv4Address(entry[_NAME_BYTES + 4 : _NAME_BYTES + 8]),
+            )
+        )
     return found
 
 
@@ -67,4 +75,7 @@ def _ipv6_addresses() -> list[tuple[str, ipaddress.IPv6Address]]:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:  # a kernel without IPv6
         return []
-    return [(words[5], ipaddress.IPv6Address(bytes.fromhex(words[0]))) for words in map(str.split, lines)]
+    return [
+        (words[5], ipaddress.IPv6Address(bytes.fromhex(words[0])))
+        for words in map(str.split, lines)
+    ]

@@ -19,7 +19,9 @@ def kernel_records() -> Iterator[str]:
                 yield os.read(log, MOST_RECORD_BYTES).decode(errors="replace")
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # a record was overwritten before it was read: the next read goes on behind it
+            except (
+                BrokenPipeError
+            ):  # a record was overwritten before it was read: the next read goes on behind it
                 continue
     finally:
         os.close(log)

@@ -42,7 +42,12 @@ from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, wait_until_clea
 from orchestrator.node.interfaces import rank_interfaces
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import kill_found, launcher_identity, num_oom_kills, orphaned
-from orchestrator.node.rank_server_client import WARDEN_SECONDS, ProcessesStuck, RankServer, ServerLost
+from orchestrator.node.rank_server_client import (
+    WARDEN_SECONDS,
+    ProcessesStuck,
+    RankServer,
+    ServerLost,
+)
 from orchestrator.node.rank_watch import judge
 from orchestrator.node.supervisor import Gang
 
@@ -53,7 +58,9 @@ REMEMBERED_ATTEMPTS = 100  # a cancellation is under way for seconds at most
 LEFTOVER_PATIENCE_SECONDS = 5.0
 # Fields of a report that no program writes. They are looked up, so nothing in them is replaced.
 _OUR_OWN_TEXTS = frozenset({"node", "log_path"})
-DEVICES_CLEAN_SECONDS = 10.0  # a driver may take seconds to take the memory of a killed process back
+DEVICES_CLEAN_SECONDS = (
+    10.0  # a driver may take seconds to take the memory of a killed process back
+)
 
 
 class NodeLauncher:
@@ -68,7 +75,9 @@ class NodeLauncher:
         self._rendezvous: socket.socket | None = None
         self._running = threading.Lock()
         self._cancelled: set[str] = set()  # tags; one may arrive before its attempt does
-        self._ended: deque[str] = deque(maxlen=REMEMBERED_ATTEMPTS)  # tags whose cancellation comes too late
+        self._ended: deque[str] = deque(
+            maxlen=REMEMBERED_ATTEMPTS
+        )  # tags whose cancellation comes too late
         self._killing = threading.Lock()  # guards both, and the pipe's writing end
         self._gang: Gang | None = None
         self._closed = False
@@ -86,7 +95,9 @@ class NodeLauncher:
         _check(order)
         if self._closed or not self._running.acquire(blocking=False):
             state = "closed" if self._closed else "busy; it runs one attempt at a time"
-            raise RuntimeError(f"attempt {order.request.tag}: the launcher of {self._node} is {state}")
+            raise RuntimeError(
+                f"attempt {order.request.tag}: the launcher of {self._node} is {state}"
+            )
         try:
             return self._run(order)
         finally:
@@ -117,7 +128,9 @@ class NodeLauncher:
         watch = gang.least_advanced() if gang is not None else None
         if gang is None or watch is None:
             return None
-        return Heartbeat(phase=watch.phase, step=watch.step, total_limit_seconds=gang.total_limit_seconds)
+        return Heartbeat(
+            phase=watch.phase, step=watch.step, total_limit_seconds=gang.total_limit_seconds
+        )
 
     def rendezvous(self) -> int:
         """Bind a port for rank 0's store, for a gang of several nodes, and hold it until the next attempt here has ended."""
@@ -127,9 +140,17 @@ class NodeLauncher:
 
     def prepare(self, program: str) -> None:
         """Start importing what a program needs, without waiting for it."""
-        if self._server is None or self._server.program != program or self._server.num_gangs >= MAX_GANGS_PER_SERVER:
+        if (
+            self._server is None
+            or self._server.program != program
+            or self._server.num_gangs >= MAX_GANGS_PER_SERVER
+        ):
             self._stop_server()
-            self._server = RankServer(program=program, identity=self._identity, log_path=self.root / f"rank-server-{self._node}.txt")
+            self._server = RankServer(
+                program=program,
+                identity=self._identity,
+                log_path=self.root / f"rank-server-{self._node}.txt",
+            )
 
     def close(self) -> None:
         """Cancel what runs, and end every process. The launcher refuses to run anything afterwards."""
@@ -147,13 +168,19 @@ class NodeLauncher:
         request = order.request
         run_dir = run_directory(self.root, request, order.node_rank)
         try:
-            unusable = _make_run_directory(run_dir, request) or wait_until_clean(order.devices, patience_seconds=DEVICES_CLEAN_SECONDS)
+            unusable = _make_run_directory(run_dir, request) or wait_until_clean(
+                order.devices, patience_seconds=DEVICES_CLEAN_SECONDS
+            )
         except OSError as exc:
             unusable = f"cannot write the run directory {run_dir}: {exc.strerror}"
         if unusable is not None:
-            return self._report(order, started, failure=self._launch_failed(unusable), failed_at=time.time())
+            return self._report(
+                order, started, failure=self._launch_failed(unusable), failed_at=time.time()
+            )
         oom_kills_before, began = num_oom_kills(), time.clock_gettime(time.CLOCK_MONOTONIC)
-        watch = CpuWatch(root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus)
+        watch = CpuWatch(
+            root=self.root, warden=self._warden, orchestrator=order.orchestrator, cpus=order.cpus
+        )
         with GpuMonitor(order.devices) as monitor:
 
             def look(timed_steps_run: bool) -> None:
@@ -175,8 +202,22 @@ class NodeLauncher:
         if not gang.watches or not all(watch.measured for watch in gang.watches):
             memory = monitor.fullest()
             xids = monitor.xids or (_logged_xids(began, monitor.addresses) if order.devices else ())
-            failure, failed_at = self._judge(gang, server_lost, oom_kills=num_oom_kills() - oom_kills_before, memory=memory, xids=xids)
-        return self._report(order, started, gang=gang, gpu=monitor.usage(), load=load, failure=failure, failed_at=failed_at)
+            failure, failed_at = self._judge(
+                gang,
+                server_lost,
+                oom_kills=num_oom_kills() - oom_kills_before,
+                memory=memory,
+                xids=xids,
+            )
+        return self._report(
+            order,
+            started,
+            gang=gang,
+            gpu=monitor.usage(),
+            load=load,
+            failure=failure,
+            failed_at=failed_at,
+        )
 
     def _run_gang(self, gang: Gang, order: LaunchOrder, run_dir: Path) -> Failure | None:
         """Run the ranks. Returns how the rank server was lost, if it was."""
@@ -185,7 +226,11 @@ class NodeLauncher:
         try:
             self.prepare(order.program)
             assert self._server is not None
-            gang.run(self._server, environment=gang_environment(order, port, run_dir), ranks=_places(order))
+            gang.run(
+                self._server,
+                environment=gang_environment(order, port, run_dir),
+                ranks=_places(order),
+            )
         except ServerLost as exc:
             server = self._server
             gang.processes_killed += self._stop_server()
@@ -198,13 +243,27 @@ class NodeLauncher:
         return self._server.warden if self._server is not None else None
 
     def _judge(
-        self, gang: Gang, server_lost: Failure | None, *, oom_kills: int, memory: GpuMemory | None, xids: Sequence[int]
+        self,
+        gang: Gang,
+        server_lost: Failure | None,
+        *,
+        oom_kills: int,
+        memory: GpuMemory | None,
+        xids: Sequence[int],
     ) -> tuple[Failure, float]:
         """What this node's ranks died of, and when."""
-        peak, capacity = (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)
+        peak, capacity = (
+            (memory.used_bytes, memory.total_bytes) if memory is not None else (None, None)
+        )
         verdict = judge(
             [
-                watch.evidence(self._node, num_oom_kills=oom_kills, xids=xids, peak_memory_bytes=peak, device_memory_bytes=capacity)
+                watch.evidence(
+                    self._node,
+                    num_oom_kills=oom_kills,
+                    xids=xids,
+                    peak_memory_bytes=peak,
+                    device_memory_bytes=capacity,
+                )
                 for watch in gang.watches
                 if not watch.measured
             ]
@@ -212,13 +271,19 @@ class NodeLauncher:
         if gang.cancelled and (verdict is None or is_aftermath(verdict[0])):
             if self._is_preempted:
                 return self._preempted(signal.SIGTERM, "launcher"), time.time()
-            return Failure(kind=FailureKind.CANCELLED, message="cancelled", node=self._node), time.time()
+            return Failure(
+                kind=FailureKind.CANCELLED, message="cancelled", node=self._node
+            ), time.time()
         if verdict is not None:
             return verdict
         if oom_kills:
             text = f"the kernel's OOM killer ended the rank server (oom_kill +{oom_kills})"
-            return Failure(kind=FailureKind.OOM_HOST, message=text, node=self._node, evidence=text), time.time()
-        return server_lost or self._launch_failed("the ranks ended for no reason that is known"), time.time()
+            return Failure(
+                kind=FailureKind.OOM_HOST, message=text, node=self._node, evidence=text
+            ), time.time()
+        return server_lost or self._launch_failed(
+            "the ranks ended for no reason that is known"
+        ), time.time()
 
     def _server_lost(self, reason: str, signal_number: int | None) -> Failure:
         if signal_number not in ASKED_TO_END:
@@ -227,10 +292,17 @@ class NodeLauncher:
 
     def _preempted(self, number: signal.Signals, what: str) -> Failure:
         text = f"{self._node}: {number.name} from outside ended the {what}"
-        return Failure(kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=number, evidence=text)
+        return Failure(
+            kind=FailureKind.PREEMPTED, message=text, node=self._node, signal=number, evidence=text
+        )
 
     def _launch_failed(self, reason: str) -> Failure:
-        return Failure(kind=FailureKind.LAUNCH_FAILED, message=f"{self._node}: {reason}", node=self._node, evidence=reason)
+        return Failure(
+            kind=FailureKind.LAUNCH_FAILED,
+            message=f"{self._node}: {reason}",
+            node=self._node,
+            evidence=reason,
+        )
 
     def _report(
         self,
@@ -251,7 +323,9 @@ class NodeLauncher:
             seconds=time.monotonic() - started,
             teardown_seconds=gang.teardown_seconds if gang is not None else None,
             processes_killed=gang.processes_killed if gang is not None else 0,
-            environment=recorded({**os.environ, **(chosen := _interfaces(order))}, without=order.secrets),
+            environment=recorded(
+                {**os.environ, **(chosen := _interfaces(order))}, without=order.secrets
+            ),
             chosen=tuple(chosen),
             gpu=gpu or GpuUsage(),
             load=load,
@@ -290,9 +364,16 @@ class NodeLauncher:
         until = time.monotonic() + WARDEN_SECONDS
         while orphaned(self.root) and time.monotonic() < until:
             time.sleep(0.02)  # for their wardens, which also end what has no tag
-        found, stuck = kill_found(lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS)
+        found, stuck = kill_found(
+            lambda: orphaned(self.root), patience_seconds=LEFTOVER_PATIENCE_SECONDS
+        )
         if killed := found.union(escaped):
-            logger.warning("Ended %d processes whose launcher is dead: %s", len(killed), sorted(killed), extra={"action": "swept"})
+            logger.warning(
+                "Ended %d processes whose launcher is dead: %s",
+                len(killed),
+                sorted(killed),
+                extra={"action": "swept"},
+            )
         if stuck:
             raise ProcessesStuck(stuck)
 
@@ -360,7 +441,9 @@ def _check(order: LaunchOrder) -> None:
         return  # whatever there is, is its own
     needs_devices = order.request.device is Device.CUDA
     if needs_devices and len(order.devices) != order.local_world_size:
-        raise ValueError(f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: expected one device per rank")
+        raise ValueError(
+            f"devices {list(order.devices)} for {order.local_world_size} ranks on CUDA: expected one device per rank"
+        )
     if order.master_port is None and order.local_world_size != order.request.layout.world_size:
         raise ValueError(
             f"a gang of {order.request.layout.world_size} ranks, {order.local_world_size} of them here, needs a master_port:"
@@ -385,8 +468,15 @@ def _places(order: LaunchOrder) -> list[dict[str, Any]]:
     return [
         {
             "rank": order.first_rank + local_rank,
-            "environment": {"RANK": str(order.first_rank + local_rank), "LOCAL_RANK": str(local_rank)},
-            "cpus": list(order.cpus[local_rank * cores_per_rank :][:cores_per_rank] if cores_per_rank else order.cpus),
+            "environment": {
+                "RANK": str(order.first_rank + local_rank),
+                "LOCAL_RANK": str(local_rank),
+            },
+            "cpus": list(
+                order.cpus[local_rank * cores_per_rank :][:cores_per_rank]
+                if cores_per_rank
+                else order.cpus
+            ),
         }
         for local_rank in range(order.local_world_size)
     ]

@@ -21,13 +21,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.machines.node_health import COMPARED_PACKAGES, GpuFacts, NodeFacts, baseline_bytes, xids_since
+from orchestrator.core.machines.node_health import (
+    COMPARED_PACKAGES,
+    GpuFacts,
+    NodeFacts,
+    baseline_bytes,
+    xids_since,
+)
 from orchestrator.node.gpu_monitor import driver_version, gpu_facts
 from orchestrator.node.kernel_log import kernel_records
 from orchestrator.node.processes import LAUNCHER_VARIABLE, launcher_identity
 
-MATMUL_PATIENCE_SECONDS = 120.0  # beyond its own time: torch from a cold network file system takes minutes to import
-XID_MICROSECONDS = 86_400e6  # how far back the kernel log is read: a GPU that was mended since has no new errors
+MATMUL_PATIENCE_SECONDS = (
+    120.0  # beyond its own time: torch from a cold network file system takes minutes to import
+)
+XID_MICROSECONDS = (
+    86_400e6  # how far back the kernel log is read: a GPU that was mended since has no new errors
+)
 CLOCK_QUESTIONS = 5  # the quickest answer says most
 PACKAGES = ("orchestrator", "db", "workloads")
 
@@ -62,7 +72,10 @@ class NodeProbe:
             driver=driver_version(nvml=nvml) if gpus else None,
             cuda=tried.get("cuda"),
             nccl=tried.get("nccl"),
-            gpus=tuple(replace(gpu, matmul_flops=flops.get(gpu.index), matmul_error=errors.get(gpu.index)) for gpu in gpus),
+            gpus=tuple(
+                replace(gpu, matmul_flops=flops.get(gpu.index), matmul_error=errors.get(gpu.index))
+                for gpu in gpus
+            ),
             xids=_xids(unread) if gpus else None,
             cpu_name=_cpu_name(),
             num_cores=len(os.sched_getaffinity(0)),
@@ -76,7 +89,9 @@ class NodeProbe:
         return time.time()
 
 
-def with_clock(facts: NodeFacts, ask: Callable[[], float], *, clock: Callable[[], float] = time.time) -> NodeFacts:
+def with_clock(
+    facts: NodeFacts, ask: Callable[[], float], *, clock: Callable[[], float] = time.time
+) -> NodeFacts:
     """The facts with how far the node's clock is ahead of this one's: of a few round trips, the quickest decides."""
     answers = []
     for _ in range(CLOCK_QUESTIONS):
@@ -90,7 +105,11 @@ def with_clock(facts: NodeFacts, ask: Callable[[], float], *, clock: Callable[[]
 
 def versions_here() -> dict[str, str | None]:
     """What has to be the same on all nodes, as far as it is known without importing torch."""
-    return {"python": platform.python_version(), "code": _code_digest(), **{name: _version(name) for name in COMPARED_PACKAGES}}
+    return {
+        "python": platform.python_version(),
+        "code": _code_digest(),
+        **{name: _version(name) for name in COMPARED_PACKAGES},
+    }
 
 
 def _version(package: str) -> str | None:
@@ -128,12 +147,25 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
         ),  # were it left over all the same, the next launcher here would find it
     }
     # It holds GPUs: whoever ends this process, or gives it up, ends that one as well.
-    command = [sys.executable, "-P", "-m", "orchestrator.node.die_with_parent", str(os.getpid()), "workloads.tools.matmul"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "orchestrator.node.die_with_parent",
+        str(os.getpid()),
+        "workloads.tools.matmul",
+    ]
     command += [f"--seconds={plan.matmul_seconds}", f"--devices={','.join(free)}"]
     limit = plan.matmul_seconds + MATMUL_PATIENCE_SECONDS
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=limit, check=False, env={**os.environ, **environment}
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+            env={**os.environ, **environment},
         )
         found: Mapping[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
@@ -141,7 +173,9 @@ def _matmul(plan: ProbePlan, gpus: tuple[GpuFacts, ...], unread: list[str]) -> M
         return {}
     except ValueError:
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        unread.append(f"matmul: exit code {done.returncode}: {words[-1][-200:] if words else 'no word said'}")
+        unread.append(
+            f"matmul: exit code {done.returncode}: {words[-1][-200:] if words else 'no word said'}"
+        )
         return {}
     if (refused := found.get("refused")) is not None:
         unread.append(f"matmul: {refused}")
@@ -180,7 +214,10 @@ def _cpu_name() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine() or None)
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine() or None,
+    )
 
 
 def _first_line(path: Path) -> str | None:

@@ -17,7 +17,9 @@ from pathlib import Path
 LAUNCHER_VARIABLE = "SWEEP_LAUNCHER"  # in the first environment of all that a launcher starts; forks keep it, whatever they set later
 
 _EMPTY_LOOKS = 3  # 10 ms apart, after which a search by tag believes that nothing is left
-_PASSES_BEFORE_STOPPING = 3  # of killing, after which whatever still starts processes is stopped first
+_PASSES_BEFORE_STOPPING = (
+    3  # of killing, after which whatever still starts processes is stopped first
+)
 _MAX_STOPPING_PASSES = 200
 
 _PR_SET_PDEATHSIG = 1
@@ -173,12 +175,16 @@ def orphaned(root: Path) -> list[int]:
     found = []
     for pid, entry in _launcher_tags():
         match entry.decode(errors="replace").partition("=")[2].split(":", 4):
-            case [launcher, start, namespace, _, path] if path == str(root) and has_ended(launcher, start, namespace):
+            case [launcher, start, namespace, _, path] if path == str(root) and has_ended(
+                launcher, start, namespace
+            ):
                 found.append(pid)
     return found
 
 
-def kill_found(find: Callable[[], list[int]], *, patience_seconds: float) -> tuple[set[int], set[int]]:
+def kill_found(
+    find: Callable[[], list[int]], *, patience_seconds: float
+) -> tuple[set[int], set[int]]:
     """Kill what a search finds until it finds nothing more; the processes need not be our children.
 
     Returns those killed and those that do not die. One look is not enough: a process in the middle of a fork or an exec shows no
@@ -216,7 +222,10 @@ def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                yield from (Path("/sys/fs/cgroup", path.lstrip("/"), name_v2), Path("/sys/fs/cgroup", name_v2))
+                yield from (
+                    Path("/sys/fs/cgroup", path.lstrip("/"), name_v2),
+                    Path("/sys/fs/cgroup", name_v2),
+                )
             elif controller in controllers.split(","):
                 mount = Path("/sys/fs/cgroup", controller)
                 yield from (mount / path.lstrip("/") / name_v1, mount / name_v1)
@@ -224,7 +233,9 @@ def cgroup_files(name_v2: str, controller: str, name_v1: str) -> Iterator[Path]:
 
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}): {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"prctl({option}, {value}): {os.strerror(ctypes.get_errno())}"
+        )
 
 
 def _children(pid: int) -> list[int]:

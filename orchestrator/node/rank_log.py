@@ -22,7 +22,14 @@ _READS_AT_ONCE = 64  # a rank that writes without end must not keep the launcher
 class RankLog:
     """Copies a pipe into a file until `head_bytes`, then keeps the last `tail_bytes` and writes them at the end."""
 
-    def __init__(self, path: Path, *, secrets: Secrets | None = None, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        secrets: Secrets | None = None,
+        head_bytes: int = HEAD_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
         self.path = path
         self._stream = SecretStream(secrets) if secrets else None
         self._file = path.open("xb", buffering=0)
@@ -58,7 +65,11 @@ class RankLog:
         if self._num_beyond_head_bytes:
             tail = self._recent[-min(self._tail_bytes, self._num_beyond_head_bytes) :]
             cut = self._num_beyond_head_bytes - len(tail)
-            note = f"\n[... {cut} bytes cut here: a rank's log keeps its head and its tail ...]\n".encode() if cut else b""
+            note = (
+                f"\n[... {cut} bytes cut here: a rank's log keeps its head and its tail ...]\n".encode()
+                if cut
+                else b""
+            )
             try:
                 self._file.write(note + tail)
             except OSError as exc:

@@ -27,7 +27,9 @@ from typing import Any
 from orchestrator.node.cgroups import Cgroup
 from orchestrator.node.processes import adopt_orphans, die_with, kill, kill_subtree, wake_with
 
-KILL_PATIENCE_SECONDS = 30.0  # a process in the kernel's hands (driver, network file system) may take its time to die
+KILL_PATIENCE_SECONDS = (
+    30.0  # a process in the kernel's hands (driver, network file system) may take its time to die
+)
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANKS = 253  # descriptors one message may carry (SCM_MAX_FD)
 ORIGINAL_PATH_VARIABLE = "SWEEP_ORIGINAL_PYTHONPATH"
@@ -46,7 +48,9 @@ def main() -> int:
     return _keep_watch(life_line, child, parent, cgroup)
 
 
-def _fork_inner(control: socket.socket, life_line: socket.socket, cgroup: Cgroup | None, preload: list[str]) -> int:
+def _fork_inner(
+    control: socket.socket, life_line: socket.socket, cgroup: Cgroup | None, preload: list[str]
+) -> int:
     """Adopt orphans, and start the inner warden, which starts the server. Each in a session of its own: one group kill hits one of them."""
     adopt_orphans()
     outer = os.getpid()
@@ -65,7 +69,9 @@ def _fork_inner(control: socket.socket, life_line: socket.socket, cgroup: Cgroup
     control.close()
     code = _keep_watch(life_line, server, outer, cgroup)
     if os.getppid() == outer:
-        kill(outer, signal.SIGCONT)  # one that somebody has stopped has nothing left to do but to end
+        kill(
+            outer, signal.SIGCONT
+        )  # one that somebody has stopped has nothing left to do but to end
     os._exit(code)
 
 
@@ -86,7 +92,10 @@ def _keep_watch(life_line: socket.socket, child: int, parent: int, cgroup: Cgrou
                 ended_by = -code if code < 0 else max(0, code - 128)
                 break
             # The second test covers a life-line that somebody else holds open, such as another fork of the launcher.
-            if any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS)) or os.getppid() != parent:
+            if (
+                any(key.fileobj is life_line for key, _ in selector.select(_PARENT_CHECK_SECONDS))
+                or os.getppid() != parent
+            ):
                 break
     if cgroup is not None:
         cgroup.end()
@@ -138,7 +147,9 @@ class _Server:
 
     def __init__(self, control: socket.socket, life_line: socket.socket, parent: int) -> None:
         self._control = control
-        self._life_line = life_line  # held until it ends: so the launcher sees when it has cleared up
+        self._life_line = (
+            life_line  # held until it ends: so the launcher sees when it has cleared up
+        )
         self._parent = parent
         self._signals = _SignalHandlers()
         self._selector = selectors.DefaultSelector()
@@ -202,7 +213,9 @@ class _Server:
                 os.close(log)
         self._say({"event": "forked", "pids": pids})
 
-    def _fork(self, message: dict[str, Any], place: dict[str, Any], log: int, logs: list[int]) -> int:
+    def _fork(
+        self, message: dict[str, Any], place: dict[str, Any], log: int, logs: list[int]
+    ) -> int:
         server = os.getpid()
         pid = os.fork()
         if pid:
@@ -237,7 +250,14 @@ class _Server:
     def _report_end(self, pid: int, status: int) -> None:
         rank = self._ranks.pop(pid, None)
         if rank is not None:
-            self._say({"event": "ended", "rank": rank, "code": os.waitstatus_to_exitcode(status), "at": time.time()})
+            self._say(
+                {
+                    "event": "ended",
+                    "rank": rank,
+                    "code": os.waitstatus_to_exitcode(status),
+                    "at": time.time(),
+                }
+            )
 
     def _say(self, message: dict[str, Any]) -> None:
         try:
@@ -248,7 +268,9 @@ class _Server:
 
 def _be_rank(message: dict[str, Any], place: dict[str, Any]) -> int:
     """Run the program in this fresh process; return its exit code."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # dumping a hundred gigabytes would delay the death of a rank by minutes
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # dumping a hundred gigabytes would delay the death of a rank by minutes
     _prefer_as_victim()
     os.environ.update(message["environment"] | place["environment"])
     if isinstance(sys.stdout, io.TextIOWrapper):

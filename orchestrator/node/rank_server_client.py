@@ -21,9 +21,15 @@ from typing import Any
 from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, needed
 from orchestrator.node.cgroups import make_cgroup
 from orchestrator.node.processes import LAUNCHER_VARIABLE, kill, kill_found, tagged
-from orchestrator.node.rank_server import KILL_PATIENCE_SECONDS, MAX_MESSAGE_BYTES, ORIGINAL_PATH_VARIABLE
+from orchestrator.node.rank_server import (
+    KILL_PATIENCE_SECONDS,
+    MAX_MESSAGE_BYTES,
+    ORIGINAL_PATH_VARIABLE,
+)
 
-WARDEN_SECONDS = 2.0  # for wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
+WARDEN_SECONDS = (
+    2.0  # for wardens to clear up by themselves: milliseconds, where no process hangs in the kernel
+)
 
 _numbers = count(1)  # of the servers of this process
 
@@ -39,7 +45,9 @@ class ProcessesStuck(Exception):
     """Processes do not die: they hang in the kernel. The node is not to be used until they are gone."""
 
     def __init__(self, pids: Collection[int]) -> None:
-        super().__init__(f"processes {sorted(pids)} do not die: they hang in the kernel (driver, network file system)")
+        super().__init__(
+            f"processes {sorted(pids)} do not die: they hang in the kernel (driver, network file system)"
+        )
 
 
 class RankServer:
@@ -58,7 +66,13 @@ class RankServer:
         with control, life_line, log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "orchestrator.node.rank_server", str(control.fileno()), str(life_line.fileno())),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "orchestrator.node.rank_server",
+                        str(control.fileno()),
+                        str(life_line.fileno()),
+                    ),
                     *(str(self._cgroup.path) if self._cgroup is not None else "", program),
                 ],
                 pass_fds=(control.fileno(), life_line.fileno()),
@@ -85,9 +99,22 @@ class RankServer:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def fork(self, *, run_dir: Path, environment: Mapping[str, str], ranks: Sequence[Mapping[str, Any]], logs: Sequence[int]) -> None:
+    def fork(
+        self,
+        *,
+        run_dir: Path,
+        environment: Mapping[str, str],
+        ranks: Sequence[Mapping[str, Any]],
+        logs: Sequence[int],
+    ) -> None:
         """Ask for one process per rank; `logs` are the descriptors each writes to. Answers: `forked`, then `ended` per rank."""
-        message = {"do": "fork", "program": self.program, "run_dir": str(run_dir), "environment": dict(environment), "ranks": list(ranks)}
+        message = {
+            "do": "fork",
+            "program": self.program,
+            "run_dir": str(run_dir),
+            "environment": dict(environment),
+            "ranks": list(ranks),
+        }
         self.num_gangs += 1
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], list(logs))
@@ -128,7 +155,9 @@ class RankServer:
         escaped = self._cgroup.end() if self._cgroup is not None else []
         # If both wardens and the server were killed, what descended from ranks is on its own now. Where there is no cgroup, the tag is
         # all that is left of the bond.
-        killed, stuck = kill_found(lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS)
+        killed, stuck = kill_found(
+            lambda: tagged(self._identity), patience_seconds=KILL_PATIENCE_SECONDS
+        )
         if stuck:
             raise ProcessesStuck(stuck)
         return len(killed.union(escaped))
@@ -148,9 +177,13 @@ class RankServer:
             self._life_line.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(until - time.monotonic())
-            self._life_line.settimeout(max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS)
+            self._life_line.settimeout(
+                max(0.1, until - time.monotonic()) if self.pid is not None else WARDEN_SECONDS
+            )
             with suppress(OSError):  # the time is over
-                self._life_line.recv(1)  # ends when nobody holds the other end any more: they may outlive the outer warden
+                self._life_line.recv(
+                    1
+                )  # ends when nobody holds the other end any more: they may outlive the outer warden
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -54,7 +54,9 @@ class RankWatch:
     phase_since: float = 0.0  # monotonic
     progress_at: float = 0.0  # monotonic
     seen: SeenSteps = NOTHING_SEEN
-    teardown_since: float | None = None  # monotonic; None: it has not come so far, or did not say when
+    teardown_since: float | None = (
+        None  # monotonic; None: it has not come so far, or did not say when
+    )
     limit_passed: str | None = None
     result: RankResult | None = None
     bad_result: str | None = None
@@ -73,7 +75,9 @@ class RankWatch:
             return False
         if self.phase is Phase.TEARDOWN and self.result is not None:
             return True
-        return self.code == 0 and (self.result is not None or (self.rank > 0 and self.phase is Phase.TEARDOWN))
+        return self.code == 0 and (
+            self.result is not None or (self.rank > 0 and self.phase is Phase.TEARDOWN)
+        )
 
     def read_heartbeat(self, now: float) -> None:
         path = self.run_dir / heartbeat_file(self.rank)
@@ -93,7 +97,12 @@ class RankWatch:
             self.phase_since = now
             if heartbeat.phase is Phase.TEARDOWN and heartbeat.at is not None:
                 self.teardown_since = min(heartbeat.at, now)
-        self.phase, self.step, self.timed, self.progress_at = heartbeat.phase, heartbeat.step, heartbeat.timed, now
+        self.phase, self.step, self.timed, self.progress_at = (
+            heartbeat.phase,
+            heartbeat.step,
+            heartbeat.timed,
+            now,
+        )
 
     def _note_step(self, heartbeat: Heartbeat, now: float) -> None:
         """How long the step took that has ended; of several between two looks, how long they took together."""
@@ -110,7 +119,9 @@ class RankWatch:
         self.read_heartbeat(now)
         with suppress(FileNotFoundError):
             try:
-                self.result = decode_result(_read(self.run_dir / result_file(self.rank), MAX_RESULT_BYTES + 1))
+                self.result = decode_result(
+                    _read(self.run_dir / result_file(self.rank), MAX_RESULT_BYTES + 1)
+                )
                 self.bad_result = None
             except (BadResult, OSError) as exc:
                 if isinstance(exc, FileNotFoundError):
@@ -118,9 +129,19 @@ class RankWatch:
                 self.bad_result = str(exc)
                 self.not_finite = str(exc) if isinstance(exc, NotFiniteResult) else None
         with suppress(OSError, BadResult):
-            self.note = decode_failure(_read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1))
-        if self.code == 0 and self.result is None and self.note is not None and self.note.exception.endswith("BadResult"):
-            self.bad_result, self.note = self.note.message, None  # it ended well, and says why it has no result
+            self.note = decode_failure(
+                _read(self.run_dir / failure_file(self.rank), MAX_RESULT_BYTES + 1)
+            )
+        if (
+            self.code == 0
+            and self.result is None
+            and self.note is not None
+            and self.note.exception.endswith("BadResult")
+        ):
+            self.bad_result, self.note = (
+                self.note.message,
+                None,
+            )  # it ended well, and says why it has no result
         if self.code == 0 and self.result is None and self.bad_result is None and not self.measured:
             self.bad_result = f"it ended well, but wrote no {result_file(self.rank)}"
 
@@ -134,7 +155,12 @@ class RankWatch:
 
     def advance(self) -> tuple[int, int, bool, float]:
         """How far it is, to compare with others: of those equally far, one that was stopped is behind, then one that was silent longest."""
-        return phase_order(self.phase), self.step, not (self.pid is not None and is_stopped(self.pid)), self.progress_at
+        return (
+            phase_order(self.phase),
+            self.step,
+            not (self.pid is not None and is_stopped(self.pid)),
+            self.progress_at,
+        )
 
     def evidence(
         self,
@@ -164,8 +190,12 @@ class RankWatch:
             step=note.step if note else self.step,
             num_oom_kills=num_oom_kills,
             xids=xids,
-            peak_memory_bytes=note.peak_memory_allocated_bytes if note and note.peak_memory_allocated_bytes else peak_memory_bytes,
-            device_memory_bytes=note.device_memory_bytes if note and note.device_memory_bytes else device_memory_bytes,
+            peak_memory_bytes=note.peak_memory_allocated_bytes
+            if note and note.peak_memory_allocated_bytes
+            else peak_memory_bytes,
+            device_memory_bytes=note.device_memory_bytes
+            if note and note.device_memory_bytes
+            else device_memory_bytes,
             at_unix_seconds=note.at_unix_seconds if note else self.ended_at_unix_seconds or 0.0,
             log_tail=self.log.tail(tail_bytes),
             log_path=str(self.log.path),
@@ -193,7 +223,11 @@ def judge(evidence: Sequence[Evidence]) -> tuple[Failure, float] | None:
 
     A rank that we killed is a witness only if it was hung or left a note: what it printed before, it may have survived.
     """
-    bad = [rank for rank in evidence if rank.exit_code is not None or rank.signal is not None or rank.timed_out or rank.exception]
+    bad = [
+        rank
+        for rank in evidence
+        if rank.exit_code is not None or rank.signal is not None or rank.timed_out or rank.exception
+    ]
     if not bad:
         return None
     failure = first_bad(bad)

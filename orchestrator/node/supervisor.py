@@ -28,7 +28,9 @@ from orchestrator.node.rank_server_client import ProcessesStuck, RankServer, Ser
 from orchestrator.node.rank_watch import RankWatch
 
 SERVER_START_SECONDS = 300.0  # importing torch from a cold network file system takes minutes
-AFTERMATH_SECONDS = 0.1  # how long a rank that lost communication may wait for the one that caused it to show
+AFTERMATH_SECONDS = (
+    0.1  # how long a rank that lost communication may wait for the one that caused it to show
+)
 FIRST_GLANCE_BYTES = 8192  # of its output, to tell the one from the other before the gang is killed
 STACKS_SECONDS = 5.0  # for all ranks' stacks together
 TICK_SECONDS = 0.1  # how often heartbeats are read and limits checked
@@ -68,7 +70,9 @@ class Gang:
         self.cancelled = False
         self.watches: list[RankWatch] = []
 
-    def run(self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]) -> None:
+    def run(
+        self, server: RankServer, *, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
+    ) -> None:
         """Run the ranks to the end of the last process. Call `finish` afterwards, whatever happened.
 
         Raises ServerLost when the server ends or does not answer: then it has to be stopped, to be sure that nothing is left; and
@@ -153,7 +157,9 @@ class Gang:
                     self._close_pipe(watch)
         return messages
 
-    def _fork(self, server: RankServer, environment: dict[str, str], ranks: Sequence[dict[str, Any]]) -> None:
+    def _fork(
+        self, server: RankServer, environment: dict[str, str], ranks: Sequence[dict[str, Any]]
+    ) -> None:
         writers = []
         try:
             for place in ranks:
@@ -202,7 +208,9 @@ class Gang:
             self._close_pipe(watch)
         watch.read_last_words(now)
         if not watch.measured:
-            aftermath = is_aftermath(classify(watch.evidence(self._node, tail_bytes=FIRST_GLANCE_BYTES)))
+            aftermath = is_aftermath(
+                classify(watch.evidence(self._node, tail_bytes=FIRST_GLANCE_BYTES))
+            )
             stop_at = now + (AFTERMATH_SECONDS if aftermath else 0.0)
             self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
 
@@ -240,7 +248,12 @@ class Gang:
             if watch.pid is not None and py_spy is not None:
                 # Not blocking: a process that was stopped, or hangs in the kernel, would never answer a debugger.
                 command = [py_spy, "dump", "--nonblocking", "--pid", str(watch.pid)]
-                dumps.append((watch, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)))
+                dumps.append(
+                    (
+                        watch,
+                        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT),
+                    )
+                )
         unanswered = {watch.rank for watch in watches}
         for watch, dump in dumps:
             try:
@@ -253,14 +266,22 @@ class Gang:
                 dump.communicate()
         if unanswered:
             for watch in watches:
-                if watch.pid is not None and watch.rank in unanswered and watch.phase is not Phase.START:
-                    kill(watch.pid, signal.SIGUSR1)  # faulthandler, which workloads.rank installs, writes stacks to the log
+                if (
+                    watch.pid is not None
+                    and watch.rank in unanswered
+                    and watch.phase is not Phase.START
+                ):
+                    kill(
+                        watch.pid, signal.SIGUSR1
+                    )  # faulthandler, which workloads.rank installs, writes stacks to the log
             time.sleep(0.3)
 
     def _clear(self, server: RankServer) -> None:
         """Kill what is left, ranks included. When this returns it is gone: the server has no child, and adopts all orphans."""
         if server.pid is None:
-            raise ServerLost("the rank server was still importing")  # it would answer only when that is done
+            raise ServerLost(
+                "the rank server was still importing"
+            )  # it would answer only when that is done
         server.clear()
         message = self._await(server, "clear", KILL_PATIENCE_SECONDS + 5)
         self.processes_killed += message["killed"]

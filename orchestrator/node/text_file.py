@@ -45,4 +45,6 @@ def _read(descriptor: int, most_bytes: int) -> bytes:
 def _await_more(descriptor: int) -> None:
     began = time.monotonic()
     if not select.select([descriptor], [], [], PIPE_SECONDS)[0]:
-        raise TimeoutError(errno.ETIMEDOUT, f"nothing came out of it for {time.monotonic() - began:.0f} s")
+        raise TimeoutError(
+            errno.ETIMEDOUT, f"nothing came out of it for {time.monotonic() - began:.0f} s"
+        )

@@ -57,7 +57,11 @@ def memory(num_bytes: float | None) -> str:
         return UNKNOWN
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.1f} GiB"
-    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB or num_bytes == 0 else f"{num_bytes / 1024:.1f} KiB"
+    return (
+        f"{num_bytes / _MIB:.1f} MiB"
+        if num_bytes >= _MIB or num_bytes == 0
+        else f"{num_bytes / 1024:.1f} KiB"
+    )
 
 
 def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
@@ -72,7 +76,11 @@ def memory_of(num_bytes: float | None, limit_bytes: float | None) -> str:
 def gpu_hours(gpu_seconds: float | None) -> str:
     if gpu_seconds is None:
         return UNKNOWN
-    return f"{gpu_seconds / 3600:.2f}" if gpu_seconds >= 360 or gpu_seconds == 0 else f"{gpu_seconds / 3600:.4f}"
+    return (
+        f"{gpu_seconds / 3600:.2f}"
+        if gpu_seconds >= 360 or gpu_seconds == 0
+        else f"{gpu_seconds / 3600:.4f}"
+    )
 
 
 _PARTS = {"warmup": "warm-up", "startup": "start-up"}  # as people write them
@@ -81,7 +89,11 @@ _PARTS = {"warmup": "warm-up", "startup": "start-up"}  # as people write them
 def shares(parts: Mapping[str, float]) -> str:
     """`useful 61.0%, start-up 39.0%`: what is there, by name, of the sum of all."""
     total = sum(parts.values())
-    return ", ".join(f"{_PARTS.get(name, name.replace('_', ' '))} {percent(value / total)}" for name, value in parts.items() if value)
+    return ", ".join(
+        f"{_PARTS.get(name, name.replace('_', ' '))} {percent(value / total)}"
+        for name, value in parts.items()
+        if value
+    )
 
 
 def duration(seconds: float | None) -> str:

@@ -9,7 +9,17 @@ from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import MachineLoad
 
 if TYPE_CHECKING:  # the rows need SQLAlchemy, and who only formats them does not
-    from db.read.rows import AttemptRow, CellRow, CellStatus, EventRow, Holder, ReservedBySweep, SweepRow, TrialDetail, TrialRow
+    from db.read.rows import (
+        AttemptRow,
+        CellRow,
+        CellStatus,
+        EventRow,
+        Holder,
+        ReservedBySweep,
+        SweepRow,
+        TrialDetail,
+        TrialRow,
+    )
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.core.trial.reserved_time import HeldGpuSeconds
 
@@ -51,10 +61,35 @@ _LAYOUT_SIZES = (
     "micro_batch_size",
     "grad_accum_steps",
 )
-_CELL_FIELDS = ("cell_id", "cell", "model", "model_digest", "num_gpus", "sequence_length", "global_batch_size")
-_LAYOUT_FIELDS = ("layout", *_LAYOUT_SIZES, "recompute", "recompute_policy", "recompute_layers", "zero_stage", "precision", "options")
+_CELL_FIELDS = (
+    "cell_id",
+    "cell",
+    "model",
+    "model_digest",
+    "num_gpus",
+    "sequence_length",
+    "global_batch_size",
+)
+_LAYOUT_FIELDS = (
+    "layout",
+    *_LAYOUT_SIZES,
+    "recompute",
+    "recompute_policy",
+    "recompute_layers",
+    "zero_stage",
+    "precision",
+    "options",
+)
 _LOAD_FIELDS = tuple(field.name for field in fields(MachineLoad))
-TRIAL_COLUMNS = ("trial_id", "sweep", *_CELL_FIELDS, "state", *_LAYOUT_FIELDS, *_TRIAL_FIELDS, *_LOAD_FIELDS)
+TRIAL_COLUMNS = (
+    "trial_id",
+    "sweep",
+    *_CELL_FIELDS,
+    "state",
+    *_LAYOUT_FIELDS,
+    *_TRIAL_FIELDS,
+    *_LOAD_FIELDS,
+)
 
 
 def trial_record(trial: TrialRow, cell: CellRow, sweep: str) -> Record:
@@ -107,7 +142,9 @@ def held_record(held: ReservedBySweep, price_per_gpu_hour: float | None) -> Reco
         "gpu_seconds_by_part": held.total.parts,
         "capacity_gpu_seconds": held.capacity,
         "price_per_gpu_hour": price_per_gpu_hour,
-        "dollars": held.total.held / 3600 * price_per_gpu_hour if price_per_gpu_hour is not None else None,
+        "dollars": held.total.held / 3600 * price_per_gpu_hour
+        if price_per_gpu_hour is not None
+        else None,
     }
 
 
@@ -125,14 +162,21 @@ def sweep_record(row: SweepRow) -> Record:
 def holder_record(holder: Holder | None) -> Record | None:
     if holder is None:
         return None
-    return {"host": holder.host, "pid": holder.pid, "since": holder.since, "lease_until": holder.lease_until}
+    return {
+        "host": holder.host,
+        "pid": holder.pid,
+        "since": holder.since,
+        "lease_until": holder.lease_until,
+    }
 
 
 def detail_record(detail: TrialDetail) -> Record:
     """All that is known of a trial."""
     return {
         "trial": trial_record(detail.trial, detail.cell, detail.sweep_name),
-        "attempts": [attempt_record(attempt, detail.cell.cell.num_gpus) for attempt in detail.attempts],
+        "attempts": [
+            attempt_record(attempt, detail.cell.cell.num_gpus) for attempt in detail.attempts
+        ],
         "events": [event_record(event) for event in detail.events],
     }
 
@@ -156,7 +200,9 @@ def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
         "processes_killed": row.processes_killed,
         "environment": row.environment,
         "load": asdict(row.load) if row.load.is_known else None,
-        "fingerprint": _fingerprint_record(row.fingerprint) if row.fingerprint is not None else None,
+        "fingerprint": _fingerprint_record(row.fingerprint)
+        if row.fingerprint is not None
+        else None,
         "failure": asdict(row.failure) if row.failure is not None else None,
         "measurement": asdict(row.measurement) if row.measurement is not None else None,
         "gpu": asdict(row.gpu) if row.gpu is not None else None,
@@ -165,7 +211,11 @@ def attempt_record(row: AttemptRow, num_gpus: int) -> Record:
 
 
 def _fingerprint_record(fingerprint: Fingerprint) -> Record:
-    return {"digest": fingerprint.digest, **fingerprint.model_dump(), "settings": dict(fingerprint.settings)}
+    return {
+        "digest": fingerprint.digest,
+        **fingerprint.model_dump(),
+        "settings": dict(fingerprint.settings),
+    }
 
 
 def event_record(row: EventRow) -> Record:

@@ -17,9 +17,18 @@ from orchestrator.core.search.planner import Candidates
 
 # What an uncalibrated prediction may be off by, in the logarithm: its level, and per doubling (or step) of each axis.
 LEVEL_SD, MEMORY_LEVEL_SD = 0.5, 0.15
-SLOPE_SDS = {"tensor_parallel_size": 0.15, "pipeline_parallel_size": 0.15, "micro_batch_size": 0.1, "zero_stage": 0.1, "recompute": 0.1}
+SLOPE_SDS = {
+    "tensor_parallel_size": 0.15,
+    "pipeline_parallel_size": 0.15,
+    "micro_batch_size": 0.1,
+    "zero_stage": 0.1,
+    "recompute": 0.1,
+}
 RESIDUAL_SD, MEMORY_RESIDUAL_SD = 0.2, 0.1  # beyond these
-OPTION_SD, MEMORY_OPTION_SD = 0.2, 0.15  # of each value of an option of the workload, whose effect no formula knows
+OPTION_SD, MEMORY_OPTION_SD = (
+    0.2,
+    0.15,
+)  # of each value of an option of the workload, whose effect no formula knows
 WORK_RESIDUAL_SD = 0.3  # where only the work of a layout is known, on a device of which nothing is
 
 
@@ -50,11 +59,29 @@ def lattice_of(candidates: Candidates, rows: Ints, *, num_layers: int) -> Lattic
             memory_limit_bytes=memory_limit,
         )
     if candidates.relative_work is not None:
-        seconds = _belief(candidates.relative_work[rows], axes, level_sd=UNKNOWN_LEVEL_SD, residual_sd=WORK_RESIDUAL_SD)
+        seconds = _belief(
+            candidates.relative_work[rows],
+            axes,
+            level_sd=UNKNOWN_LEVEL_SD,
+            residual_sd=WORK_RESIDUAL_SD,
+        )
     else:
-        seconds = _belief(candidates.step_seconds[rows], axes, level_sd=LEVEL_SD, residual_sd=RESIDUAL_SD)
-    memory = _belief(candidates.memory_bytes[rows], axes, level_sd=MEMORY_LEVEL_SD, residual_sd=MEMORY_RESIDUAL_SD)
-    return Lattice(axes=axes, seconds=seconds, memory=memory, memory_limit_bytes=memory_limit, in_seconds=candidates.relative_work is None)
+        seconds = _belief(
+            candidates.step_seconds[rows], axes, level_sd=LEVEL_SD, residual_sd=RESIDUAL_SD
+        )
+    memory = _belief(
+        candidates.memory_bytes[rows],
+        axes,
+        level_sd=MEMORY_LEVEL_SD,
+        residual_sd=MEMORY_RESIDUAL_SD,
+    )
+    return Lattice(
+        axes=axes,
+        seconds=seconds,
+        memory=memory,
+        memory_limit_bytes=memory_limit,
+        in_seconds=candidates.relative_work is None,
+    )
 
 
 def all_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
@@ -77,13 +104,23 @@ def _with_options(belief: Belief, axes: Sequence[Axis], sd: float) -> Belief:
     return replace(belief, basis=basis, covariance=covariance)
 
 
-def _belief(predicted: Floats, axes: Sequence[Axis], *, level_sd: float, residual_sd: float) -> Belief | None:
+def _belief(
+    predicted: Floats, axes: Sequence[Axis], *, level_sd: float, residual_sd: float
+) -> Belief | None:
     if not len(predicted) or np.isnan(predicted).any():
         return None
     sloping = [axis for axis in axes if axis.name in SLOPE_SDS]
-    basis = np.stack([np.ones(len(predicted)), *(axis.places[axis.steps] - axis.places.min() for axis in sloping)], axis=1)
+    basis = np.stack(
+        [
+            np.ones(len(predicted)),
+            *(axis.places[axis.steps] - axis.places.min() for axis in sloping),
+        ],
+        axis=1,
+    )
     sds = np.array([level_sd, *(SLOPE_SDS[axis.name] for axis in sloping)])
-    return Belief(mean=np.log(predicted), basis=basis, covariance=np.diag(sds**2), residual_sd=residual_sd)
+    return Belief(
+        mean=np.log(predicted), basis=basis, covariance=np.diag(sds**2), residual_sd=residual_sd
+    )
 
 
 def free_axes(table: LayoutTable, *, num_layers: int) -> tuple[Axis, ...]:
@@ -101,7 +138,10 @@ def _axis(table: LayoutTable, name: str, num_layers: int) -> Axis:
     match name:
         case "recompute":
             # The codes come in the order of the sweep file; steps go by what is dropped.
-            by_code = np.array([_dropped(table.recomputes[int(code)], num_layers) for code in values], dtype=np.float64)
+            by_code = np.array(
+                [_dropped(table.recomputes[int(code)], num_layers) for code in values],
+                dtype=np.float64,
+            )
             order = np.argsort(by_code, kind="stable")
             places, steps = by_code[order], np.argsort(order)[steps]
         case "precision" | "zero_stage":

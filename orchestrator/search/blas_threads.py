@@ -14,7 +14,12 @@ from pathlib import Path
 import numpy as np
 
 # As numpy's wheels name OpenBLAS's functions, and as OpenBLAS itself does.
-_NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
+_NAMES = (
+    "scipy_openblas_{}_num_threads64_",
+    "scipy_openblas_{}_num_threads",
+    "openblas_{}_num_threads64_",
+    "openblas_{}_num_threads",
+)
 
 
 @contextmanager

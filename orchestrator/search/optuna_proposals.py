@@ -21,10 +21,15 @@ from orchestrator.core.search.lattice import Axis, Ints
 from orchestrator.core.search.proposer import Mask, Told
 
 GP_AT_MOST = 200  # told rows: the GP's cost is cubic, and an ask holds up the loop; 0.25 s at 190
-SHOWN_BEST, SHOWN_SPREAD = 100, 300  # told rows that a rebuilt study shows the sampler: TPE's cost is linear in them, 85 ms at 10,000
+SHOWN_BEST, SHOWN_SPREAD = (
+    100,
+    300,
+)  # told rows that a rebuilt study shows the sampler: TPE's cost is linear in them, 85 ms at 10,000
 REBUILD_AT = 1500  # trials in a study, spent ones included
 UNKNOWN_EXCESS = 0.05  # relative, of an out-of-memory that told no size
-HEADROOM = -0.05  # the constraint of what fits; its true headroom would say more, but is not known of every layout
+HEADROOM = (
+    -0.05
+)  # the constraint of what fits; its true headroom would say more, but is not known of every layout
 
 
 class OptunaProposals:
@@ -34,17 +39,27 @@ class OptunaProposals:
         """Raises UsageInvalid when the GP's packages are not installed."""
         if gp:
             _require_gp()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it reports every study and trial; ours are a projection
+        optuna.logging.set_verbosity(
+            optuna.logging.WARNING
+        )  # it reports every study and trial; ours are a projection
         self._axes = tuple(axes)
         self._gp = gp
-        self._places = np.stack([axis.places[axis.steps] for axis in axes], axis=1) if axes else np.zeros((num_rows, 0))
-        self._rows_of: dict[tuple[int, ...], list[int]] = {}  # several where rows differ in nothing that is an axis
+        self._places = (
+            np.stack([axis.places[axis.steps] for axis in axes], axis=1)
+            if axes
+            else np.zeros((num_rows, 0))
+        )
+        self._rows_of: dict[
+            tuple[int, ...], list[int]
+        ] = {}  # several where rows differ in nothing that is an axis
         for row, steps in enumerate(zip(*(axis.steps.tolist() for axis in axes), strict=True)):
             self._rows_of.setdefault(steps, []).append(row)
         self._distributions = {axis.name: _distribution(axis) for axis in axes}
         self._told: dict[int, Told] = {}
         self._worst: float | None = None  # measured
-        self._running: dict[int, int | None] = {}  # row in flight -> number of the trial that stands in for it in the study
+        self._running: dict[
+            int, int | None
+        ] = {}  # row in flight -> number of the trial that stands in for it in the study
         self._tpe_sampler = optuna.samplers.TPESampler(seed=seed)
         self._gp_sampler = optuna.samplers.GPSampler(seed=seed) if gp else None
         self._study: optuna.Study | None = None
@@ -65,11 +80,15 @@ class OptunaProposals:
         for row in self._rows_of.get(proposed, []):
             if open_rows[row]:
                 return row, f"{kind} from {len(self._told)} told"
-        place = np.array([axis.places[step] for axis, step in zip(self._axes, proposed, strict=True)])
+        place = np.array(
+            [axis.places[step] for axis, step in zip(self._axes, proposed, strict=True)]
+        )
         # Of several at the same distance, the one with the better prediction.
         distance = np.abs(self._places - place).sum(axis=1) + 0.5 * rank / len(rank)
         distance[~open_rows] = np.inf
-        return int(np.argmin(distance)), f"{kind} from {len(self._told)} told, the nearest untried to what it proposes"
+        return int(
+            np.argmin(distance)
+        ), f"{kind} from {len(self._told)} told, the nearest untried to what it proposes"
 
     def hold(self, row: int) -> None:
         """A row is in flight: others should keep some distance from it."""
@@ -92,12 +111,16 @@ class OptunaProposals:
         """A row is no longer in flight."""
         number = self._running.pop(row, None)
         if self._study is not None and number is not None:
-            self._study.tell(number, state=TrialState.FAIL)  # of the stand-in: its result, if any, is a trial of its own
+            self._study.tell(
+                number, state=TrialState.FAIL
+            )  # of the stand-in: its result, if any, is a trial of its own
 
     def rebuild(self, told: Iterable[Told], in_flight: Iterable[int]) -> None:
         """Start again from what is known: the next proposal sees nothing else."""
         self._told = {one.row: one for one in told}
-        self._worst = max((one.score for one in self._told.values() if one.score is not None), default=None)
+        self._worst = max(
+            (one.score for one in self._told.values() if one.score is not None), default=None
+        )
         self._running = dict.fromkeys(in_flight)
         self._study = None
 
@@ -109,9 +132,16 @@ class OptunaProposals:
         """The study, rebuilt when it has grown by what is spent or no longer worth showing."""
         sampler = self._gp_sampler if self._uses_gp else self._tpe_sampler
         # The GP is told the worst value for what did not fit, and takes it for one: it has to be today's worst.
-        if self._study is None or self._uses_gp or self._study.sampler is not sampler or self._num_entries > REBUILD_AT:
+        if (
+            self._study is None
+            or self._uses_gp
+            or self._study.sampler is not sampler
+            or self._num_entries > REBUILD_AT
+        ):
             storage = optuna.storages.InMemoryStorage()
-            self._study = optuna.create_study(storage=storage, sampler=sampler, direction=StudyDirection.MINIMIZE)
+            self._study = optuna.create_study(
+                storage=storage, sampler=sampler, direction=StudyDirection.MINIMIZE
+            )
             self._num_entries = 0
             for row in self._shown():
                 self._add(self._finished(self._told[row]))
@@ -127,7 +157,9 @@ class OptunaProposals:
         measured = {row: one.score for row, one in self._told.items() if one.score is not None}
         best = set(sorted(measured, key=measured.__getitem__)[:SHOWN_BEST])
         rest = [row for row in rows if row not in best]
-        chosen = best | {rest[i] for i in np.linspace(0, len(rest) - 1, SHOWN_SPREAD).astype(int).tolist()}
+        chosen = best | {
+            rest[i] for i in np.linspace(0, len(rest) - 1, SHOWN_SPREAD).astype(int).tolist()
+        }
         return [row for row in rows if row in chosen]
 
     def _add(self, trial: FrozenTrial) -> None:
@@ -137,7 +169,13 @@ class OptunaProposals:
 
     def _add_running(self, row: int) -> None:
         self._running[row] = self._num_entries
-        self._add(create_trial(state=TrialState.RUNNING, params=self._params(row), distributions=self._distributions))
+        self._add(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=self._params(row),
+                distributions=self._distributions,
+            )
+        )
 
     def _finished(self, told: Told) -> FrozenTrial:
         # What stands for a score where there is none: the worst measured. Something far worse would flatten what a GP sees of the rest.
@@ -153,7 +191,11 @@ class OptunaProposals:
 
 
 def _distribution(axis: Axis) -> BaseDistribution:
-    return IntDistribution(0, len(axis) - 1) if axis.ordered else CategoricalDistribution(range(len(axis)))
+    return (
+        IntDistribution(0, len(axis) - 1)
+        if axis.ordered
+        else CategoricalDistribution(range(len(axis)))
+    )
 
 
 def _negative_throughput(score: float | None) -> float:
@@ -185,4 +227,6 @@ def _one_torch_thread() -> Iterator[None]:
 def _require_gp() -> None:
     missing = [name for name in ("scipy", "torch") if find_spec(name) is None]
     if missing:
-        raise UsageInvalid(f"search.strategy gp needs {' and '.join(missing)}: pip install 'layout-sweep[gp]', or take tpe")
+        raise UsageInvalid(
+            f"search.strategy gp needs {' and '.join(missing)}: pip install 'layout-sweep[gp]', or take tpe"
+        )

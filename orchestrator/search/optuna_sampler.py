@@ -61,16 +61,28 @@ class LayoutSampler(BaseSampler):
         self._names = _names(self._params)
         self._rows_of = {self._key(params): row for row, params in enumerate(self._params)}
         if len(self._rows_of) < len(self._params):
-            raise UsageInvalid(f"{len(self._params) - len(self._rows_of)} of {len(self._params)} layouts repeat another: give each once")
-        axes = tuple(axis for name in self._names if len(axis := _axis(name, [params[name] for params in self._params])) > 1)
+            raise UsageInvalid(
+                f"{len(self._params) - len(self._rows_of)} of {len(self._params)} layouts repeat another: give each once"
+            )
+        axes = tuple(
+            axis
+            for name in self._names
+            if len(axis := _axis(name, [params[name] for params in self._params])) > 1
+        )
         if lattice is None:
             lattice = Lattice(
                 axes=axes,
-                seconds=_belief(step_seconds, len(layouts), PREDICTED_LEVEL_SD, PREDICTED_RESIDUAL_SD),
+                seconds=_belief(
+                    step_seconds, len(layouts), PREDICTED_LEVEL_SD, PREDICTED_RESIDUAL_SD
+                ),
                 memory=_belief(memory_bytes, len(layouts), MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD),
                 memory_limit_bytes=memory_limit_bytes,
             )
-        order = np.argsort(lattice.seconds.mean, kind="stable") if lattice.seconds is not None else np.arange(len(layouts))
+        order = (
+            np.argsort(lattice.seconds.mean, kind="stable")
+            if lattice.seconds is not None
+            else np.arange(len(layouts))
+        )
         self._rows = RowSearcher(
             order=order,
             lattice=lattice.take,
@@ -78,7 +90,9 @@ class LayoutSampler(BaseSampler):
             search=Search(strategy=Strategy.AUTO, seed=seed),
             memory=None if lattice.memory is None else lattice.memory.mean,
         )
-        self._offset: float | None = 0.0 if lattice.seconds is None else None  # of a throughput's logarithm to that of seconds
+        self._offset: float | None = (
+            0.0 if lattice.seconds is None else None
+        )  # of a throughput's logarithm to that of seconds
         self._prior = lattice.seconds
         self._next = 0  # number of the first trial not looked at
         self._unfinished: dict[int, int | None] = {}  # number of a trial -> its row, where known
@@ -88,7 +102,11 @@ class LayoutSampler(BaseSampler):
     def distributions(self) -> dict[str, BaseDistribution]:
         """For `study.ask`: every parameter at once, so that the trial is one of the layouts."""
         return {
-            name: CategoricalDistribution(sorted({params[name] for params in self._params}, key=lambda v: (isinstance(v, str), v)))
+            name: CategoricalDistribution(
+                sorted(
+                    {params[name] for params in self._params}, key=lambda v: (isinstance(v, str), v)
+                )
+            )
             for name in self._names
         }
 
@@ -97,10 +115,14 @@ class LayoutSampler(BaseSampler):
         self._look_at(study, but=None)
         return self._rows.count(RowStatus.UNTRIED)
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         return self.distributions
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
         """The parameters of the layout to measure next. Raises LayoutsExhausted when each was asked for."""
         self._raise_error_if_multi_objective(study)
         self._look_at(study, but=trial.number)
@@ -111,7 +133,13 @@ class LayoutSampler(BaseSampler):
         self._unfinished[trial.number] = asked.row
         return dict(self._params[asked.row])
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
         """Draw a parameter that no layout has at random."""
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
@@ -135,7 +163,12 @@ class LayoutSampler(BaseSampler):
                 continue
             self._unfinished.pop(number, None)
             ran = self._ran(trial, row)
-            if row is not None and row != ran and self._rows.status(row) is RowStatus.IN_FLIGHT and row not in self._unfinished.values():
+            if (
+                row is not None
+                and row != ran
+                and self._rows.status(row) is RowStatus.IN_FLIGHT
+                and row not in self._unfinished.values()
+            ):
                 self._rows.forget(row)
             if ran is not None:
                 self._take_in(study, trial, ran)
@@ -148,7 +181,11 @@ class LayoutSampler(BaseSampler):
         if all(name in trial.params for name in self._names):
             return self._rows_of.get(self._key(trial.params))
         # It ended before it took up all parameters: it is what was asked for as far as it took them up.
-        if asked is not None and all(self._params[asked].get(name) == value for name, value in trial.params.items() if name in self._names):
+        if asked is not None and all(
+            self._params[asked].get(name) == value
+            for name, value in trial.params.items()
+            if name in self._names
+        ):
             return asked
         return None
 
@@ -160,17 +197,27 @@ class LayoutSampler(BaseSampler):
         self._rows.tell(self._told(study, trial, row))
 
     def _told(self, study: Study, trial: FrozenTrial, row: int) -> Told:
-        if trial.state is TrialState.COMPLETE and not _is_infeasible(trial) and isfinite(trial.value or 0.0):
+        if (
+            trial.state is TrialState.COMPLETE
+            and not _is_infeasible(trial)
+            and isfinite(trial.value or 0.0)
+        ):
             assert trial.value is not None
             peak = trial.user_attrs.get(PEAK_MEMORY)
-            return Told(row=row, score=self._score(study, trial.value, row), peak_memory_bytes=None if peak is None else float(peak))
+            return Told(
+                row=row,
+                score=self._score(study, trial.value, row),
+                peak_memory_bytes=None if peak is None else float(peak),
+            )
         if _is_infeasible(trial):
             return Told(row=row, out_of_memory=True, excess=max(trial.constraints.values()))
         return Told(row=row)
 
     def _score(self, study: Study, value: float, row: int) -> float:
         if not value > 0:
-            raise UsageInvalid(f"objective {value} of a trial: a LayoutSampler needs positive ones, a time or a throughput")
+            raise UsageInvalid(
+                f"objective {value} of a trial: a LayoutSampler needs positive ones, a time or a throughput"
+            )
         if study.direction is StudyDirection.MINIMIZE:
             return log(value)
         if self._offset is None:
@@ -189,7 +236,9 @@ def _names(params: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     names = tuple(params[0])
     for number, one in enumerate(params, 1):
         if set(one) != set(names):
-            raise UsageInvalid(f"layout {number} has parameters {', '.join(one)}, the first {', '.join(names)}: all have the same")
+            raise UsageInvalid(
+                f"layout {number} has parameters {', '.join(one)}, the first {', '.join(names)}: all have the same"
+            )
     return names
 
 
@@ -200,13 +249,22 @@ def _axis(name: str, values: Sequence[int | float | str]) -> Axis:
     return Axis.of(name, numbers, doublings=min(numbers) > 0)
 
 
-def _belief(predicted: Sequence[float] | None, num: int, level_sd: float, residual_sd: float) -> Belief | None:
+def _belief(
+    predicted: Sequence[float] | None, num: int, level_sd: float, residual_sd: float
+) -> Belief | None:
     if predicted is None:
         return None
     values: Floats = np.asarray(predicted, dtype=np.float64)
     if len(values) != num or not (values > 0).all():
-        raise UsageInvalid(f"{len(values)} predictions for {num} layouts: one positive number for each")
-    return Belief(mean=np.log(values), basis=np.ones((num, 1)), covariance=np.array([[level_sd**2]]), residual_sd=residual_sd)
+        raise UsageInvalid(
+            f"{len(values)} predictions for {num} layouts: one positive number for each"
+        )
+    return Belief(
+        mean=np.log(values),
+        basis=np.ones((num, 1)),
+        covariance=np.array([[level_sd**2]]),
+        residual_sd=residual_sd,
+    )
 
 
 def _is_infeasible(trial: FrozenTrial) -> bool:

@@ -19,7 +19,9 @@ from orchestrator.search.blas_threads import one_blas_thread
 from orchestrator.search.optuna_proposals import OptunaProposals
 
 CONSIDERED = 16_384  # rows that `auto` thinks about: the first of the order, those that need least, and an even spread over the rest
-LEAST = CONSIDERED // 16  # of them are those that are predicted to need least: they show whether anything fits
+LEAST = (
+    CONSIDERED // 16
+)  # of them are those that are predicted to need least: they show whether anything fits
 
 
 class RowStatus(IntEnum):
@@ -84,7 +86,9 @@ class RowSearcher:
                     **{name: value for name, value in costs.items() if value is not None},
                 )
             case Strategy.TPE | Strategy.GP:
-                self._optuna = OptunaProposals(sampled, num, seed=number, gp=search.strategy is Strategy.GP)
+                self._optuna = OptunaProposals(
+                    sampled, num, seed=number, gp=search.strategy is Strategy.GP
+                )
             case Strategy.RANDOM | Strategy.EXHAUSTIVE:
                 pass
 
@@ -161,16 +165,26 @@ class RowSearcher:
             else:
                 self._optuna.drop(row)
 
-    def rebuild(self, told: Iterable[Told], *, in_flight: Iterable[int], condemned: Iterable[int]) -> None:
+    def rebuild(
+        self, told: Iterable[Told], *, in_flight: Iterable[int], condemned: Iterable[int]
+    ) -> None:
         """Start again from what is known."""
         self._told = {one.row: one for one in told}
         self._status[:] = RowStatus.UNTRIED
-        for status, rows in ((RowStatus.TOLD, self._told), (RowStatus.IN_FLIGHT, in_flight), (RowStatus.CONDEMNED, condemned)):
+        for status, rows in (
+            (RowStatus.TOLD, self._told),
+            (RowStatus.IN_FLIGHT, in_flight),
+            (RowStatus.CONDEMNED, condemned),
+        ):
             self._status[np.fromiter(rows, dtype=np.int64)] = status
-        self._counts = Counter({status: int(np.count_nonzero(self._status == status)) for status in RowStatus})
+        self._counts = Counter(
+            {status: int(np.count_nonzero(self._status == status)) for status in RowStatus}
+        )
         if self._proposer is not None:
             held = [int(self._place[row]) for row in self._in_flight() if self._place[row] >= 0]
-            self._proposer.rebuild([mine for one in self._told.values() if (mine := self._mine(one)) is not None], held)
+            self._proposer.rebuild(
+                [mine for one in self._told.values() if (mine := self._mine(one)) is not None], held
+            )
         if self._optuna is not None:
             self._optuna.rebuild(self._told.values(), self._in_flight())
 
@@ -190,7 +204,9 @@ class RowSearcher:
         if self._proposer is None:
             return None
         with one_blas_thread():
-            return self._proposer.expected_gain((self._status == RowStatus.UNTRIED)[self._considered])
+            return self._proposer.expected_gain(
+                (self._status == RowStatus.UNTRIED)[self._considered]
+            )
 
     def hopeless(self) -> int | None:
         """The row whose out-of-memory shows that nothing fits, if so. It needs least of all rows, thought about or not."""
@@ -227,6 +243,8 @@ def _considered(order: Ints, memory: Floats | None) -> Ints:
     if len(order) <= CONSIDERED:
         return np.arange(len(order), dtype=np.int64)
     first = CONSIDERED * 3 // 4
-    least = np.zeros(0, dtype=np.int64) if memory is None else np.argsort(memory, kind="stable")[:LEAST]
+    least = (
+        np.zeros(0, dtype=np.int64) if memory is None else np.argsort(memory, kind="stable")[:LEAST]
+    )
     spread = np.linspace(first, len(order) - 1, CONSIDERED - first - len(least)).astype(np.int64)
     return np.unique(np.concatenate([order[:first], order[spread], least]))

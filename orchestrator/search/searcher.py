@@ -233,7 +233,11 @@ class Searcher:
         self._ruled_out = np.zeros(len(table), dtype=np.bool_)
         found = self._condemn()
         self._freed = [table.layout(row) for row in was_condemned if not self._ruled_out[row]]
-        return {table.layout(row): self._proofs.of(row)[0].layout for row in found if row not in known_before}
+        return {
+            table.layout(row): self._proofs.of(row)[0].layout
+            for row in found
+            if row not in known_before
+        }
 
     def forget(self, layout: Layout) -> None:
         """Put a layout back to untried: its attempts ended by the machine's fault, or its result was invalidated."""
@@ -293,7 +297,11 @@ class Searcher:
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:
             case Measured(value=value, peak_memory_bytes=peak):
-                score = log(value) if self._objective is Objective.STEP_SECONDS else log(self._scale / value)
+                score = (
+                    log(value)
+                    if self._objective is Objective.STEP_SECONDS
+                    else log(self._scale / value)
+                )
                 return Told(row=row, score=score, peak_memory_bytes=peak)
             case OutOfMemory(excess=excess):
                 return Told(row=row, out_of_memory=True, excess=excess)
@@ -310,12 +318,19 @@ class Searcher:
 
     def _proposal(self, asked: Asked) -> Proposal:
         row = asked.row
-        tokens, memory = float(self._candidates.tokens_per_second_per_gpu[row]), float(self._candidates.memory_bytes[row])
+        tokens, memory = (
+            float(self._candidates.tokens_per_second_per_gpu[row]),
+            float(self._candidates.memory_bytes[row]),
+        )
         if asked.choice is not None:
             why = self._expected(asked.choice, asked.row)
             # Also of a device that nothing was predicted of at first, once neighbours that were measured tell: it is what the words say.
             told = not isnan(tokens) or asked.choice.improvement is not None
-            if asked.choice.score is not None and self._objective is not Objective.STEP_SECONDS and told:
+            if (
+                asked.choice.score is not None
+                and self._objective is not Objective.STEP_SECONDS
+                and told
+            ):
                 tokens = self._scale / exp(asked.choice.score)
             if asked.choice.memory_bytes is not None and not isnan(memory):
                 memory = asked.choice.memory_bytes
@@ -344,10 +359,18 @@ class Searcher:
             return "far from all that is known; nothing is predicted yet"
         if choice.improvement is None and isnan(self._candidates.step_seconds[row]):
             return "the least work per token; nothing is predicted of this device yet"
-        facts = [f"predicted {self._in_words(choice.score)}, give or take a factor of {exp(choice.score_sd):.2f}"]
+        facts = [
+            f"predicted {self._in_words(choice.score)}, give or take a factor of {exp(choice.score_sd):.2f}"
+        ]
         if choice.improvement is not None:
-            gain = exp(choice.improvement) - 1 if self._objective is not Objective.STEP_SECONDS else 1 - exp(-choice.improvement)
-            facts[0] += f" ({abs(gain):.0%} {'better' if gain > 0 else 'worse'} than the best so far)"
+            gain = (
+                exp(choice.improvement) - 1
+                if self._objective is not Objective.STEP_SECONDS
+                else 1 - exp(-choice.improvement)
+            )
+            facts[0] += (
+                f" ({abs(gain):.0%} {'better' if gain > 0 else 'worse'} than the best so far)"
+            )
         limit = self._candidates.memory_limit_bytes
         if choice.memory_bytes is not None and limit is not None:
             facts.append(f"{choice.memory_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB")
@@ -363,21 +386,34 @@ class Searcher:
         if not isnan(candidates.tokens_per_second_per_gpu[row]):
             facts.append(f"{candidates.tokens_per_second_per_gpu[row]:,.0f} tokens/s/GPU")
         if not isnan(candidates.memory_bytes[row]):
-            limit = "" if candidates.memory_limit_bytes is None else f" of {candidates.memory_limit_bytes / 2**30:.1f}"
+            limit = (
+                ""
+                if candidates.memory_limit_bytes is None
+                else f" of {candidates.memory_limit_bytes / 2**30:.1f}"
+            )
             facts.append(f"{candidates.memory_bytes[row] / 2**30:.1f}{limit} GiB")
         if not candidates.fits[row]:
             facts.append("predicted not to fit")
-        return f"prediction ranks it {int(self._rows.rank[row]) + 1} of {len(candidates)}" + (f": {', '.join(facts)}" if facts else "")
+        return f"prediction ranks it {int(self._rows.rank[row]) + 1} of {len(candidates)}" + (
+            f": {', '.join(facts)}" if facts else ""
+        )
 
 
-def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, objective: Objective) -> int:
+def export_study(
+    url: str, name: str, known: Iterable[tuple[Layout, Known]], *, objective: Objective
+) -> int:
     """Copy a cell's layouts into an Optuna storage, for optuna-dashboard. Returns how many. Raises UsageInvalid when the name is taken."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = _direction(objective)
     rows = [(layout, fact) for layout, fact in known if not isinstance(fact, InFlight)]
     told = [_params(layout) for layout, _ in rows]
     distributions: dict[str, BaseDistribution] = {
-        axis: CategoricalDistribution(sorted({params[axis] for params in told if axis in params}, key=lambda v: (isinstance(v, str), v)))
+        axis: CategoricalDistribution(
+            sorted(
+                {params[axis] for params in told if axis in params},
+                key=lambda v: (isinstance(v, str), v),
+            )
+        )
         for axis in dict.fromkeys(axis for params in told for axis in params)
     }
     worst = _worst((fact for _, fact in rows), direction)
@@ -394,17 +430,23 @@ def export_study(url: str, name: str, known: Iterable[tuple[Layout, Known]], *, 
     try:
         study = optuna.create_study(storage=url, study_name=name, direction=direction)
     except optuna.exceptions.DuplicatedStudyError as exc:
-        raise UsageInvalid(f"a study {name!r} is in that storage already: export under another name, or delete it there") from exc
+        raise UsageInvalid(
+            f"a study {name!r} is in that storage already: export under another name, or delete it there"
+        ) from exc
     except (SQLAlchemyError, ImportError) as exc:
         # The cause, without the URL: it may hold a password.
         cause = str(getattr(exc, "orig", None) or exc).splitlines()[0]
-        raise UsageInvalid(f"no Optuna study can be written there: {cause}. Expected a URL such as sqlite:///optuna.db") from exc
+        raise UsageInvalid(
+            f"no Optuna study can be written there: {cause}. Expected a URL such as sqlite:///optuna.db"
+        ) from exc
     study.add_trials(trials)
     return len(trials)
 
 
 def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:
-    return MemoryProof(layout=layout, num_attempts=outcome.num_proofs, is_measured=outcome.excess is not None)
+    return MemoryProof(
+        layout=layout, num_attempts=outcome.num_proofs, is_measured=outcome.excess is not None
+    )
 
 
 def _says_nothing(outcome: Outcome) -> bool:
@@ -420,7 +462,9 @@ def _scale(candidates: Candidates) -> float:
 
 
 def _direction(objective: Objective) -> StudyDirection:
-    return StudyDirection.MINIMIZE if objective is Objective.STEP_SECONDS else StudyDirection.MAXIMIZE
+    return (
+        StudyDirection.MINIMIZE if objective is Objective.STEP_SECONDS else StudyDirection.MAXIMIZE
+    )
 
 
 def _excess(fact: Known) -> float:
@@ -453,4 +497,7 @@ def _shown_value(fact: Known, worst: float | None) -> float:
 def _params(layout: Layout) -> dict[str, int | str]:
     """Each axis under its name, options of the workload that vary included."""
     sizes = ((axis, getattr(layout, axis)) for axis in COLUMNS if axis != "options")
-    return {axis: value if isinstance(value, int) else str(value) for axis, value in (*sizes, *layout.options)}
+    return {
+        axis: value if isinstance(value, int) else str(value)
+        for axis, value in (*sizes, *layout.options)
+    }

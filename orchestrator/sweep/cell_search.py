@@ -15,12 +15,24 @@ from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import POLICIES, Fault
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.limits import PredictedStep
-from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Proposal, Searcher, SetAside
+from orchestrator.search.searcher import (
+    Condemned,
+    Failed,
+    InFlight,
+    Known,
+    Measured,
+    OutOfMemory,
+    Proposal,
+    Searcher,
+    SetAside,
+)
 from orchestrator.sweep.confirmation import Confirmation, confirmation_of
 from orchestrator.sweep.progress import StopReason
 from orchestrator.sweep.verdict import relative_excess
 
-FEWEST_TO_BOUND = 3  # ended trials: before, what the model is sure of is mostly what it was told beforehand
+FEWEST_TO_BOUND = (
+    3  # ended trials: before, what the model is sure of is mostly what it was told beforehand
+)
 SLOW_ASK_SHARE = 0.1  # of a trial: a search that thinks longer than that keeps the GPUs waiting, so it thinks while they run
 
 
@@ -36,7 +48,9 @@ class CellSearch:
     num_candidates: int
     predicted_seconds: float  # of one trial, before any of them has shown it
     waiting: list[TrialRow] = field(default_factory=list)  # in the store, to be launched again
-    needs_own_nodes: bool = False  # one of its trials ran a node out of memory: beside others the next might again
+    needs_own_nodes: bool = (
+        False  # one of its trials ran a node out of memory: beside others the next might again
+    )
     suspects: set[int] = field(
         default_factory=set
     )  # trials whose node was lost: tried again with nothing beside them, to tell whose doing it was
@@ -46,17 +60,23 @@ class CellSearch:
     num_repeats: int = 0  # and that are
     has_changed: bool = True  # since it was last asked whether it has had enough
     rests: bool = False  # it wants nothing until something of it that is under way has ended
-    is_settled: bool = False  # its search has ended, and what it found is confirmed as far as it can be
+    is_settled: bool = (
+        False  # its search has ended, and what it found is confirmed as far as it can be
+    )
     added: set[Layout] = field(default_factory=set)  # in the store, never launched
     ran_out: dict[Layout, int] = field(default_factory=dict)  # of memory: layout -> its trial
     launched: int = 0  # trials with at least one attempt: what max_trials counts
     stopped: StopReason | None = None
     fingerprint: str | None = None  # digest; what the newest measurement was taken with
-    confirmation: Confirmation = field(default_factory=Confirmation)  # what was measured under that fingerprint
+    confirmation: Confirmation = field(
+        default_factory=Confirmation
+    )  # what was measured under that fingerprint
     nothing_fits: str | None = None  # the evidence, where it is so
     ask_seconds: float = 0.0  # the last ask's
     trial_seconds: float = 0.0  # the last trial's, from launch to end
-    trial_gpu_seconds: float | None = None  # the last trial's that was measured, else the last one's; None: none has ended
+    trial_gpu_seconds: float | None = (
+        None  # the last trial's that was measured, else the last one's; None: none has ended
+    )
     has_measured: bool = False
     ahead: Proposal | None = None  # asked for while others ran, not launched yet
     doubt: tuple[int, Layout, str] | None = None  # taken from the search, not launched yet
@@ -64,10 +84,15 @@ class CellSearch:
     was_taken_up: bool = False  # what the store knew of it is known here
     _gain: float | None = None
     _gain_of: tuple[int, int] | None = None  # layouts told and condemned by then
-    ended: list[float] = field(default_factory=list)  # objective of each ended trial, larger is better; -inf where it has none
+    ended: list[float] = field(
+        default_factory=list
+    )  # objective of each ended trial, larger is better; -inf where it has none
 
     def take_up(
-        self, trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], num_proofs: Mapping[int, int] | None = None
+        self,
+        trials: Iterable[TrialRow],
+        repeats: Mapping[int, Repeats],
+        num_proofs: Mapping[int, int] | None = None,
     ) -> list[Layout]:
         """Go on from what the store knows; `repeats` are the runs of trials that were measured more than once.
 
@@ -82,7 +107,9 @@ class CellSearch:
         self.added = {t.layout for t in rows if t.state is TrialState.QUEUED and not t.num_attempts}
         rows = [t for t in rows if t.layout not in self.added]
         # A trial that told us nothing is not proposed again either: `sweep invalidate` is how a person asks.
-        condemned = self.searcher.replay((t.layout, _proving(known_of(t, self.objective), t.id, num_proofs)) for t in rows)
+        condemned = self.searcher.replay(
+            (t.layout, _proving(known_of(t, self.objective), t.id, num_proofs)) for t in rows
+        )
         self.ran_out = {t.layout: t.id for t in rows if t.state is TrialState.OUT_OF_MEMORY}
         for trial in rows:
             self.launched += trial.num_attempts > 0
@@ -91,12 +118,18 @@ class CellSearch:
             # A waiting trial whose layout the file no longer names goes on waiting: its axis may come back.
             if trial.state is TrialState.QUEUED and self.searcher.knows(trial.layout):
                 self.waiting.append(trial)
-            if trial.state in TERMINAL and trial.num_attempts and trial.is_current_fingerprint is not False:
+            if (
+                trial.state in TERMINAL
+                and trial.num_attempts
+                and trial.is_current_fingerprint is not False
+            ):
                 self._note(trial.step_seconds_median)
             if trial.is_current_fingerprint:
                 self.fingerprint = trial.fingerprint_digest
         # What an earlier call measured, it measured on the machine as it was then.
-        self.confirmation = confirmation_of(rows, repeats, under_way=self.confirmation, was_paused=not self.was_taken_up)
+        self.confirmation = confirmation_of(
+            rows, repeats, under_way=self.confirmation, was_paused=not self.was_taken_up
+        )
         self.was_taken_up = True
         self.correct_search()
         return list(condemned)
@@ -122,11 +155,20 @@ class CellSearch:
     @property
     def has_only_suspects(self) -> bool:
         """Whether its search has ended, and all that waits should be alone on its nodes."""
-        return self.stopped is not None and bool(self.waiting) and all(trial.id in self.suspects for trial in self.waiting)
+        return (
+            self.stopped is not None
+            and bool(self.waiting)
+            and all(trial.id in self.suspects for trial in self.waiting)
+        )
 
     def has_something(self, *, within_trials: bool) -> bool:
         """Whether there is anything left to launch while the cell is searched."""
-        return bool(self.waiting) or (within_trials and self.searcher.untried > 0) or self.ahead is not None or self._doubted() is not None
+        return (
+            bool(self.waiting)
+            or (within_trials and self.searcher.untried > 0)
+            or self.ahead is not None
+            or self._doubted() is not None
+        )
 
     @property
     def expected_seconds(self) -> float:
@@ -159,7 +201,9 @@ class CellSearch:
         rate = proposal.predicted_tokens_per_second_per_gpu if proposal is not None else None
         if rate is None or not cost.is_launch_measured:
             return self.trial_gpu_seconds
-        return cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
+        return (
+            cost.seconds(self.cell.tokens_per_step / self.cell.num_gpus / rate) * self.cell.num_gpus
+        )
 
     @property
     def has_nothing(self) -> bool:
@@ -176,9 +220,15 @@ class CellSearch:
     @property
     def guessed_gpu_seconds(self) -> float:
         """The same where nothing measured need tell it: what the last one held, else as predicted with a usual launch."""
-        return self.trial_gpu_seconds if self.trial_gpu_seconds is not None else self.predicted_seconds * self.cell.num_gpus
+        return (
+            self.trial_gpu_seconds
+            if self.trial_gpu_seconds is not None
+            else self.predicted_seconds * self.cell.num_gpus
+        )
 
-    def predicted_step(self, layout: Layout, *, at_least: float | None = None) -> PredictedStep | None:
+    def predicted_step(
+        self, layout: Layout, *, at_least: float | None = None
+    ) -> PredictedStep | None:
         """The predicted step of a layout that was launched before. `at_least`: the seconds that it was seen to take."""
         found = self.searcher.predicted_step(layout)
         if at_least is None or (found is not None and found.seconds >= at_least):
@@ -236,15 +286,25 @@ class CellSearch:
 
     def _note(self, step_seconds: float | None) -> None:
         sign = -1.0 if self.objective is Objective.STEP_SECONDS else 1.0
-        self.ended.append(float("-inf") if step_seconds is None else sign * self.value_of(step_seconds))
+        self.ended.append(
+            float("-inf") if step_seconds is None else sign * self.value_of(step_seconds)
+        )
 
     def had_enough(self, search: Search) -> StopReason | None:
         """The rule of the cell's own that says so, if any."""
-        if search.max_trials is not None and self.launched >= search.max_trials and not self.waiting:
+        if (
+            search.max_trials is not None
+            and self.launched >= search.max_trials
+            and not self.waiting
+        ):
             return StopReason.TRIALS
         if self.nothing_fits is not None:
             return StopReason.NOTHING_FITS
-        if search.plateau is not None and search.strategy is not Strategy.EXHAUSTIVE and self._plateaued(search.plateau):
+        if (
+            search.plateau is not None
+            and search.strategy is not Strategy.EXHAUSTIVE
+            and self._plateaued(search.plateau)
+        ):
             return StopReason.PLATEAU
         return None
 
@@ -290,10 +350,24 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
             value = objective_of(trial, objective)
             assert value is not None, f"trial {trial.id} is measured and has no number"
             # A counter that says 0 was not read.
-            return Measured(value=value, peak_memory_bytes=trial.peak_memory_reserved_bytes or trial.peak_memory_allocated_bytes or None)
+            return Measured(
+                value=value,
+                peak_memory_bytes=trial.peak_memory_reserved_bytes
+                or trial.peak_memory_allocated_bytes
+                or None,
+            )
         case TrialState.OUT_OF_MEMORY:
-            return OutOfMemory(excess=relative_excess(trial.peak_memory_allocated_bytes, trial.device_memory_bytes, trial.failure_message))
-        case TrialState.FAILED if trial.failure_kind is not None and POLICIES[trial.failure_kind].fault is not Fault.MACHINE:
+            return OutOfMemory(
+                excess=relative_excess(
+                    trial.peak_memory_allocated_bytes,
+                    trial.device_memory_bytes,
+                    trial.failure_message,
+                )
+            )
+        case TrialState.FAILED if (
+            trial.failure_kind is not None
+            and POLICIES[trial.failure_kind].fault is not Fault.MACHINE
+        ):
             return Failed()
         case TrialState.FAILED:
             return None
@@ -305,4 +379,8 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
 
 def objective_of(trial: TrialRow, objective: Objective) -> float | None:
     """The number that the sweep ranks by; None where the trial has none."""
-    return trial.step_seconds_median if objective is Objective.STEP_SECONDS else trial.tokens_per_second_per_gpu
+    return (
+        trial.step_seconds_median
+        if objective is Objective.STEP_SECONDS
+        else trial.tokens_per_second_per_gpu
+    )

@@ -13,7 +13,12 @@ from math import exp, inf, log, sqrt
 
 from db.read.rows import Repeats, TrialRow
 from db.store import Store
-from orchestrator.core.problem.contradiction import Contradiction, TimedLayout, contradictions, shapes
+from orchestrator.core.problem.contradiction import (
+    Contradiction,
+    TimedLayout,
+    contradictions,
+    shapes,
+)
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
@@ -21,7 +26,14 @@ from orchestrator.core.trial.failure_kinds import FailureKind, event_after
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.machine_load import relative_sd
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.core.trial.winner import CONSIDERED, CONSIDERED_WITH_DRIFT, Verdict, judge, median_run, most_repeats_with_drift
+from orchestrator.core.trial.winner import (
+    CONSIDERED,
+    CONSIDERED_WITH_DRIFT,
+    Verdict,
+    judge,
+    median_run,
+    most_repeats_with_drift,
+)
 from orchestrator.search.blas_threads import one_blas_thread
 
 # The number of a cell's fastest that are read from the store once its machine was seen to change.
@@ -47,9 +59,13 @@ class Confirmation:
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
     _repeating: dict[int, Purpose] = field(default_factory=dict)  # trials with a repeat in flight
-    _given_up: set[int] = field(default_factory=set)  # trials whose repeat failed: what they have is all there will be
+    _given_up: set[int] = field(
+        default_factory=set
+    )  # trials whose repeat failed: what they have is all there will be
     _leader: int | None = None  # the trial of the fastest layout, where that is known
-    _is_over: bool = False  # what runs now is other software than what was measured: no repeat can count
+    _is_over: bool = (
+        False  # what runs now is other software than what was measured: no repeat can count
+    )
     _fitted: Drift | None = None  # since the last repeat; None: not worked out
     _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
     _was_paused: bool = False  # the machine may be another since the last run
@@ -59,7 +75,9 @@ class Confirmation:
     # Trials that were not compared with physics yet.
     _unchecked: set[int] = field(default_factory=set)
     _is_compared: bool = False  # all trials with each other, as the machine is now
-    _alike: dict[Layout, list[int]] = field(default_factory=dict)  # trials that may contradict each other
+    _alike: dict[Layout, list[int]] = field(
+        default_factory=dict
+    )  # trials that may contradict each other
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
@@ -119,7 +137,11 @@ class Confirmation:
 
     def was_repeated(self, trial_id: int) -> bool:
         """Whether a repeat of the trial was begun, however it ended."""
-        return len(self._runs.get(trial_id, ())) > 1 or trial_id in self._repeating or trial_id in self._failures
+        return (
+            len(self._runs.get(trial_id, ())) > 1
+            or trial_id in self._repeating
+            or trial_id in self._failures
+        )
 
     def is_repeated_now(self, trial_id: int) -> bool:
         """Whether a repeat of the trial is under way."""
@@ -175,7 +197,9 @@ class Confirmation:
 
     def _seconds(self, trial_ids: Sequence[int]) -> dict[int, float]:
         if self.change is None:
-            return {trial_id: median_run(self._runs[trial_id]).step_seconds for trial_id in trial_ids}
+            return {
+                trial_id: median_run(self._runs[trial_id]).step_seconds for trial_id in trial_ids
+            }
         return self._corrected(trial_ids)
 
     def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
@@ -184,7 +208,10 @@ class Confirmation:
         assert found is not None, "a change is told by repeats"
         runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
         corrections = iter(found.corrections(runs).tolist())
-        logs = {trial_id: [log(run.step_seconds) + next(corrections) for run in self._runs[trial_id]] for trial_id in trial_ids}
+        logs = {
+            trial_id: [log(run.step_seconds) + next(corrections) for run in self._runs[trial_id]]
+            for trial_id in trial_ids
+        }
         return {trial_id: exp(sum(some) / len(some)) for trial_id, some in logs.items()}
 
     @property
@@ -214,8 +241,16 @@ class Confirmation:
         """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
-        gap = anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET)) if anchor_every else 0
-        if gap and (self._since_anchor >= gap or self._was_paused) and (anchor := self._next_anchor()) is not None:
+        gap = (
+            anchor_every << (0 if self.change is not None else min(self._num_anchored, MOST_QUIET))
+            if anchor_every
+            else 0
+        )
+        if (
+            gap
+            and (self._since_anchor >= gap or self._was_paused)
+            and (anchor := self._next_anchor()) is not None
+        ):
             return anchor
         return self._next_wrong()
 
@@ -223,10 +258,16 @@ class Confirmation:
         """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
         if self._is_over or not confirm.repeats or not self._runs:
             return None
-        if not self._is_compared:  # all of them, as the next call would, which reads them from the store
+        if (
+            not self._is_compared
+        ):  # all of them, as the next call would, which reads them from the store
             self._unchecked, self._is_compared = set(self._runs), True
         wanted = self._next_wrong() or self._next_to_confirm(confirm)
-        is_due = anchor_every and len(self._runs) > 1 and (self._since_anchor or (self._was_paused and wanted is not None))
+        is_due = (
+            anchor_every
+            and len(self._runs) > 1
+            and (self._since_anchor or (self._was_paused and wanted is not None))
+        )
         if is_due and self._anchor() is not None:
             # It runs alone, and its result decides who contends.
             return None if self._repeating else self._next_anchor()
@@ -237,7 +278,11 @@ class Confirmation:
         if not confirm.repeats or not self._runs or self.is_best_repeated:
             return None
         assert self._leader is not None, "something was measured"
-        return self._again(self._leader, Purpose.CONFIRMATION, "run 2 to confirm it, the best when the budget ended the search")
+        return self._again(
+            self._leader,
+            Purpose.CONFIRMATION,
+            "run 2 to confirm it, the best when the budget ended the search",
+        )
 
     def most_to_confirm(self, confirm: Confirm) -> int:
         """The most repeats that it may still take to confirm the winner, as far as is known."""
@@ -247,7 +292,9 @@ class Confirmation:
         most = confirm.contenders * confirm.repeats
         if verdict.change is not None:
             most = most_repeats_with_drift(len(verdict.tied), confirm.contenders, confirm.repeats)
-        done = sum(run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some)
+        done = sum(
+            run.purpose is Purpose.CONFIRMATION for some in self._runs.values() for run in some
+        )
         return max(most - done, 0)
 
     def _next_to_confirm(self, confirm: Confirm) -> Repeat | None:
@@ -256,7 +303,9 @@ class Confirmation:
             return None
         others = len(verdict.tied) - 1
         why = f"run {len(self._runs[verdict.repeat]) + 1} to confirm it, " + (
-            f"tied with {others} {'other' if others == 1 else 'others'} so far" if others else "the best so far"
+            f"tied with {others} {'other' if others == 1 else 'others'} so far"
+            if others
+            else "the best so far"
         )
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
 
@@ -288,7 +337,11 @@ class Confirmation:
         """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
         if len(self._given_up) > 1:
             return None
-        able = (trial_id for trial_id, some in self._runs.items() if trial_id not in self._given_up and not some[0].thrashing)
+        able = (
+            trial_id
+            for trial_id, some in self._runs.items()
+            if trial_id not in self._given_up and not some[0].thrashing
+        )
         first = next(able, None)
         if first is None:
             return None
@@ -306,18 +359,28 @@ class Confirmation:
         return None
 
     def _is_spent(self, trial_id: int) -> bool:
-        return any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id]) or trial_id in self._failures
+        return (
+            any(run.purpose is Purpose.PHYSICS for run in self._runs[trial_id])
+            or trial_id in self._failures
+        )
 
     def _check(self) -> None:
         """Hold what is new against physics."""
         unchecked, self._unchecked = self._unchecked, set()
-        near = {other for trial_id in unchecked for shape in shapes(self._layouts[trial_id]) for other in self._alike[shape]}
+        near = {
+            other
+            for trial_id in unchecked
+            for shape in shapes(self._layouts[trial_id])
+            for other in self._alike[shape]
+        }
         seconds = self._seconds(list(near))
         measured = {
             trial_id: TimedLayout(
                 layout=self._layouts[trial_id],
                 seconds=seconds[trial_id],
-                sd=sqrt(max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])),
+                sd=sqrt(
+                    max(self._runs[trial_id][0].variance, USUAL_SD**2) / len(self._runs[trial_id])
+                ),
                 thrashing=any(run.thrashing for run in self._runs[trial_id]),
             )
             for trial_id in near
@@ -327,7 +390,11 @@ class Confirmation:
         waiting = {trial_id for trial_id, _ in self._wrong}
         for one in contradictions(measured, unchecked, best_seconds=best[1]):
             for trial_id in (one.less, one.more):
-                if trial_id not in waiting and not self._is_spent(trial_id) and trial_id not in self._repeating:
+                if (
+                    trial_id not in waiting
+                    and not self._is_spent(trial_id)
+                    and trial_id not in self._repeating
+                ):
                     waiting.add(trial_id)
                     self._wrong.append((trial_id, self._why_wrong(one)))
 
@@ -356,11 +423,18 @@ class Confirmation:
     @property
     def newest(self) -> float | None:
         """The time of the newest run. None: it is not known."""
-        return max((run.at for some in self._runs.values() for run in some if run.at is not None), default=None)
+        return max(
+            (run.at for some in self._runs.values() for run in some if run.at is not None),
+            default=None,
+        )
 
 
 def confirmation_of(
-    trials: Iterable[TrialRow], repeats: Mapping[int, Repeats], *, under_way: Confirmation | None = None, was_paused: bool = False
+    trials: Iterable[TrialRow],
+    repeats: Mapping[int, Repeats],
+    *,
+    under_way: Confirmation | None = None,
+    was_paused: bool = False,
 ) -> Confirmation:
     """The confirmation of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
 
@@ -370,12 +444,16 @@ def confirmation_of(
     measured = {
         trial.id: trial
         for trial in trials
-        if trial.state is TrialState.MEASURED and trial.is_current_fingerprint and trial.step_seconds_median is not None
+        if trial.state is TrialState.MEASURED
+        and trial.is_current_fingerprint
+        and trial.step_seconds_median is not None
     }
     runs = [
         (run, trial_id, number)
         for trial_id, trial in measured.items()
-        for number, run in enumerate(repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),))
+        for number, run in enumerate(
+            repeats[trial_id].runs if trial_id in repeats else (_only_run(trial),)
+        )
     ]
     # First of all: repeats of the anchor that took the place of a failed one count as anchors too.
     for trial_id in repeats.keys() & measured.keys():
@@ -385,7 +463,9 @@ def confirmation_of(
         if repeats[trial_id].num_apart:
             confirmation.end(trial_id)
     # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
-    for run, trial_id, _ in sorted(runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])):
+    for run, trial_id, _ in sorted(
+        runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
+    ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
     for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
         confirmation.begin(trial_id, purpose)
@@ -413,7 +493,9 @@ def repeated_contest(store: Store, cell_id: int) -> Confirmation:
     return confirmation_of(store.trials_by_id(list(repeats)), repeats)
 
 
-def leading_confirmation(store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]) -> tuple[Confirmation, list[TrialRow]]:
+def leading_confirmation(
+    store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
+) -> tuple[Confirmation, list[TrialRow]]:
     """The confirmation of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
 
     `leading` are the fastest by their stored numbers. Where the machine was seen to change, more of them are read: order tells less then.

@@ -76,8 +76,19 @@ class Dispatch:
         began: float,
     ) -> None:
         self._began = began
-        self._spec, self._epoch, self._store, self._scheduler, self._outcomes = spec, epoch, store, scheduler, outcomes
-        self._clock, self._spending, self._trial_cost, self._learn = clock, spending, trial_cost, learn
+        self._spec, self._epoch, self._store, self._scheduler, self._outcomes = (
+            spec,
+            epoch,
+            store,
+            scheduler,
+            outcomes,
+        )
+        self._clock, self._spending, self._trial_cost, self._learn = (
+            clock,
+            spending,
+            trial_cost,
+            learn,
+        )
         self._node_pool = node_pool
         self._plan, self._limits = spec.measurement.plan, spec.measurement.limits.asked
         self._placement = Placement(
@@ -86,7 +97,9 @@ class Dispatch:
             turn_of=sharing.turn if spending.is_shared else None,
         )
         self._runs: Sequence[CellSearch] = ()
-        self._without_nodes_since: dict[int, float] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
+        self._without_nodes_since: dict[
+            int, float
+        ] = {}  # cell id -> when the nodes that are left could no longer hold its gangs
         self._nodes: dict[str, int] = {}  # those that can be used, as seen last, with their slots
         self._usable: Mapping[str, int] = self._nodes  # as it was given
         # Nodes that went while cells waited for nodes, the first of them included.
@@ -106,13 +119,28 @@ class Dispatch:
         wanting = [run for run in runs if self._wants(run)]
         began, most_at_once = self._clock(), self._most_at_once
         free_on_nodes: Mapping[str, FreeOnNode] | None = None  # as of the last launch
-        while wanting and len(self.flights) + len(self._decided) < most_at_once and self._placement.may_have_room(wanting):
-            free_on_nodes = self._scheduler.free_on_nodes() if free_on_nodes is None else free_on_nodes
-            turn = self._placement.next(wanting, self._clock(), free_on_nodes, suspected=self._outcomes.stop_rules.suspected_cells)
+        while (
+            wanting
+            and len(self.flights) + len(self._decided) < most_at_once
+            and self._placement.may_have_room(wanting)
+        ):
+            free_on_nodes = (
+                self._scheduler.free_on_nodes() if free_on_nodes is None else free_on_nodes
+            )
+            turn = self._placement.next(
+                wanting,
+                self._clock(),
+                free_on_nodes,
+                suspected=self._outcomes.stop_rules.suspected_cells,
+            )
             if turn is None:
                 break
             run, nodes = turn
-            if free_on_nodes and any(node in free_on_nodes and node in one.nodes for one in self._decided for node in nodes):
+            if free_on_nodes and any(
+                node in free_on_nodes and node in one.nodes
+                for one in self._decided
+                for node in nodes
+            ):
                 self._launch()  # what was chosen there takes of that room: how much is left, the scheduler knows when it has started
                 free_on_nodes = None
                 continue
@@ -126,7 +154,12 @@ class Dispatch:
     def think_ahead(self, runs: Iterable[CellSearch]) -> None:
         """Have searches ask for their next layout while trials run, where asking takes long."""
         for run in runs:
-            if run.stopped is None and self.flights and not run.waiting and self._within_trials(run):
+            if (
+                run.stopped is None
+                and self.flights
+                and not run.waiting
+                and self._within_trials(run)
+            ):
                 run.ask_ahead(self._clock)
 
     def waits_for_nodes(self, runs: Iterable[CellSearch]) -> bool:
@@ -213,7 +246,10 @@ class Dispatch:
 
     def _next_repeat(self, run: CellSearch) -> Repeat | None:
         search = self._spec.search
-        if run.stopped in BUDGETS and (again := run.confirmation.repeat_of_best(search.confirm)) is not None:
+        if (
+            run.stopped in BUDGETS
+            and (again := run.confirmation.repeat_of_best(search.confirm)) is not None
+        ):
             return again  # no more than that was kept: it goes before anchors
         return run.confirmation.next_repeat(search.confirm, anchor_every=search.anchor_every)
 
@@ -256,14 +292,22 @@ class Dispatch:
                 return None
             search = self._spec.search
             checks = is_trusted and self._goes_on(run)
-            check = run.confirmation.next_check(search.confirm, anchor_every=search.anchor_every) if checks else None
+            check = (
+                run.confirmation.next_check(search.confirm, anchor_every=search.anchor_every)
+                if checks
+                else None
+            )
             if check is not None:
                 self._repeat(run, nodes, check)
                 return None
             doubt = run.take_doubt()
             if doubt is not None:
                 trial_id, layout, why = doubt
-                self._repeat(run, nodes, Repeat(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why))
+                self._repeat(
+                    run,
+                    nodes,
+                    Repeat(trial_id=trial_id, layout=layout, purpose=Purpose.DOUBT, why=why),
+                )
                 return None
         reason = self._new(run, nodes)
         if reason is not StopReason.EXHAUSTED or not (run.waiting or run.doubt):
@@ -274,7 +318,9 @@ class Dispatch:
         """Note a pause where nothing of the cell ran for long: others had their turn, or its nodes were gone."""
         if run.ended_at is None or run.num_new or run.num_repeats:
             return
-        if self._clock() - run.ended_at > max(CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS * run.trial_seconds):
+        if self._clock() - run.ended_at > max(
+            CELL_PAUSE_SECONDS, CELL_PAUSE_TRIALS * run.trial_seconds
+        ):
             run.confirmation.pause()
             run.ended_at = None
 
@@ -301,7 +347,14 @@ class Dispatch:
         )
         run.launched += 1
         self._outcomes.launched(is_new=proposal.layout not in run.added)
-        self._decide(run, proposal.layout, nodes, begins, predicted=proposal.predicted_step, proposal=proposal)
+        self._decide(
+            run,
+            proposal.layout,
+            nodes,
+            begins,
+            predicted=proposal.predicted_step,
+            proposal=proposal,
+        )
         return None
 
     def _waiting(self, run: CellSearch, nodes: tuple[str, ...], *, elsewhere: bool = False) -> bool:
@@ -311,7 +364,9 @@ class Dispatch:
         """
         is_alone = bool(run.waiting) and self._placement.are_unused(nodes)
         trials = [trial for trial in run.waiting if is_alone or trial.id not in run.suspects]
-        fresh = [trial for trial in trials if run.hung_on.get(trial.id, frozenset()).isdisjoint(nodes)]
+        fresh = [
+            trial for trial in trials if run.hung_on.get(trial.id, frozenset()).isdisjoint(nodes)
+        ]
         trial = next(iter(fresh if elsewhere or fresh else trials), None)
         if trial is None:
             return False
@@ -362,7 +417,9 @@ class Dispatch:
 
     # -- budgets -------------------------------------------------------------------------------------------------------------
 
-    def _passed_by(self, run: CellSearch, proposal: Proposal | None, *, is_repeat: bool = False) -> StopReason | None:
+    def _passed_by(
+        self, run: CellSearch, proposal: Proposal | None, *, is_repeat: bool = False
+    ) -> StopReason | None:
         if not self._spending.is_shared:  # what is under way need not be added up
             return None
         kept = self._reserved(run, is_repeat=is_repeat)
@@ -375,7 +432,9 @@ class Dispatch:
         if expected is None and not self._is_anything_under_way:
             return None  # nothing measured tells what it holds: it shows that
         to_come = self._to_come() + kept.gpu_seconds
-        return self._spending.passed_by(run.guessed_gpu_seconds if expected is None else expected, to_come=to_come)
+        return self._spending.passed_by(
+            run.guessed_gpu_seconds if expected is None else expected, to_come=to_come
+        )
 
     def _expected(self, run: CellSearch, proposal: Proposal | None) -> float | None:
         """GPU-seconds that its next attempt should hold, by its own trials, else by those of other cells; None: nothing tells."""
@@ -385,15 +444,29 @@ class Dispatch:
     def _reserved(self, run: CellSearch, *, is_repeat: bool = False) -> sharing.ReservedBudget:
         """The share of the budgets that this cell leaves to first trials and repeats."""
         confirm, slots = self._spec.search.confirm, self._scheduler.slots.total
-        return sharing.reserved_from(run, self._runs, confirm=confirm, is_repeat=is_repeat, slots=slots, at_once=self._most_at_once)
+        return sharing.reserved_from(
+            run,
+            self._runs,
+            confirm=confirm,
+            is_repeat=is_repeat,
+            slots=slots,
+            at_once=self._most_at_once,
+        )
 
     def _to_come(self) -> float:
         """GPU-seconds that what is under way should still hold: as was foreseen, or where nothing was then, as its cell has shown since, or by a guess."""
         now = self._clock()
         under_way = [(one.run, one.expected_gpu_seconds, now) for one in self._decided]
-        under_way += [(flight.run, flight.expected_gpu_seconds, flight.since) for flight in self.flights.values()]
+        under_way += [
+            (flight.run, flight.expected_gpu_seconds, flight.since)
+            for flight in self.flights.values()
+        ]
         return sum(
-            max((run.guessed_gpu_seconds if expected is None else expected) - (now - since) * run.cell.num_gpus, 0.0)
+            max(
+                (run.guessed_gpu_seconds if expected is None else expected)
+                - (now - since) * run.cell.num_gpus,
+                0.0,
+            )
             for run, expected, since in under_way
         )
 
@@ -409,7 +482,9 @@ class Dispatch:
             why = self._spending.why(expected, kept=self._reserved(run).gpu_seconds)
         else:
             why = "what is left of search.max_wall_time is kept for first trials and repeats"
-        logger.info("%s: no new layout is started: %s", run.cell.key, why, extra={"action": "budget"})
+        logger.info(
+            "%s: no new layout is started: %s", run.cell.key, why, extra={"action": "budget"}
+        )
         run.take_back()
 
     # -- starting ------------------------------------------------------------------------------------------------------------
@@ -417,9 +492,17 @@ class Dispatch:
     def _repeat(self, run: CellSearch, nodes: tuple[str, ...], again: Repeat) -> None:
         """Measure a measured trial once more, beside its other runs."""
         run.confirmation.begin(again.trial_id, again.purpose)
-        begins = NewAttempt(trial_id=again.trial_id, nodes=nodes, purpose=again.purpose, why=again.why)
+        begins = NewAttempt(
+            trial_id=again.trial_id, nodes=nodes, purpose=again.purpose, why=again.why
+        )
         measured = run.confirmation.seconds_of(again.trial_id)
-        self._decide(run, again.layout, nodes, begins, predicted=run.predicted_step(again.layout, at_least=measured))
+        self._decide(
+            run,
+            again.layout,
+            nodes,
+            begins,
+            predicted=run.predicted_step(again.layout, at_least=measured),
+        )
 
     def _decide(
         self,
@@ -484,9 +567,12 @@ class Dispatch:
             layout=layout,
             device=self._scheduler.slots.device,
             measurement=self._plan,
-            limits=resolve_limits(self._limits, plan=self._plan, num_ranks=layout.world_size, predicted=one.predicted),
+            limits=resolve_limits(
+                self._limits, plan=self._plan, num_ranks=layout.world_size, predicted=one.predicted
+            ),
             seed=self._spec.search.seed,
-            one_rank_per_node=isinstance(workload.options, SyntheticOptions) and workload.options.one_rank_per_node,
+            one_rank_per_node=isinstance(workload.options, SyntheticOptions)
+            and workload.options.one_rank_per_node,
             peaks=self._outcomes.peaks.of(layout.precision),
             elapsed_seconds=self._clock() - self._began,
             nodes=one.nodes,

@@ -19,7 +19,16 @@ from pathlib import Path
 from db.read.rows import SweepRow
 from db.store import LEASE_SECONDS, Store
 from db.types import StopRequest, SweepState
-from orchestrator.cluster.contract import Finished, Placed, Prober, Progressed, Scheduler, SchedulerEvent, Slots, shapes_of
+from orchestrator.cluster.contract import (
+    Finished,
+    Placed,
+    Prober,
+    Progressed,
+    Scheduler,
+    SchedulerEvent,
+    Slots,
+    shapes_of,
+)
 from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable, SweepError
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.physics.calibration import Calibration
@@ -61,7 +70,9 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 5.0
 POLL_SECONDS = 0.5
-STOOD_STILL_SECONDS = 120.0  # that the loop stood still: a process that was stopped, a machine that slept
+STOOD_STILL_SECONDS = (
+    120.0  # that the loop stood still: a process that was stopped, a machine that slept
+)
 SHOW_SECONDS = 0.1  # between two looks of whoever watches
 
 
@@ -86,7 +97,17 @@ def run_sweep(
     acknowledged by then is in the store, and whatever was measured is there or in that folder, for the next call.
     """
     hold = _hold(spec, store, takeover=takeover, run_root=run_root)
-    call = _Call(spec=spec, store=store, hold=hold, code=code, hardware=hardware, clock=clock, stop=stop, observe=observe, among=among)
+    call = _Call(
+        spec=spec,
+        store=store,
+        hold=hold,
+        code=code,
+        hardware=hardware,
+        clock=clock,
+        stop=stop,
+        observe=observe,
+        among=among,
+    )
     return _work_on(call, open_scheduler)
 
 
@@ -100,7 +121,9 @@ class _Hold:
     before: SweepRow  # as it was then
 
 
-def _hold(spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[str], Path] | None) -> _Hold:
+def _hold(
+    spec: SweepSpec, store: Store, *, takeover: bool, run_root: Callable[[str], Path] | None
+) -> _Hold:
     spec_json = spec.model_dump_json()
     conditions = spec.conditions()
     sweep_id = store.ensure_sweep(spec.name, spec_json, conditions)
@@ -159,7 +182,9 @@ def _work_on(call: _Call, open_scheduler: Callable[[], Scheduler]) -> SweepResul
         raise
     finally:
         call.store.while_away(time.sleep)
-        leased = scheduler.leased() if scheduler is not None else None  # closed by now: all that it ever will have held
+        leased = (
+            scheduler.leased() if scheduler is not None else None
+        )  # closed by now: all that it ever will have held
         if is_reachable:
             _release(call.store, call.hold, result, leased)
 
@@ -171,27 +196,53 @@ def _release(store: Store, hold: _Hold, result: SweepResult | None, leased: Leas
             store.give_back(hold.before, hold.epoch, leased=leased)
             return
         state = SweepState.FINISHED if result.finished else SweepState.STOPPED
-        store.release(hold.sweep_id, hold.epoch, state, leased=leased, stop_reasons=sorted(set(result.stopped.values())))
+        store.release(
+            hold.sweep_id,
+            hold.epoch,
+            state,
+            leased=leased,
+            stop_reasons=sorted(set(result.stopped.values())),
+        )
     except SweepError as exc:
-        logger.warning("The lease was not given back and ends by itself within %.0f s: %s", LEASE_SECONDS, exc)
+        logger.warning(
+            "The lease was not given back and ends by itself within %.0f s: %s", LEASE_SECONDS, exc
+        )
 
 
 class _Loop:
     def __init__(self, call: _Call, scheduler: Scheduler) -> None:
         self._spec, self._sweep_id, self._epoch = call.spec, call.hold.sweep_id, call.hold.epoch
         self._store, self._scheduler, self._clock = call.store, scheduler, call.clock
-        self._stop, self._observe, self._among, self._spool = call.stop, call.observe, call.among, call.hold.spool
+        self._stop, self._observe, self._among, self._spool = (
+            call.stop,
+            call.observe,
+            call.among,
+            call.hold.spool,
+        )
         self._began, self._renewed = call.clock(), time.monotonic()
         # The date of the beginning; later than all stored dates, also those of a simulated clock.
         self._epoch_seconds = time.time()
         self._seen_at = time.time()
         self._requested = Stop.GO_ON
-        self._inbox: deque[tuple[SchedulerEvent, Flight]] = deque()  # said by the scheduler, and not written down yet
+        self._inbox: deque[tuple[SchedulerEvent, Flight]] = (
+            deque()
+        )  # said by the scheduler, and not written down yet
         self._take_up_what_was_left(call.code)
         self._node_pool = self._look_after_nodes()
         self._data_sheet = call.hardware(scheduler.slots)
-        self._gpus_per_node = self._spec.gpus_per_node if isinstance(self._spec.gpus_per_node, int) else scheduler.slots.per_node
-        self._outcomes = Outcomes(self._spec, self._sweep_id, self._epoch, store=self._store, slots=scheduler.slots, code=call.code)
+        self._gpus_per_node = (
+            self._spec.gpus_per_node
+            if isinstance(self._spec.gpus_per_node, int)
+            else scheduler.slots.per_node
+        )
+        self._outcomes = Outcomes(
+            self._spec,
+            self._sweep_id,
+            self._epoch,
+            store=self._store,
+            slots=scheduler.slots,
+            code=call.code,
+        )
         self._spending = self._begin_session(price_of(self._spec, self._data_sheet))
         self._prior_knowledge, self._learned_of = self._learn(), 0  # trials of this call by then
         self._dispatch = Dispatch(
@@ -217,10 +268,14 @@ class _Loop:
         self._cancelling = False
 
     def run(self) -> SweepResult:
-        shapes = shapes_of(self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node)
+        shapes = shapes_of(
+            self._spec.cells(), self._scheduler.slots, gpus_per_node=self._gpus_per_node
+        )
         self._node_pool.usable(self._scheduler.slots.nodes)  # they answer while cells are opened
         self._runs = [self._open_cell(cell, shape) for cell, shape in shapes.items()]
-        self._epoch_seconds = max([time.time(), *(run.confirmation.newest or 0.0 for run in self._runs)])
+        self._epoch_seconds = max(
+            [time.time(), *(run.confirmation.newest or 0.0 for run in self._runs)]
+        )
         self._store.while_away(self._wait)
         try:
             self._await_nodes(shapes.values())
@@ -261,13 +316,23 @@ class _Loop:
                     extra={"action": "salvaged"},
                 )
         if lost := self._store.reap(self._sweep_id, self._epoch):
-            wait = "trial of a dead orchestrator waits" if len(lost) == 1 else "trials of a dead orchestrator wait"
+            wait = (
+                "trial of a dead orchestrator waits"
+                if len(lost) == 1
+                else "trials of a dead orchestrator wait"
+            )
             logger.warning("%d %s again", len(lost), wait, extra={"action": "reaped"})
 
     def _look_after_nodes(self) -> NodePool:
         scheduler = self._scheduler
-        prober = scheduler if self._spec.measurement.preflight and isinstance(scheduler, Prober) else None
-        pool = NodePool(self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock)
+        prober = (
+            scheduler
+            if self._spec.measurement.preflight and isinstance(scheduler, Prober)
+            else None
+        )
+        pool = NodePool(
+            self._sweep_id, self._epoch, store=self._store, prober=prober, clock=self._clock
+        )
         pool.refresh(now=True)
         return pool
 
@@ -276,7 +341,9 @@ class _Loop:
         spending = Spending(
             budget_of(self._spec, price),
             max_wall_seconds=self._spec.search.max_wall_time,
-            earlier_gpu_seconds=self._store.held(self._sweep_id).total.held,  # what was reaped included
+            earlier_gpu_seconds=self._store.held(
+                self._sweep_id
+            ).total.held,  # what was reaped included
             leased=self._scheduler.leased,
             clock=self._clock,
         )
@@ -324,7 +391,11 @@ class _Loop:
             steps_per_trial=cost.num_steps,
             dominance=self._spec.dominance,
         )
-        steps = candidates.step_seconds[candidates.order[:1]].sum() if candidates.predict is not None else 0.0
+        steps = (
+            candidates.step_seconds[candidates.order[:1]].sum()
+            if candidates.predict is not None
+            else 0.0
+        )
         return searcher, len(candidates), cost.launch_seconds + cost.num_steps * float(steps)
 
     def _open_cell(self, cell: Cell, shape: Shape) -> CellSearch:
@@ -343,13 +414,18 @@ class _Loop:
         run.needs_own_nodes = bool(self._store.trials_that_met(cell_id, FailureKind.OOM_HOST))
         run.suspects = self._store.trials_that_met(cell_id, FailureKind.NODE_LOST)
         hung = [trial.id for trial in run.waiting if trial.failure_kind in HANG_KINDS]
-        run.hung_on = {trial_id: frozenset(self._store.trial(trial_id).attempts[-1].nodes or ()) for trial_id in hung}
+        run.hung_on = {
+            trial_id: frozenset(self._store.trial(trial_id).attempts[-1].nodes or ())
+            for trial_id in hung
+        }
         self._keep_lease()  # a space of many cells takes a while to list
         return run
 
     def _await_nodes(self, shapes: Collection[Shape]) -> None:
         """Wait until nodes have said how they are, unless somebody asks to stop."""
-        while self._asked() is Stop.GO_ON and not self._node_pool.may_begin(shapes, self._scheduler.slots.nodes):
+        while self._asked() is Stop.GO_ON and not self._node_pool.may_begin(
+            shapes, self._scheduler.slots.nodes
+        ):
             self._poll(POLL_SECONDS)
             self._show()
             self._keep_lease()
@@ -368,7 +444,9 @@ class _Loop:
                 self._dispatch.what_fits(self._runs)
                 self._dispatch.think_ahead(self._runs)
                 self._note_searched()
-            if not self._flights and not (asked is Stop.GO_ON and self._dispatch.waits_for_nodes(self._runs)):
+            if not self._flights and not (
+                asked is Stop.GO_ON and self._dispatch.waits_for_nodes(self._runs)
+            ):
                 break
             self._poll(POLL_SECONDS)
             self._hear()
@@ -393,7 +471,9 @@ class _Loop:
             stop_rules.forget(cell_id)
 
     def _poll(self, seconds: float) -> None:
-        self._inbox.extend((event, self._flights[event.trial_id]) for event in self._scheduler.poll(seconds))
+        self._inbox.extend(
+            (event, self._flights[event.trial_id]) for event in self._scheduler.poll(seconds)
+        )
 
     def _hear(self) -> None:
         """Write down what was said since: however much ended, in one commit."""
@@ -409,30 +489,45 @@ class _Loop:
                 case Finished():
                     self._dispatch.ended(flight)
                     over.append((flight, event))
-                    self._progressed.pop(event.trial_id, None)  # how far it came is written down with its end
+                    self._progressed.pop(
+                        event.trial_id, None
+                    )  # how far it came is written down with its end
         self._finished_now += len(over)
         to_come, launched = len(over), self._num_launched
         ended = self._outcomes.ended(over, now=self._clock(), at=self._date())
         for (flight, end), (words, counts) in zip(over, ended, strict=True):
             to_come -= 1
-            self._say(flight, words, counts, num_launched=launched, num_running=len(self._flights) + to_come)
+            self._say(
+                flight,
+                words,
+                counts,
+                num_launched=launched,
+                num_running=len(self._flights) + to_come,
+            )
             if self._spool is not None:
                 self._spool.drop(Spooled(attempt=flight.attempt, end=end))
         for _ in heard:  # what came while the database was away stands behind it
             self._inbox.popleft()
         for flight, event in over:
-            self._measure_again(self._node_pool.ended(flight.trial_id, event, self._flights, began=flight.since))
+            self._measure_again(
+                self._node_pool.ended(flight.trial_id, event, self._flights, began=flight.since)
+            )
 
     def _date(self) -> dt.datetime:
         """Now, by the clock that the sweep goes by: simulated time has dates of its own."""
-        return dt.datetime.fromtimestamp(self._epoch_seconds + self._clock() - self._began, tz=dt.UTC)
+        return dt.datetime.fromtimestamp(
+            self._epoch_seconds + self._clock() - self._began, tz=dt.UTC
+        )
 
     def _note_pauses(self) -> None:
         """A loop that stood still was stopped, or the machine slept: it may be another since."""
         now, before = time.time(), self._seen_at
         self._seen_at = now
         if now - before > STOOD_STILL_SECONDS:
-            logger.warning("The orchestrator stood still for %.0f s: the machine may have changed meanwhile", now - before)
+            logger.warning(
+                "The orchestrator stood still for %.0f s: the machine may have changed meanwhile",
+                now - before,
+            )
             for run in self._runs:
                 run.confirmation.pause()
 
@@ -452,7 +547,9 @@ class _Loop:
         self._poll(seconds)
         self._keep_ends()
         if self._stop() is Stop.CANCEL:
-            raise StoreUnavailable("stopped while the database did not answer. What was measured waits here for the same command")
+            raise StoreUnavailable(
+                "stopped while the database did not answer. What was measured waits here for the same command"
+            )
         time.sleep(max(0.0, until - time.monotonic()))
 
     def _keep_ends(self) -> None:
@@ -462,18 +559,28 @@ class _Loop:
                 try:
                     self._spool.keep(Spooled(attempt=flight.attempt, end=event))
                 except OSError as exc:
-                    logger.warning("Trial %d has ended, and cannot be written down here either: %s", flight.trial_id, exc)
+                    logger.warning(
+                        "Trial %d has ended, and cannot be written down here either: %s",
+                        flight.trial_id,
+                        exc,
+                    )
 
     def _keep_lease(self) -> None:
         # Leases end by the database's clock, whatever clock the sweep goes by.
         if time.monotonic() - self._renewed <= RENEW_SECONDS:
             return
-        self._outcomes.progressed(self._progressed.values())  # not at once: nobody acts on it, and it would be a commit for each trial
+        self._outcomes.progressed(
+            self._progressed.values()
+        )  # not at once: nobody acts on it, and it would be a commit for each trial
         self._progressed.clear()
-        request = self._store.renew(self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased())
+        request = self._store.renew(
+            self._sweep_id, self._epoch, LEASE_SECONDS, leased=self._scheduler.leased()
+        )
         self._renewed = time.monotonic()
         if request is not None:  # `sweep cancel`, from another terminal
-            self._requested = max(self._requested, Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN)
+            self._requested = max(
+                self._requested, Stop.CANCEL if request is StopRequest.CANCEL else Stop.DRAIN
+            )
 
     @property
     def _flights(self) -> dict[int, Flight]:
@@ -487,7 +594,10 @@ class _Loop:
         """Begin the search of a cell anew, of which nothing was launched, where other cells have taught something since it was opened."""
         if self._finished_now <= self._learned_of:
             return
-        self._prior_knowledge, self._learned_of = self._learn(self._prior_knowledge.fits), self._finished_now
+        self._prior_knowledge, self._learned_of = (
+            self._learn(self._prior_knowledge.fits),
+            self._finished_now,
+        )
         run.searcher, _, run.predicted_seconds = self._search(run.cell, run.id)
         self._outcomes.take_up_again(run)
 
@@ -499,7 +609,8 @@ class _Loop:
         unconfirmed = [
             run.cell
             for run in self._runs
-            if run.stopped in BUDGETS and run.confirmation.repeat_of_best(self._spec.search.confirm) is not None
+            if run.stopped in BUDGETS
+            and run.confirmation.repeat_of_best(self._spec.search.confirm) is not None
         ]
         return SweepResult(
             sweep_id=self._sweep_id,
@@ -507,7 +618,9 @@ class _Loop:
             stopped={run.cell: run.stopped or StopReason.INTERRUPTED for run in self._runs},
             interrupted=interrupted,
             nothing_feasible=nothing,
-            nothing_fits={run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None},
+            nothing_fits={
+                run.cell: run.nothing_fits for run in self._runs if run.nothing_fits is not None
+            },
             tied={run.cell: run.confirmation.tied() for run in self._runs if run.best is not None},
             untried=self._untried,
             num_fingerprints=len(self._outcomes.fingerprints),
@@ -517,13 +630,33 @@ class _Loop:
 
     # -- small things --------------------------------------------------------------------------------------------------------
 
-    def _say(self, flight: Flight, what: str, counts: Mapping[TrialState, int], *, num_launched: int, num_running: int) -> None:
+    def _say(
+        self,
+        flight: Flight,
+        what: str,
+        counts: Mapping[TrialState, int],
+        *,
+        num_launched: int,
+        num_running: int,
+    ) -> None:
         num = flight.run.cell.num_gpus
         again = f" again {REASONS[flight.purpose]}" if flight.is_repeat else ""
         line = f"trial {flight.trial_id}{again}, {num} {'GPU' if num == 1 else 'GPUs'}, {flight.layout.short}: {what}"
-        logger.info("%s", line, extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt})
+        logger.info(
+            "%s",
+            line,
+            extra={"action": "finished", "trial_id": flight.trial_id, "attempt": flight.attempt},
+        )
         seconds = self._clock() - self._began
-        self._ended.append(TrialEnded(text=line, seconds=seconds, counts=counts, num_launched=num_launched, num_running=num_running))
+        self._ended.append(
+            TrialEnded(
+                text=line,
+                seconds=seconds,
+                counts=counts,
+                num_launched=num_launched,
+                num_running=num_running,
+            )
+        )
 
     def _note_searched(self) -> None:
         for run in self._runs:
@@ -532,7 +665,14 @@ class _Loop:
             elif run.id not in self._told_as_searched:
                 self._told_as_searched.add(run.id)
                 seconds = self._clock() - self._began
-                self._searched.append(SearchEnded(cell=run.cell, reason=run.stopped, untried=self._untried_of(run), seconds=seconds))
+                self._searched.append(
+                    SearchEnded(
+                        cell=run.cell,
+                        reason=run.stopped,
+                        untried=self._untried_of(run),
+                        seconds=seconds,
+                    )
+                )
 
     @property
     def _untried(self) -> int:
@@ -556,13 +696,26 @@ class _Loop:
     def _time_left(self, most_trials: Mapping[int, int]) -> TimeLeft | None:
         """`most_trials`: of each cell."""
         search, confirm = self._spec.search, self._spec.search.confirm
-        new_of = {run.id: most_trials[run.id] - run.launched + len(run.waiting) for run in self._runs}
-        new, most = sum(new_of.values()), confirm.contenders * confirm.repeats  # of a machine that does not drift
+        new_of = {
+            run.id: most_trials[run.id] - run.launched + len(run.waiting) for run in self._runs
+        }
+        new, most = (
+            sum(new_of.values()),
+            confirm.contenders * confirm.repeats,
+        )  # of a machine that does not drift
         searching = [run for run in self._runs if run.stopped is None]
-        anchors = sum(new_of[run.id] // search.anchor_every + 1 for run in searching) if search.anchor_every and confirm.repeats else 0
+        anchors = (
+            sum(new_of[run.id] // search.anchor_every + 1 for run in searching)
+            if search.anchor_every and confirm.repeats
+            else 0
+        )
         # Counted only where a search has ended: the runs of thousands of trials are not gone through for every snapshot.
         confirming = [run for run in self._runs if run.stopped in DECIDED and not run.is_settled]
-        repeats = anchors + most * len(searching) + sum(run.confirmation.most_to_confirm(confirm) for run in confirming)
+        repeats = (
+            anchors
+            + most * len(searching)
+            + sum(run.confirmation.most_to_confirm(confirm) for run in confirming)
+        )
         return time_left(
             seconds=self._clock() - self._began,
             num_ended=self._finished_now,
@@ -590,7 +743,14 @@ class _Loop:
                 at_most=sum(most_trials.values()),
                 launched_now=self._finished_now,
                 running=[
-                    Running(trial_id=f.trial_id, cell=f.run.cell, layout=f.layout, phase=f.phase, step=f.step, since=f.since)
+                    Running(
+                        trial_id=f.trial_id,
+                        cell=f.run.cell,
+                        layout=f.layout,
+                        phase=f.phase,
+                        step=f.step,
+                        since=f.since,
+                    )
                     for f in self._flights.values()
                 ],
                 best={run.cell: run.best for run in self._runs if run.best is not None},

@@ -11,7 +11,13 @@ from db.read.rows import PeakRow
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.problem.model_shape import ModelShape
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement, measure
-from orchestrator.core.trial.protocol import MEASURED_PEAK, KnownPeak, MeasurementPlan, NodeReport, RankResult
+from orchestrator.core.trial.protocol import (
+    MEASURED_PEAK,
+    KnownPeak,
+    MeasurementPlan,
+    NodeReport,
+    RankResult,
+)
 
 _Key = tuple[Precision, str, str | None]
 
@@ -28,7 +34,11 @@ class MeasuredPeaks:
 
     def of(self, precision: Precision) -> tuple[KnownPeak, ...]:
         """What a trial of this precision is told."""
-        return tuple(peak for (known_precision, _, _), peak in self._known.items() if known_precision is precision)
+        return tuple(
+            peak
+            for (known_precision, _, _), peak in self._known.items()
+            if known_precision is precision
+        )
 
     def learn(self, row: PeakRow) -> None:
         """Take up what an attempt's MFU rested on. Over several nodes that was the slowest's, and stands for each of them until more is known."""
@@ -37,23 +47,51 @@ class MeasuredPeaks:
         for node in row.nodes:
             key = (row.precision, node, row.device_name)
             if key not in self._known or self._known[key].flops < row.flops:
-                self._known[key] = KnownPeak(node=node, device_name=row.device_name, flops=row.flops, source=row.source)
+                self._known[key] = KnownPeak(
+                    node=node, device_name=row.device_name, flops=row.flops, source=row.source
+                )
 
-    def note(self, reports: Sequence[NodeReport], measurement: Measurement, *, precision: Precision, device_name: str | None) -> None:
+    def note(
+        self,
+        reports: Sequence[NodeReport],
+        measurement: Measurement,
+        *,
+        precision: Precision,
+        device_name: str | None,
+    ) -> None:
         """Take up what an attempt has just measured, as the store has it."""
         if measurement.peak_flops is not None and measurement.peak_flops_source is not None:
             nodes = tuple(report.node for report in reports)
             flops, source = measurement.peak_flops, measurement.peak_flops_source
-            self.learn(PeakRow(nodes=nodes, precision=precision, device_name=device_name, flops=flops, source=source))
+            self.learn(
+                PeakRow(
+                    nodes=nodes,
+                    precision=precision,
+                    device_name=device_name,
+                    flops=flops,
+                    source=source,
+                )
+            )
 
     def measure(
-        self, reports: Sequence[NodeReport], *, model: ModelShape, sequence_length: int, layout: Layout, plan: MeasurementPlan
+        self,
+        reports: Sequence[NodeReport],
+        *,
+        model: ModelShape,
+        sequence_length: int,
+        layout: Layout,
+        plan: MeasurementPlan,
     ) -> Measurement:
         """`core.measurement.measure`, on the peaks that are known: trials that began together each measured one of their own.
 
         Where a trial was faster than a known peak allows, its own is taken; raises ImplausibleMeasurement where that allows it no more.
         """
-        own = [outcome.result for report in reports for outcome in report.ranks if outcome.result is not None]
+        own = [
+            outcome.result
+            for report in reports
+            for outcome in report.ranks
+            if outcome.result is not None
+        ]
         shared = [
             self._shared(outcome.result, report.node, layout.precision)
             for report in reports
@@ -62,13 +100,21 @@ class MeasuredPeaks:
         ]
         if shared != own:
             try:
-                return measure(shared, model=model, sequence_length=sequence_length, layout=layout, plan=plan)
+                return measure(
+                    shared, model=model, sequence_length=sequence_length, layout=layout, plan=plan
+                )
             except ImplausibleMeasurement:
                 pass
         return measure(own, model=model, sequence_length=sequence_length, layout=layout, plan=plan)
 
     def _shared(self, result: RankResult, node: str, precision: Precision) -> RankResult:
         known = self._known.get((precision, node, result.stack.device_name or self._device_name))
-        if known is None or result.peak_flops_source is None or not result.peak_flops_source.startswith(MEASURED_PEAK):
+        if (
+            known is None
+            or result.peak_flops_source is None
+            or not result.peak_flops_source.startswith(MEASURED_PEAK)
+        ):
             return result
-        return result.model_copy(update={"peak_flops": known.flops, "peak_flops_source": known.source})
+        return result.model_copy(
+            update={"peak_flops": known.flops, "peak_flops_source": known.source}
+        )

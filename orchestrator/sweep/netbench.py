@@ -23,10 +23,21 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_BYTES = 1 << 10
 LARGEST_BYTES: Mapping[Device, int] = {Device.CUDA: 256 << 20, Device.CPU: 16 << 20}
-SECONDS: Mapping[Device, float] = {Device.CUDA: 0.25, Device.CPU: 0.1}  # of calls, for each collective and size
+SECONDS: Mapping[Device, float] = {
+    Device.CUDA: 0.25,
+    Device.CPU: 0.1,
+}  # of calls, for each collective and size
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0  # for nodes to come back that were lost, or are in doubt
-LIMITS = PhaseLimits(start=120.0, rendezvous=120.0, first_step=120.0, steady=60.0, teardown=20.0, total=900.0, in_file=False)
+LIMITS = PhaseLimits(
+    start=120.0,
+    rendezvous=120.0,
+    first_step=120.0,
+    steady=60.0,
+    teardown=20.0,
+    total=900.0,
+    in_file=False,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +60,17 @@ def sizes(largest_bytes: int) -> list[int]:
 
 def shapes(slots_of: Mapping[str, int]) -> list[Shape]:
     """The gangs that show inside and between: on one node 2, 4, ... of its slots; over 2, 4, ... nodes one rank each, and all of their slots."""
-    most, least, num_nodes = max(slots_of.values(), default=0), min(slots_of.values(), default=0), len(slots_of)
+    most, least, num_nodes = (
+        max(slots_of.values(), default=0),
+        min(slots_of.values(), default=0),
+        len(slots_of),
+    )
     inside = [Shape(num_nodes=1, slots_per_node=slots) for slots in _doubling(most)]
-    across = [Shape(num_nodes=nodes, slots_per_node=slots) for nodes in _doubling(num_nodes) for slots in sorted({1, least})]
+    across = [
+        Shape(num_nodes=nodes, slots_per_node=slots)
+        for nodes in _doubling(num_nodes)
+        for slots in sorted({1, least})
+    ]
     return inside + across
 
 
@@ -91,24 +110,40 @@ def measure_links(
             continue
         scheduler.start(_request(run_token, number, shape, slots.device, options), shape, nodes)
         end = _until_finished(scheduler)
-        if end.failure is not None and end.failure.kind is FailureKind.NODE_LOST and end.failure.node is not None:
+        if (
+            end.failure is not None
+            and end.failure.kind is FailureKind.NODE_LOST
+            and end.failure.node is not None
+        ):
             lost.add(end.failure.node)
         yield _record(store, run_token, shape, nodes, end, slots.device)
 
 
-def _nodes_for(scheduler: Scheduler, shape: Shape, lost: Collection[str], patience_seconds: float) -> tuple[str, ...]:
+def _nodes_for(
+    scheduler: Scheduler, shape: Shape, lost: Collection[str], patience_seconds: float
+) -> tuple[str, ...]:
     """Nodes for a gang, those last of which one was lost; fewer where they do not come back in time: one in doubt is not among those that are there."""
     until = time.monotonic() + patience_seconds
     while True:
-        roomy = [node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node]
+        roomy = [
+            node for node, count in scheduler.slots.nodes.items() if count >= shape.slots_per_node
+        ]
         if len(roomy) >= shape.num_nodes or time.monotonic() >= until:
-            return tuple(sorted(sorted(roomy, key=lambda node: (node in lost, node))[: shape.num_nodes]))
+            return tuple(
+                sorted(sorted(roomy, key=lambda node: (node in lost, node))[: shape.num_nodes])
+            )
         scheduler.poll(POLL_SECONDS)
 
 
 def _not_enough_left(shape: Shape, nodes: tuple[str, ...]) -> SpanResult:
-    left = f"{len(nodes)} of its {shape.num_nodes} nodes" if shape.num_nodes > 1 else f"no node of {shape.slots_per_node} slots"
-    failure = Failure(kind=FailureKind.NODE_LOST, message=f"{left} left: nodes went while others were measured")
+    left = (
+        f"{len(nodes)} of its {shape.num_nodes} nodes"
+        if shape.num_nodes > 1
+        else f"no node of {shape.slots_per_node} slots"
+    )
+    failure = Failure(
+        kind=FailureKind.NODE_LOST, message=f"{left} left: nodes went while others were measured"
+    )
     return SpanResult(span=_span_of(shape), nodes=nodes, samples=(), failure=failure)
 
 
@@ -116,7 +151,9 @@ def _span_of(shape: Shape) -> Span:
     return Span(num_ranks=shape.num_slots, num_nodes=shape.num_nodes)
 
 
-def _request(run_token: str, number: int, shape: Shape, device: Device, options: Mapping[str, object]) -> TrialRequest:
+def _request(
+    run_token: str, number: int, shape: Shape, device: Device, options: Mapping[str, object]
+) -> TrialRequest:
     """A trial of no layout: the ranks' number is all that counts."""
     return TrialRequest(
         sweep=f"netbench-{run_token}",
@@ -128,7 +165,9 @@ def _request(run_token: str, number: int, shape: Shape, device: Device, options:
         sequence_length=64,
         layout=Layout(data_parallel_size=shape.num_slots, micro_batch_size=1),
         device=device,
-        measurement=MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.5),
+        measurement=MeasurementPlan(
+            warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.5
+        ),
         limits=LIMITS,
         seed=0,
     )
@@ -141,19 +180,38 @@ def _until_finished(scheduler: Scheduler) -> Finished:
                 return event
 
 
-def _record(store: Store, run_token: str, shape: Shape, nodes: tuple[str, ...], end: Finished, device: Device) -> SpanResult:
+def _record(
+    store: Store,
+    run_token: str,
+    shape: Shape,
+    nodes: tuple[str, ...],
+    end: Finished,
+    device: Device,
+) -> SpanResult:
     span = _span_of(shape)
-    results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
+    results = [
+        outcome.result
+        for report in end.reports
+        for outcome in report.ranks
+        if outcome.result is not None
+    ]
     first = next((result for result in results if result.collectives), None)
     if end.failure is not None or first is None:
         return SpanResult(span=span, nodes=nodes, samples=(), failure=end.failure)
     samples = [
         (
-            LinkSample(collective=Collective(one.collective), span=span, message_bytes=one.message_bytes, seconds=one.seconds),
+            LinkSample(
+                collective=Collective(one.collective),
+                span=span,
+                message_bytes=one.message_bytes,
+                seconds=one.seconds,
+            ),
             one.num_calls,
         )
         for one in first.collectives
     ]
     backend = "nccl" if device is Device.CUDA else "gloo"
     store.record_links(run_token, samples, backend=backend, stack=first.stack, nodes=nodes)
-    return SpanResult(span=span, nodes=nodes, samples=[sample for sample, _ in samples], failure=None)
+    return SpanResult(
+        span=span, nodes=nodes, samples=[sample for sample, _ in samples], failure=None
+    )

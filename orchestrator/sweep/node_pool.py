@@ -23,13 +23,14 @@ from orchestrator.sweep.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
-FAULTS, FAULTS_SECONDS = 2, 1800.0  # trials that fail by a node's fault within so long: then it is not bad luck
+FAULTS, FAULTS_SECONDS = (
+    2,
+    1800.0,
+)  # trials that fail by a node's fault within so long: then it is not bad luck
 PATIENCE_SECONDS = 20.0  # at the start of a call with nodes that have not answered, once others that hold a gang have
 MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew
 RUNS_PER_NODE = 1.0  # or by so many for each node, where that is more: to score thousands of nodes takes most of a second
-REFRESH_SECONDS = (
-    5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
-)
+REFRESH_SECONDS = 5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
 
 # Failures whose node is to blame, also in a gang of several: where ranks wait for each other, others name one that only waited.
 OF_ITS_NODE = frozenset(
@@ -58,7 +59,15 @@ class _Hang:
 class NodePool:
     """Decides which nodes one call of `run_sweep` may use. Without a prober nodes are taken as fit."""
 
-    def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sweep_id: int,
+        epoch: int,
+        *,
+        store: Store,
+        prober: Prober | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._sweep_id, self._epoch, self._store, self._clock = sweep_id, epoch, store, clock
         self._preflight = Preflight(sweep_id, epoch, store=store, prober=prober, clock=clock)
         self._opened = clock()
@@ -70,9 +79,13 @@ class NodePool:
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
         self._hangs: dict[int, _Hang] = {}  # by trial: its last attempt's, if it hung
-        self._faults: dict[str, list[tuple[float, int]]] = {}  # node -> when it was known, and which trial
+        self._faults: dict[
+            str, list[tuple[float, int]]
+        ] = {}  # node -> when it was known, and which trial
         self._num_measured, self._num_scored = 0, 0
-        self._left: set[int] = set()  # trials that were under way when others were told to wait again
+        self._left: set[int] = (
+            set()
+        )  # trials that were under way when others were told to wait again
         self._spared: set[str] = set()  # told to be sick, and needed all the same
 
     @property
@@ -89,7 +102,10 @@ class NodePool:
             return self._nodes
         fit = self._preflight.fit([node for node in nodes if node not in self._benched])
         self._given = None
-        self._nodes, self._usable = dict(nodes), {node: nodes[node] for node in nodes if node in fit and node not in self._benched}
+        self._nodes, self._usable = (
+            dict(nodes),
+            {node: nodes[node] for node in nodes if node in fit and node not in self._benched},
+        )
         return self._usable
 
     def may_begin(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> bool:
@@ -101,9 +117,14 @@ class NodePool:
         free_slots = FreeSlots(self.usable(nodes))
         has_room = any(free_slots.holds(shape) for shape in self._shapes)
         if has_room or self.is_looking:
-            return has_room and (not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS)
+            return has_room and (
+                not self.is_looking or self._clock() - self._opened >= PATIENCE_SECONDS
+            )
         why = [f"{node} ({reason})" for node, reason in sorted(self._preflight.unfit.items())]
-        why += [f"{node} (benched: {row.reason}; `sweep unbench {node}`)" for node, row in sorted(self._benched.items())]
+        why += [
+            f"{node} (benched: {row.reason}; `sweep unbench {node}`)"
+            for node, row in sorted(self._benched.items())
+        ]
         raise ClusterUnavailable(
             f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor --cluster` shows all of it), or use them as they"
             " are with measurement.preflight=false; the same command goes on"
@@ -115,19 +136,31 @@ class NodePool:
             return set()
         self._asked_at = time.monotonic()
         before = set(self._bad)
-        self._benched = {row.node: row for row in self._store.benches(self._sweep_id) if row.until is None}
+        self._benched = {
+            row.node: row for row in self._store.benches(self._sweep_id) if row.until is None
+        }
         return self._remeasure(in_flight) if set(self._bad) - before else set()
 
-    def ended(self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float) -> set[int]:
+    def ended(
+        self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float
+    ) -> set[int]:
         """An attempt is over, that began then. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
         is_due = trial_id in self._left
         self._left.discard(trial_id)
         self._judge_hang(trial_id, event, began=began)
         if event.failure is not None and event.failure.kind not in HANG_KINDS:
-            self._note_fault(trial_id, event.failure, num_nodes=len(event.reports), began=began, now=self._clock())
+            self._note_fault(
+                trial_id,
+                event.failure,
+                num_nodes=len(event.reports),
+                began=began,
+                now=self._clock(),
+            )
         if event.failure is None:
             self._num_measured += 1
-            is_due |= self._bench_the_slow() or not {report.node for report in event.reports}.isdisjoint(self._bad)
+            is_due |= self._bench_the_slow() or not {
+                report.node for report in event.reports
+            }.isdisjoint(self._bad)
         return self._remeasure(in_flight) if is_due else set()
 
     @property
@@ -137,7 +170,9 @@ class NodePool:
 
     def _remeasure(self, in_flight: Collection[int]) -> set[int]:
         self._left |= set(in_flight)
-        return self._store.remeasure(self._sweep_id, self._epoch, self._bad, except_trials=in_flight)
+        return self._store.remeasure(
+            self._sweep_id, self._epoch, self._bad, except_trials=in_flight
+        )
 
     # -- sick, by what happens on it -----------------------------------------------------------------------------------------
 
@@ -147,16 +182,28 @@ class NodePool:
         failure, nodes = event.failure, {report.node for report in event.reports}
         if failure is not None and failure.kind in HANG_KINDS:
             if before is None and failure.node is not None and len(event.reports) == 1:
-                self._hangs[trial_id] = _Hang(node=failure.node, failure=failure, began=began, at=self._clock())
-        elif before is not None and before.node not in nodes and (failure is None or failure.kind not in SUSPECT_KINDS):
-            self._note_fault(trial_id, before.failure, num_nodes=1, began=before.began, now=before.at)
+                self._hangs[trial_id] = _Hang(
+                    node=failure.node, failure=failure, began=began, at=self._clock()
+                )
+        elif (
+            before is not None
+            and before.node not in nodes
+            and (failure is None or failure.kind not in SUSPECT_KINDS)
+        ):
+            self._note_fault(
+                trial_id, before.failure, num_nodes=1, began=before.began, now=before.at
+            )
 
-    def _note_fault(self, trial_id: int, failure: Failure, *, num_nodes: int, began: float, now: float) -> None:
+    def _note_fault(
+        self, trial_id: int, failure: Failure, *, num_nodes: int, began: float, now: float
+    ) -> None:
         node = failure.node
         blamed = OF_ITS_NODE | OF_THE_GANG if num_nodes == 1 else OF_ITS_NODE
         if node is None or failure.kind not in blamed:
             return
-        recent = [(at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS]
+        recent = [
+            (at, trial) for at, trial in self._faults.get(node, []) if now - at <= FAULTS_SECONDS
+        ]
         if recent and began < recent[-1][0]:
             return  # of the same event, as when a node is lost with all that it ran
         recent.append((now, trial_id))
@@ -164,7 +211,12 @@ class NodePool:
         # Of several trials: one that fails wherever it runs is not its nodes' fault.
         trials = sorted({trial for _, trial in recent})
         if len(trials) >= FAULTS:
-            self._bench(node, BenchReason.FAULTS, {"trials": trials, "last": f"{failure.kind}: {failure.message}"}, is_remeasured=False)
+            self._bench(
+                node,
+                BenchReason.FAULTS,
+                {"trials": trials, "last": f"{failure.kind}: {failure.message}"},
+                is_remeasured=False,
+            )
 
     def _bench_the_slow(self) -> bool:
         """Score the nodes, when enough was measured since; whether one more is benched now."""
@@ -178,25 +230,54 @@ class NodePool:
     def _bench_if_slow(self, node: str, score: NodeScore) -> bool:
         if not score.is_slow:
             return False
-        evidence = {"slower": round(score.slower, 4), "standard_error": round(score.standard_error, 4), "num_runs": score.num_runs}
+        evidence = {
+            "slower": round(score.slower, 4),
+            "standard_error": round(score.standard_error, 4),
+            "num_runs": score.num_runs,
+        }
         return self._bench(node, BenchReason.SLOW, evidence, is_remeasured=True)
 
-    def _bench(self, node: str, reason: BenchReason, evidence: Mapping[str, Any], *, is_remeasured: bool) -> bool:
+    def _bench(
+        self, node: str, reason: BenchReason, evidence: Mapping[str, Any], *, is_remeasured: bool
+    ) -> bool:
         if node in self._benched or node not in self._nodes:
             return False
         told = evidence_in_words(evidence)
         if not self._can_spare(node):
             if node not in self._spared:
                 self._spared.add(node)
-                logger.warning("Node %s would be benched (%s: %s), but no other can do its work", node, reason, told)
+                logger.warning(
+                    "Node %s would be benched (%s: %s), but no other can do its work",
+                    node,
+                    reason,
+                    told,
+                )
             return False
-        self._store.bench(self._sweep_id, node, reason=reason, is_remeasured=is_remeasured, evidence=evidence, epoch=self._epoch)
-        self._benched = {row.node: row for row in self._store.benches(self._sweep_id) if row.until is None}
-        logger.warning("Node %s is benched, %s: %s", node, reason, told, extra={"action": "benched", "node": node})
+        self._store.bench(
+            self._sweep_id,
+            node,
+            reason=reason,
+            is_remeasured=is_remeasured,
+            evidence=evidence,
+            epoch=self._epoch,
+        )
+        self._benched = {
+            row.node: row for row in self._store.benches(self._sweep_id) if row.until is None
+        }
+        logger.warning(
+            "Node %s is benched, %s: %s",
+            node,
+            reason,
+            told,
+            extra={"action": "benched", "node": node},
+        )
         return True
 
     def _can_spare(self, node: str) -> bool:
         """Whether every gang that has room now has room without this node."""
         usable = {name: slots for name, slots in self._usable.items() if name not in self._benched}
-        with_it, without = FreeSlots(usable), FreeSlots({name: slots for name, slots in usable.items() if name != node})
+        with_it, without = (
+            FreeSlots(usable),
+            FreeSlots({name: slots for name, slots in usable.items() if name != node}),
+        )
         return all(without.holds(shape) for shape in self._shapes if with_it.holds(shape))

@@ -17,7 +17,11 @@ class Placement:
     """Decides which cell starts the next gang in one call of `run_sweep`. `exclusive`: every gang wants its nodes for itself."""
 
     def __init__(
-        self, slots_of: Mapping[str, int], *, exclusive: bool, turn_of: Callable[[CellSearch], tuple[float, ...]] | None = None
+        self,
+        slots_of: Mapping[str, int],
+        *,
+        exclusive: bool,
+        turn_of: Callable[[CellSearch], tuple[float, ...]] | None = None,
     ) -> None:
         """`turn_of` gives the place of a cell among those that share a budget, smallest first; None: what fills the cluster goes first."""
         self._free_slots = FreeSlots(slots_of)
@@ -39,7 +43,12 @@ class Placement:
         return any(run.shape.num_slots <= free for run in runs)
 
     def next(
-        self, runs: Sequence[CellSearch], now: float, free_on_nodes: Mapping[str, FreeOnNode], *, suspected: Collection[int] = ()
+        self,
+        runs: Sequence[CellSearch],
+        now: float,
+        free_on_nodes: Mapping[str, FreeOnNode],
+        *,
+        suspected: Collection[int] = (),
     ) -> tuple[CellSearch, tuple[str, ...]] | None:
         """The cell that starts a gang now, and its nodes; None: none of them can without delaying one that was here first.
 
@@ -64,9 +73,13 @@ class Placement:
         """Say whether the other nodes, once they are free, hold such a gang."""
         return self._free_slots.holds_without(shape, nodes)
 
-    def elsewhere(self, run: CellSearch, without: Collection[str], free_on_nodes: Mapping[str, FreeOnNode]) -> tuple[str, ...] | None:
+    def elsewhere(
+        self, run: CellSearch, without: Collection[str], free_on_nodes: Mapping[str, FreeOnNode]
+    ) -> tuple[str, ...] | None:
         """Free nodes for a gang of the cell, none of these among them; None: there are not enough now."""
-        gang = WaitingGang(shape=run.shape, seconds=run.expected_seconds, exclusive=self._is_exclusive(run))
+        gang = WaitingGang(
+            shape=run.shape, seconds=run.expected_seconds, exclusive=self._is_exclusive(run)
+        )
         return self._free_slots.place_elsewhere(gang, without, free_on_nodes=free_on_nodes)
 
     def _is_exclusive(self, run: CellSearch) -> bool:
@@ -82,7 +95,11 @@ class Placement:
         self._num_starts += 1
         self._since[run.id] = self._num_starts
         self._free_slots.take(
-            self._num_starts, run.shape, nodes, ends_at=now + run.expected_seconds, exclusive=alone or self._is_exclusive(run)
+            self._num_starts,
+            run.shape,
+            nodes,
+            ends_at=now + run.expected_seconds,
+            exclusive=alone or self._is_exclusive(run),
         )
         return self._num_starts
 

@@ -18,14 +18,30 @@ from orchestrator.node.probe import versions_here
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 600.0  # after which an unfit node is looked at again: another job may have had its GPUs, or somebody has mended it
-TOGETHER_SECONDS = 5.0  # that an answer waits at most for others: to judge a thousand nodes takes most of a second
+TOGETHER_SECONDS = (
+    5.0  # that an answer waits at most for others: to judge a thousand nodes takes most of a second
+)
 
 
 class Preflight:
     """Looks at the nodes of one call of `run_sweep`. Without a prober nodes are taken as fit."""
 
-    def __init__(self, sweep_id: int, epoch: int, *, store: Store, prober: Prober | None, clock: Callable[[], float]) -> None:
-        self._sweep_id, self._epoch, self._store, self._prober, self._clock = sweep_id, epoch, store, prober, clock
+    def __init__(
+        self,
+        sweep_id: int,
+        epoch: int,
+        *,
+        store: Store,
+        prober: Prober | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._sweep_id, self._epoch, self._store, self._prober, self._clock = (
+            sweep_id,
+            epoch,
+            store,
+            prober,
+            clock,
+        )
         self._facts: dict[str, NodeFacts] = {}
         self._silent: dict[str, str] = {}  # nodes that did not answer, and how
         self._lives: dict[str, str] = {}  # node -> which life of it was looked at last
@@ -57,7 +73,11 @@ class Preflight:
         now = self._clock()
         self._hear(now)
         lives = {node: self._prober.life_of(node) for node in nodes}
-        if due := [node for node, life in lives.items() if self._lives.get(node) != life or self._is_to_be_asked_again(node, now)]:
+        if due := [
+            node
+            for node, life in lives.items()
+            if self._lives.get(node) != life or self._is_to_be_asked_again(node, now)
+        ]:
             self._forget(due)
             self._lives |= {node: lives[node] for node in due}
             self._began |= dict.fromkeys(due, now)
@@ -66,7 +86,11 @@ class Preflight:
         return {node for node in nodes if node in self._facts and node not in self._unfit}
 
     def _is_to_be_asked_again(self, node: str, now: float) -> bool:
-        return node in self._unfit and node not in self._awaited and now - self._began[node] >= AGAIN_SECONDS
+        return (
+            node in self._unfit
+            and node not in self._awaited
+            and now - self._began[node] >= AGAIN_SECONDS
+        )
 
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -82,16 +106,27 @@ class Preflight:
         self._unheard |= said
         if self._unheard and (not self._awaited or now - self._judged_at >= TOGETHER_SECONDS):
             said, self._unheard, self._judged_at = self._unheard, {}, now
-            self._facts |= {node: answer for node, answer in said.items() if isinstance(answer, NodeFacts)}
-            self._silent |= {node: answer for node, answer in said.items() if isinstance(answer, str)}
+            self._facts |= {
+                node: answer for node, answer in said.items() if isinstance(answer, NodeFacts)
+            }
+            self._silent |= {
+                node: answer for node, answer in said.items() if isinstance(answer, str)
+            }
             self._judge(said)
 
     def _judge(self, asked: Collection[str]) -> None:
         """Judge all nodes anew, since each is held against the others, and write down of whom something is new."""
         checks = judge_nodes(list(self._facts.values()), own=self._own_versions)
-        checks |= {node: (Check(name="answers", status=Status.FAIL, found=text),) for node, text in self._silent.items()}
+        checks |= {
+            node: (Check(name="answers", status=Status.FAIL, found=text),)
+            for node, text in self._silent.items()
+        }
         found = {node: why for node, some in checks.items() if (why := unfit(some)) is not None}
-        new = {node: some for node, some in checks.items() if node in asked or (node in found) != (node in self._unfit)}
+        new = {
+            node: some
+            for node, some in checks.items()
+            if node in asked or (node in found) != (node in self._unfit)
+        }
         self._store.record_node_checks(self._sweep_id, self._epoch, self._facts, new)
         for node, some in new.items():
             self._tell(node, some, found.get(node))
@@ -103,11 +138,18 @@ class Preflight:
 
     def _tell(self, node: str, checks: Collection[Check], why: str | None) -> None:
         if why is not None:
-            logger.warning("Node %s is not used: %s", node, why, extra={"action": "unfit", "node": node})
+            logger.warning(
+                "Node %s is not used: %s", node, why, extra={"action": "unfit", "node": node}
+            )
         elif node in self._unfit:
             logger.info("Node %s is fit now, and used", node, extra={"action": "fit", "node": node})
         for check in checks:
             if check.status is Status.WARN:
                 logger.warning(
-                    "Node %s, %s: %s. %s", node, check.name, check.found, check.advice, extra={"action": "doubtful", "node": node}
+                    "Node %s, %s: %s. %s",
+                    node,
+                    check.name,
+                    check.found,
+                    check.advice,
+                    extra={"action": "doubtful", "node": node},
                 )

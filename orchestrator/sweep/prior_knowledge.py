@@ -21,7 +21,13 @@ from orchestrator.core.physics.fit_quality import agreement
 from orchestrator.core.physics.links import Network, network_of
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import DEVICES, GIB, UNLIMITED_BYTES, Hardware, from_driver_name
+from orchestrator.core.problem.hardware import (
+    DEVICES,
+    GIB,
+    UNLIMITED_BYTES,
+    Hardware,
+    from_driver_name,
+)
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.trial_cost import TrialCost
@@ -38,12 +44,18 @@ SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
 TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
 
 WAITED_SHARE = 0.5  # of its timed steps, that phase steady has to have lasted
-ENOUGH_ROWS, FAR_OFF = 3, 2.0  # rows of a cell, and standard deviations of their median error, that show that a fit has missed it
+ENOUGH_ROWS, FAR_OFF = (
+    3,
+    2.0,
+)  # rows of a cell, and standard deviations of their median error, that show that a fit has missed it
 
 # Bytes per FLOP of a device that no data sheet is known of, for a first guess that trials correct: a core with its share of a server's
 # memory (10 GB/s for 100 GFLOP/s) and of its loopback, and a GPU as those of the table have (2 TB/s and 300 GB/s for 300 TFLOP/s).
 CPU_FLOPS = 1e13  # fewer, and it is no GPU
-CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (0.1, 0.02, 0.01), (0.007, 0.001, 0.0001)  # memory, inside a node, between nodes
+CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (
+    (0.1, 0.02, 0.01),
+    (0.007, 0.001, 0.0001),
+)  # memory, inside a node, between nodes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,23 +77,34 @@ class PriorKnowledge:
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
     # Relatives' trials that teach nothing, since the speed of their device is not known.
     num_unplaced: int = 0
-    begin: Mapping[str, Calibration] = field(default_factory=dict)  # `fits` of what was learned before, to begin from
+    begin: Mapping[str, Calibration] = field(
+        default_factory=dict
+    )  # `fits` of what was learned before, to begin from
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 
     @property
     def fits(self) -> Mapping[str, Calibration]:
         """Those of all relatives, by which of them; where none was made, what it would have begun from."""
-        return {**self.begin, **{which: found for (which, without), found in self._fits.items() if without is None}}
+        return {
+            **self.begin,
+            **{which: found for (which, without), found in self._fits.items() if without is None},
+        }
 
     @cached_property
     def network(self) -> Network | None:
         """What the links say of the constants of step times; None: they were not measured."""
-        return network_of([row.sample for row in self.links], self.hardware) if self.hardware is not None else None
+        return (
+            network_of([row.sample for row in self.links], self.hardware)
+            if self.hardware is not None
+            else None
+        )
 
     @cached_property
     def prior(self) -> Calibration:
         """What is believed before any trial: what is usual, and what was measured of the links."""
-        usual = Calibration.prior(trainer_of(self.spec), is_known=self.spec.knows_memory is not None)
+        usual = Calibration.prior(
+            trainer_of(self.spec), is_known=self.spec.knows_memory is not None
+        )
         return usual if self.network is None else usual.informed(self.network)
 
     @cached_property
@@ -90,7 +113,9 @@ class PriorKnowledge:
         found = [
             taught.row.held_seconds - taught.row.steady_seconds
             for taught in self.rows
-            if taught.row.held_seconds is not None and taught.row.steady_seconds is not None and _waited_for_its_steps(taught.row)
+            if taught.row.held_seconds is not None
+            and taught.row.steady_seconds is not None
+            and _waited_for_its_steps(taught.row)
         ]
         return max(fmean(found), 0.0) if found else None
 
@@ -102,7 +127,9 @@ class PriorKnowledge:
 
     def trial_cost(self) -> TrialCost:
         """What a trial of the sweep holds its GPUs for beside its steps, and how many they are: a plan and a search rest on the same."""
-        return TrialCost.of(self.spec.measurement, launch_seconds=self.launch_seconds, timed_steps=self.timed_steps)
+        return TrialCost.of(
+            self.spec.measurement, launch_seconds=self.launch_seconds, timed_steps=self.timed_steps
+        )
 
     def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:
         """The constants for a cell, or of all relatives together. Of nothing measured, the prior.
@@ -134,9 +161,13 @@ class PriorKnowledge:
         older = [taught for taught in rows if not taught.is_current]
         if older:
             prior = self._fitted(("older", without), older, prior).widened()
-        return self._fitted(("current", without), [taught for taught in rows if taught.is_current], prior)
+        return self._fitted(
+            ("current", without), [taught for taught in rows if taught.is_current], prior
+        )
 
-    def _fitted(self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration) -> Calibration:
+    def _fitted(
+        self, key: tuple[str, Cell | None], rows: Sequence[Taught], prior: Calibration
+    ) -> Calibration:
         if key not in self._fits:
             which, _ = key
             begin = self._fits.get((which, None)) or self.begin.get(which)
@@ -168,13 +199,29 @@ def learned(
     def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
         return _may_be_meant(_data_sheet(name, peak_sources), name, hardware, device_name)
 
-    rows = store.observations(workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device) if store is not None else []
+    rows = (
+        store.observations(
+            workload=spec.workload.name, is_relative=_is_relative, is_device=_is_device
+        )
+        if store is not None
+        else []
+    )
     devices = _devices(rows)
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
-    found = [(row, device) for row in rows if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)]
+    found = [
+        (row, device)
+        for row in rows
+        if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)
+    ]
     if not found:
         unplaced = sum(devices.of(row) is None for row in rows)
-        return PriorKnowledge(spec=spec, hardware=hardware, rows=(), links=_links(store, spec, hardware, nodes), num_unplaced=unplaced)
+        return PriorKnowledge(
+            spec=spec,
+            hardware=hardware,
+            rows=(),
+            links=_links(store, spec, hardware, nodes),
+            num_unplaced=unplaced,
+        )
     newest = found[-1][0]
     # Processor cores differ from machine to machine: the newest trial's are meant.
     found = [(row, device) for row, device in found if device.name == devices.name_of(newest)]
@@ -182,27 +229,45 @@ def learned(
     trainer = trainer_of(spec)
 
     def _trainer_of(row: ObservationRow) -> Trainer:
-        values = {name: value for name, value in options[row.sweep.id].items() if name in varying} | dict(row.layout.options)
+        values = {
+            name: value for name, value in options[row.sweep.id].items() if name in varying
+        } | dict(row.layout.options)
         return trainer_of(spec, tuple(sorted(values.items())))
 
     taught = [
         Taught(
             row=row,
-            observation=_observation(row, device, gpus_per_node=gpus_per_node, has_this_trainer=_trainer_of(row) == trainer),
+            observation=_observation(
+                row,
+                device,
+                gpus_per_node=gpus_per_node,
+                has_this_trainer=_trainer_of(row) == trainer,
+            ),
             is_current=row.out_of_memory or _stack(row) == stack,
         )
         for row, device in found
     ]
     device = hardware or found[-1][1]
-    return PriorKnowledge(spec=spec, hardware=device, rows=taught, links=_links(store, spec, device, nodes), begin=begin or {})
+    return PriorKnowledge(
+        spec=spec,
+        hardware=device,
+        rows=taught,
+        links=_links(store, spec, device, nodes),
+        begin=begin or {},
+    )
 
 
-def _links(store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None) -> list[LinkRow]:
+def _links(
+    store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None
+) -> list[LinkRow]:
     """The newest measurement of the links of such devices. A trial that is only pretended sends nothing over them."""
     if store is None or hardware is None or spec.workload.name in PRETENDED:
         return []
     found = [
-        row for row in store.links() if _is_hardware(row.device_name, hardware) and (nodes is None or not set(nodes).isdisjoint(row.nodes))
+        row
+        for row in store.links()
+        if _is_hardware(row.device_name, hardware)
+        and (nodes is None or not set(nodes).isdisjoint(row.nodes))
     ]
     return [row for row in found if row.run_token == found[-1].run_token]
 
@@ -215,7 +280,9 @@ def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
     return (known.name if known is not None else device_name) == hardware.name
 
 
-def _fitted(observations: Sequence[Observation], prior: Calibration, begin: Calibration | None) -> Calibration:
+def _fitted(
+    observations: Sequence[Observation], prior: Calibration, begin: Calibration | None
+) -> Calibration:
     """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run."""
     found = calibrate(observations, prior, begin=begin)
     times = agreement(observations, found).step_time
@@ -225,12 +292,16 @@ def _fitted(observations: Sequence[Observation], prior: Calibration, begin: Cali
         if not row.thrashes:
             errors.setdefault((row.cell, row.hardware.name), []).append(-log(ratio))
     far = {cell: median(some) for cell, some in errors.items() if len(some) >= ENOUGH_ROWS}
-    far = {cell: error for cell, error in far.items() if abs(error) > FAR_OFF * prior.step_residual_sd}
+    far = {
+        cell: error for cell, error in far.items() if abs(error) > FAR_OFF * prior.step_residual_sd
+    }
     if not far:
         return found
     begun = {cell: found.cell_offsets.get(cell, 0.0) + error for cell, error in far.items()}
     corrected = replace(prior, cell_offsets={**prior.cell_offsets, **begun})
-    return calibrate(observations, corrected, begin=replace(found, cell_offsets={**found.cell_offsets, **begun}))
+    return calibrate(
+        observations, corrected, begin=replace(found, cell_offsets={**found.cell_offsets, **begun})
+    )
 
 
 def _physics(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,21 +314,29 @@ def _without(options: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 def _options_of(conditions: Mapping[str, Any]) -> dict[str, Any]:
     start = "workload.options."
-    return {name.removeprefix(start): value for name, value in conditions.items() if name.startswith(start)}
+    return {
+        name.removeprefix(start): value
+        for name, value in conditions.items()
+        if name.startswith(start)
+    }
 
 
 def _stack(row: ObservationRow) -> tuple[str | None, ...]:
     return row.torch, row.cuda, row.driver
 
 
-def _may_be_meant(sheet: Hardware | None, name: str, hardware: Hardware | None, device_name: str | None) -> bool:
+def _may_be_meant(
+    sheet: Hardware | None, name: str, hardware: Hardware | None, device_name: str | None
+) -> bool:
     """Whether trials of a device by its name and data sheet may be of the one that is asked about: then `_is_meant` looks at each."""
     if hardware is not None:
         return sheet is None or sheet.name == hardware.name
     return name == device_name if device_name is not None else from_driver_name(name) is None
 
 
-def _is_meant(row: ObservationRow, device: Hardware, hardware: Hardware | None, device_name: str | None) -> bool:
+def _is_meant(
+    row: ObservationRow, device: Hardware, hardware: Hardware | None, device_name: str | None
+) -> bool:
     """Whether a trial ran on the device that is asked about."""
     if hardware is not None:
         return device.name == hardware.name
@@ -265,7 +344,9 @@ def _is_meant(row: ObservationRow, device: Hardware, hardware: Hardware | None, 
         return row.device_name in (device_name, None)
     # Processor cores, or a device that is simulated on them.
     simulated = (row.device_name or SIMULATED).startswith(SIMULATED)
-    return simulated or (from_driver_name(row.device_name or "") is None and not row.is_peak_reserved)
+    return simulated or (
+        from_driver_name(row.device_name or "") is None and not row.is_peak_reserved
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +358,11 @@ class _Devices:
 
     def of(self, row: ObservationRow) -> Hardware | None:
         """A run out of memory may leave no name behind: then the sweep's device, if it is known."""
-        return self.by_name.get(row.device_name) if row.device_name is not None else self.of_sweep.get(row.sweep.id)
+        return (
+            self.by_name.get(row.device_name)
+            if row.device_name is not None
+            else self.of_sweep.get(row.sweep.id)
+        )
 
     def name_of(self, row: ObservationRow) -> str | None:
         found = self.of(row)
@@ -289,7 +374,9 @@ def _devices(rows: Sequence[ObservationRow]) -> _Devices:
     for row in rows:
         if row.device_name is not None:
             named.setdefault(row.device_name, []).append(row)
-    by_name = {name: device for name, some in named.items() if (device := _device(name, some)) is not None}
+    by_name = {
+        name: device for name, some in named.items() if (device := _device(name, some)) is not None
+    }
     of_sweep: dict[int, Hardware] = {}
     for row in rows:
         said = DEVICES.get(str(row.sweep.conditions.get("device")))
@@ -310,27 +397,42 @@ def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
             peaks.setdefault(row.layout.precision, []).append(row.peak_flops)
     if not peaks:
         return None
-    memory = max((row.device_memory_bytes for row in rows if row.device_memory_bytes is not None), default=None)
-    return measured_hardware(name, {precision: median(found) for precision, found in peaks.items()}, memory_bytes=memory)
+    memory = max(
+        (row.device_memory_bytes for row in rows if row.device_memory_bytes is not None),
+        default=None,
+    )
+    return measured_hardware(
+        name, {precision: median(found) for precision, found in peaks.items()}, memory_bytes=memory
+    )
 
 
 def _data_sheet(name: str, peak_sources: Iterable[str | None]) -> Hardware | None:
     """Find a device's data sheet by what its driver calls it, else by what the peaks of its trials were read from."""
-    return from_driver_name(name) or next((DEVICES[sheet] for source in peak_sources if (sheet := _sheet(source)) in DEVICES), None)
+    return from_driver_name(name) or next(
+        (DEVICES[sheet] for source in peak_sources if (sheet := _sheet(source)) in DEVICES), None
+    )
 
 
 def _sheet(source: str | None) -> str:
     """The name of the device in `table: h200 bf16 dense`."""
-    return source.removeprefix(TABLE_PEAK).split()[0] if source is not None and source.startswith(TABLE_PEAK) else ""
+    return (
+        source.removeprefix(TABLE_PEAK).split()[0]
+        if source is not None and source.startswith(TABLE_PEAK)
+        else ""
+    )
 
 
-def measured_hardware(name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None) -> Hardware:
+def measured_hardware(
+    name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None
+) -> Hardware:
     """A device of which only peaks are known, and perhaps its memory: the rest is guessed, for trials to correct.
 
     Bandwidths in proportion to the largest peak; a precision that was not measured is taken to be as fast as the fastest that was.
     """
     peak = max(peak_flops.values())
-    memory, inside, between = (peak * ratio for ratio in (CPU_BYTES_PER_FLOP if peak < CPU_FLOPS else GPU_BYTES_PER_FLOP))
+    memory, inside, between = (
+        peak * ratio for ratio in (CPU_BYTES_PER_FLOP if peak < CPU_FLOPS else GPU_BYTES_PER_FLOP)
+    )
     return Hardware(
         name=name,
         peak_flops=dict.fromkeys(Precision, peak) | dict(peak_flops),
@@ -341,12 +443,19 @@ def measured_hardware(name: str, peak_flops: Mapping[Precision, float], *, memor
     )
 
 
-def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool) -> Observation:
+def _observation(
+    row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool
+) -> Observation:
     """What calibration takes of a trial. Options that vary may make another trainer of it: then its memory tells nothing of this one's."""
-    said, in_file = row.sweep.conditions.get("gpus_per_node"), row.sweep.conditions.get("device_memory_gib")
+    said, in_file = (
+        row.sweep.conditions.get("gpus_per_node"),
+        row.sweep.conditions.get("device_memory_gib"),
+    )
     # Of a replay, a node may be that of the one process that stood for the whole gang.
     nodes = row.num_nodes if row.sweep.conditions.get("workload") != "replay" else None
-    per_node = row.cell.num_gpus // nodes if nodes else said if isinstance(said, int) else gpus_per_node
+    per_node = (
+        row.cell.num_gpus // nodes if nodes else said if isinstance(said, int) else gpus_per_node
+    )
     limit = in_file * GIB if isinstance(in_file, int | float) else row.device_memory_bytes
     return Observation(
         cell=row.cell,
@@ -354,8 +463,12 @@ def _observation(row: ObservationRow, device: Hardware, *, gpus_per_node: int, h
         hardware=device,
         gpus_per_node=max(per_node, 1),
         step_seconds=None if row.thrashing else row.step_seconds,
-        peak_memory_bytes=float(row.peak_memory_bytes) if has_this_trainer and row.peak_memory_bytes is not None else None,
-        out_of_memory=has_this_trainer and row.out_of_memory and (limit is not None or device.memory_bytes < UNLIMITED_BYTES),
+        peak_memory_bytes=float(row.peak_memory_bytes)
+        if has_this_trainer and row.peak_memory_bytes is not None
+        else None,
+        out_of_memory=has_this_trainer
+        and row.out_of_memory
+        and (limit is not None or device.memory_bytes < UNLIMITED_BYTES),
         memory_limit_bytes=None if limit is None else float(limit),
     )
 

@@ -142,7 +142,9 @@ class SweepResult:
     # Cells without a measurement: their trials failed, or a budget was spent before.
     nothing_feasible: Sequence[Cell]
     nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
-    tied: Mapping[Cell, Sequence[Layout]]  # that share the first place of a cell, fastest first: one alone is the winner
+    tied: Mapping[
+        Cell, Sequence[Layout]
+    ]  # that share the first place of a cell, fastest first: one alone is the winner
     # Layouts that were neither launched nor condemned. None: they were not counted.
     untried: int | None
     num_fingerprints: int  # distinct ones among what was measured
@@ -154,4 +156,8 @@ class SweepResult:
     @property
     def finished(self) -> bool:
         """Nothing is left to do without a wider axis or budget."""
-        return not self.interrupted and not {StopReason.WALL_TIME, StopReason.NODES, StopReason.FAULTS} & set(self.stopped.values())
+        return not self.interrupted and not {
+            StopReason.WALL_TIME,
+            StopReason.NODES,
+            StopReason.FAULTS,
+        } & set(self.stopped.values())

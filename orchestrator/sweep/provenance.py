@@ -18,10 +18,14 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
-UNKNOWN = "unknown"  # in place of a digest where git does not tell: it is not None, which says clean
+UNKNOWN = (
+    "unknown"  # in place of a digest where git does not tell: it is not None, which says clean
+)
 PACKAGE = Path(__file__).resolve().parent.parent
 # New files that may be part of a program. Data, logs and sweep files come and go while a sweep is measured, and are none.
-SOURCE_SUFFIXES = frozenset({".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"})
+SOURCE_SUFFIXES = frozenset(
+    {".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"}
+)
 MAX_UNTRACKED_FILES = 1_000  # beyond them only the number counts: nobody writes so many sources, a forgotten environment holds them
 MAX_UNTRACKED_BYTES = 1 << 20  # of a file; of a larger one only the size counts
 # Of a program without git. Beyond them names, sizes and times count, not contents: the sweep is to start within a second.
@@ -39,10 +43,16 @@ def code_fingerprint(project: Path) -> Fingerprint:
     checkout = _checkout(project)
     if checkout is None:
         return Fingerprint(orchestrator_version=__version__)
-    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=checkout.dirty_digest)
+    return Fingerprint(
+        orchestrator_version=__version__,
+        git_sha=checkout.sha,
+        dirty_diff_digest=checkout.dirty_digest,
+    )
 
 
-def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()) -> Fingerprint:
+def program_fingerprint(
+    argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()
+) -> Fingerprint:
     """The code of somebody's program, by its arguments and the folder that it runs in; None is a new folder for each run.
 
     Its project is `cwd`, or the folder of a script that `argv` names elsewhere. In a checkout its git state counts, and the files that
@@ -58,12 +68,17 @@ def program_fingerprint(argv: Sequence[str], *, cwd: Path | None, skip: Sequence
         return code_fingerprint(PACKAGE)
     checkout = _checkout(project) if project is not None else None
     if checkout is None:
-        return Fingerprint(orchestrator_version=__version__, dirty_diff_digest=_program_digest(named, project, skip))
+        return Fingerprint(
+            orchestrator_version=__version__,
+            dirty_diff_digest=_program_digest(named, project, skip),
+        )
     dirty = checkout.dirty_digest
     if (beside := _program_digest(_unknown_to_git(named, checkout), None, ())) is not None:
         both = _digest_of_lines([dirty or "", beside])
         dirty = both if dirty != UNKNOWN else f"{UNKNOWN} {both}"
-    return Fingerprint(orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty)
+    return Fingerprint(
+        orchestrator_version=__version__, git_sha=checkout.sha, dirty_diff_digest=dirty
+    )
 
 
 def measured_with(code: Fingerprint, stack: Stack, settings: Mapping[str, str]) -> Fingerprint:
@@ -104,8 +119,12 @@ def _checkout(project: Path) -> _Checkout | None:
     return _Checkout(
         top=Path(top),
         sha=sha,
-        dirty_digest=hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16] if uncommitted else None,
-        new_sources=frozenset(name for name in names[:MAX_UNTRACKED_FILES] if _is_small(Path(top) / name)),
+        dirty_digest=hashlib.sha256(uncommitted.encode(errors="surrogateescape")).hexdigest()[:16]
+        if uncommitted
+        else None,
+        new_sources=frozenset(
+            name for name in names[:MAX_UNTRACKED_FILES] if _is_small(Path(top) / name)
+        ),
     )
 
 
@@ -122,12 +141,21 @@ def _is_small(file: Path) -> bool:
         return False
 
 
-def _unknown_to_git(named: Sequence[tuple[str, Path]], checkout: _Checkout) -> list[tuple[str, Path]]:
+def _unknown_to_git(
+    named: Sequence[tuple[str, Path]], checkout: _Checkout
+) -> list[tuple[str, Path]]:
     """Those of the named files that a checkout's state says nothing of: ignored, new but no source, or elsewhere."""
     top = checkout.top.resolve()
     # Of a link both ends: git knows where a link leads, not what is there.
     places = {path: {path.parent.resolve() / path.name, path.resolve()} for _, path in named}
-    inside = sorted({place.relative_to(top).as_posix() for ends in places.values() for place in ends if place.is_relative_to(top)})
+    inside = sorted(
+        {
+            place.relative_to(top).as_posix()
+            for ends in places.values()
+            for place in ends
+            if place.is_relative_to(top)
+        }
+    )
     listed = _git(top, "--literal-pathspecs", "ls-files", "-z", "--", *inside) if inside else None
     known = {top / name for name in (*(listed or "").split("\0"), *checkout.new_sources) if name}
     return [(name, path) for name, path in named if not places[path] <= known]
@@ -136,7 +164,11 @@ def _unknown_to_git(named: Sequence[tuple[str, Path]], checkout: _Checkout) -> l
 def _content_digest(file: Path) -> str:
     try:
         size = file.stat().st_size
-        return hashlib.sha256(file.read_bytes()).hexdigest() if size <= MAX_UNTRACKED_BYTES else f"{size} bytes"
+        return (
+            hashlib.sha256(file.read_bytes()).hexdigest()
+            if size <= MAX_UNTRACKED_BYTES
+            else f"{size} bytes"
+        )
     except OSError as exc:  # a link to nowhere, or no permission to read
         return type(exc).__name__
 
@@ -150,28 +182,42 @@ class _File:
     link: str | None = None  # where it leads; it is not followed
 
 
-def _program_digest(named: Sequence[tuple[str, Path]], project: Path | None, skip: Sequence[Path]) -> str | None:
+def _program_digest(
+    named: Sequence[tuple[str, Path]], project: Path | None, skip: Sequence[Path]
+) -> str | None:
     """`files:` and a digest of names and contents; where they are too many for that, `stat:` and one of names, sizes and times."""
     files = [file for name, path in named if (file := _file(name, path, follow=True)) is not None]
     complete = True
     if project is not None:
         project = project.resolve()
-        entries = list(islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES + 1))
+        entries = list(
+            islice(_entries(project, [path.resolve() for path in skip]), MAX_PROGRAM_ENTRIES + 1)
+        )
         complete = len(entries) <= MAX_PROGRAM_ENTRIES
-        found = (_file(path.relative_to(project).as_posix(), path, follow=False) for path in entries if _is_source(path))
+        found = (
+            _file(path.relative_to(project).as_posix(), path, follow=False)
+            for path in entries
+            if _is_source(path)
+        )
         files += sorted((file for file in found if file is not None), key=lambda file: file.name)
     if not files:
         return None
     num_bytes = sum(file.size for file in files)
     if complete and len(files) <= MAX_PROGRAM_FILES and num_bytes <= MAX_PROGRAM_BYTES:
         return "files:" + _digest_of_lines(f"{f.name}\0{f.link or _sha256(f.path)}" for f in files)
-    seen = f"{len(files)} files, {num_bytes / 2**20:.0f} MiB" if complete else f"more than {MAX_PROGRAM_ENTRIES} entries"
+    seen = (
+        f"{len(files)} files, {num_bytes / 2**20:.0f} MiB"
+        if complete
+        else f"more than {MAX_PROGRAM_ENTRIES} entries"
+    )
     logger.warning(
         "Which code is measured is told by names, sizes and times of files, not by what they hold: %s %s. A git repository tells better",
         seen,
         f"in {project}" if project is not None else "that argv and env name",
     )
-    return "stat:" + _digest_of_lines(f"{f.name}\0{f.size}\0{f.changed_at}\0{f.link}" for f in files)
+    return "stat:" + _digest_of_lines(
+        f"{f.name}\0{f.size}\0{f.changed_at}\0{f.link}" for f in files
+    )
 
 
 def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, Path]]:
@@ -218,7 +264,11 @@ def _file(name: str, path: Path, *, follow: bool) -> _File | None:
             return _File(name=name, path=path, size=0, changed_at=0, link=f"-> {path.readlink()}")
     except OSError:  # gone since it was listed
         return None
-    return _File(name=name, path=path, size=facts.st_size, changed_at=facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
+    return (
+        _File(name=name, path=path, size=facts.st_size, changed_at=facts.st_mtime_ns)
+        if stat.S_ISREG(facts.st_mode)
+        else None
+    )
 
 
 def _sha256(file: Path) -> str:

@@ -37,13 +37,19 @@ class Recovery:
     def take_up(self, spool: Spool) -> int:
         """Write down all that lies in a spool; how many ends that were. What the store refuses is set aside, and said."""
         found, num_refused = list(spool.left()), 0
-        peaks = MeasuredPeaks(self.store.measured_peaks(self.sweep_id) if found else (), device_name=self.device_name)
+        peaks = MeasuredPeaks(
+            self.store.measured_peaks(self.sweep_id) if found else (), device_name=self.device_name
+        )
         for spooled in found:
             try:
                 self._record(spooled, self.store.trial(spooled.end.trial_id), peaks)
             except REFUSED as exc:  # also where there is no such trial or attempt: the store is not the one that it was
                 said = str(exc).partition("\n")[0]
-                logger.warning("The store refuses a spooled result, which is set aside as %s: %s", spool.set_aside(spooled), said)
+                logger.warning(
+                    "The store refuses a spooled result, which is set aside as %s: %s",
+                    spool.set_aside(spooled),
+                    said,
+                )
                 num_refused += 1
             else:
                 spool.drop(spooled)
@@ -60,12 +66,18 @@ class Recovery:
             code=self.code,
             device_name=self.device_name,
         )
-        ended = verdict.ended(end.trial_id, spooled.attempt, event=_event_of(verdict.outcome, detail))
+        ended = verdict.ended(
+            end.trial_id, spooled.attempt, event=_event_of(verdict.outcome, detail)
+        )
         self.store.record_ends([ended], epoch=self.epoch)
 
 
 def _event_of(outcome: Measurement | Failure, detail: TrialDetail) -> TrialEvent:
     if isinstance(outcome, Measurement):
         return TrialEvent.MEASURED
-    earlier = Counter(attempt.failure.kind for attempt in detail.attempts if attempt.failure is not None and not attempt.superseded)
+    earlier = Counter(
+        attempt.failure.kind
+        for attempt in detail.attempts
+        if attempt.failure is not None and not attempt.superseded
+    )
     return event_after(outcome.kind, earlier + Counter([outcome.kind]))

@@ -56,7 +56,13 @@ def expected_by_others(run: CellSearch, runs: Sequence[CellSearch]) -> float | N
 
 
 def reserved_from(
-    run: CellSearch, runs: Sequence[CellSearch], *, confirm: Confirm, is_repeat: bool, slots: int, at_once: int
+    run: CellSearch,
+    runs: Sequence[CellSearch],
+    *,
+    confirm: Confirm,
+    is_repeat: bool,
+    slots: int,
+    at_once: int,
 ) -> ReservedBudget:
     """The part of a budget that a cell leaves to the others, and to the confirmation of its own best, when it launches one more.
 
@@ -66,9 +72,15 @@ def reserved_from(
         return NOTHING
     others = [other for other in runs if other is not run]
     scale = _scale(runs) or 1.0
-    firsts = [(other, other.guessed_gpu_seconds * scale) for other in others if _wants_a_first(other)]
+    firsts = [
+        (other, other.guessed_gpu_seconds * scale) for other in others if _wants_a_first(other)
+    ]
     is_kept_for = is_repeat and _wants_a_repeat(run)
-    to_confirm = [] if is_kept_for or not confirm.repeats else [other for other in others if _wants_a_repeat(other)]
+    to_confirm = (
+        []
+        if is_kept_for or not confirm.repeats
+        else [other for other in others if _wants_a_repeat(other)]
+    )
     if confirm.repeats and not is_repeat and _will_want_a_repeat(run, is_alone=not others):
         to_confirm.append(run)
     repeats = [(one, one.guessed_gpu_seconds) for one in to_confirm]
@@ -79,16 +91,29 @@ def _sum(some: Iterable[tuple[CellSearch, float]], *, slots: int, at_once: int) 
     held = list(some)
     gpu_seconds = MARGIN * sum(one for _, one in held)
     one_by_one = MARGIN * sum(one / run.cell.num_gpus for run, one in held)
-    return ReservedBudget(gpu_seconds=gpu_seconds, seconds=max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1)))
+    return ReservedBudget(
+        gpu_seconds=gpu_seconds,
+        seconds=max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1)),
+    )
 
 
 def _wants_a_first(run: CellSearch) -> bool:
-    return run.has_nothing and run.stopped is None and not run.num_new and run.launched < FIRST_TRIALS and run.searcher.untried > 0
+    return (
+        run.has_nothing
+        and run.stopped is None
+        and not run.num_new
+        and run.launched < FIRST_TRIALS
+        and run.searcher.untried > 0
+    )
 
 
 def _wants_a_repeat(run: CellSearch) -> bool:
     may_be_confirmed = (run.stopped is None or run.stopped in CONFIRMED) and not run.is_settled
-    return may_be_confirmed and run.confirmation.num_measured >= FEWEST_TO_CONFIRM and not run.confirmation.is_best_repeated
+    return (
+        may_be_confirmed
+        and run.confirmation.num_measured >= FEWEST_TO_CONFIRM
+        and not run.confirmation.is_best_repeated
+    )
 
 
 def _will_want_a_repeat(run: CellSearch, *, is_alone: bool) -> bool:

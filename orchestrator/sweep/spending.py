@@ -12,7 +12,9 @@ from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.progress import StopReason
 
 REASONS = {Limit.GPU_HOURS: StopReason.GPU_HOURS, Limit.COST: StopReason.COST}
-SPENT = frozenset(REASONS.values())  # of what is held: a cell may still stay within it when what runs has held less than it should
+SPENT = frozenset(
+    REASONS.values()
+)  # of what is held: a cell may still stay within it when what runs has held less than it should
 
 
 class Spending:
@@ -27,7 +29,11 @@ class Spending:
         leased: Callable[[], Leased],
         clock: Callable[[], float],
     ) -> None:
-        self._budget, self._max_wall_seconds, self.earlier_gpu_seconds = budget, max_wall_seconds, earlier_gpu_seconds
+        self._budget, self._max_wall_seconds, self.earlier_gpu_seconds = (
+            budget,
+            max_wall_seconds,
+            earlier_gpu_seconds,
+        )
         self._leased, self._clock = leased, clock
         self._began = clock()
 
@@ -44,7 +50,11 @@ class Spending:
     @property
     def wall_seconds_left(self) -> float | None:
         """Seconds left of this call. None: it has no limit."""
-        return None if self._max_wall_seconds is None else max(self._max_wall_seconds - (self._clock() - self._began), 0.0)
+        return (
+            None
+            if self._max_wall_seconds is None
+            else max(self._max_wall_seconds - (self._clock() - self._began), 0.0)
+        )
 
     @property
     def is_limited(self) -> bool:
@@ -60,13 +70,20 @@ class Spending:
         """The budget of time, where what takes so long would not end within it."""
         if self._max_wall_seconds is None:
             return None
-        return StopReason.WALL_TIME if self._clock() - self._began + seconds > self._max_wall_seconds else None
+        return (
+            StopReason.WALL_TIME
+            if self._clock() - self._began + seconds > self._max_wall_seconds
+            else None
+        )
 
     def spent(self) -> StopReason | None:
         """The budget of which nothing is left."""
         if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
             return REASONS[self._budget.limit]
-        if self._max_wall_seconds is not None and self._clock() - self._began >= self._max_wall_seconds:
+        if (
+            self._max_wall_seconds is not None
+            and self._clock() - self._began >= self._max_wall_seconds
+        ):
             return StopReason.WALL_TIME
         return None
 
@@ -74,13 +91,19 @@ class Spending:
         """The budget that an attempt should pass, beside what is under way."""
         if self._budget is None:
             return None
-        return REASONS[self._budget.limit] if expected_gpu_seconds > self._left(self._budget) - to_come else None
+        return (
+            REASONS[self._budget.limit]
+            if expected_gpu_seconds > self._left(self._budget) - to_come
+            else None
+        )
 
     def why(self, expected_gpu_seconds: float, *, kept: float = 0.0) -> str:
         """What `passed_by` goes by, for people, when nothing is under way any more."""
         assert self._budget is not None
         left = max(self._left(self._budget), 0.0) / 3600
-        for_others = f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
+        for_others = (
+            f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
+        )
         return (
             f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
             + for_others

@@ -88,7 +88,11 @@ class Spool:
             except (OSError, ValidationError) as exc:
                 aside = file.with_suffix(".unreadable")
                 file.rename(aside)
-                logger.warning("A spooled result cannot be read and is set aside as %s: %s", aside, str(exc).splitlines()[0])
+                logger.warning(
+                    "A spooled result cannot be read and is set aside as %s: %s",
+                    aside,
+                    str(exc).splitlines()[0],
+                )
                 continue
             self._kept.add(file.name)
             yield spooled

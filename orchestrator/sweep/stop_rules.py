@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from math import inf
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.trial.failure_kinds import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
+from orchestrator.core.trial.failure_kinds import (
+    HANG_KINDS,
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    SUSPECT_KINDS,
+    Failure,
+    FailureKind,
+    Fault,
+)
 
 # Then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries.
 MACHINE_FAULTS_IN_A_ROW = 5
@@ -88,7 +96,9 @@ class StopRules:
     def may_stop(self) -> bool:
         """Whether so many failures are alike that `stuck_cells` may have something to say."""
         faults = [self._streak, *self._streak_of.values()]
-        return self._same_failures >= SAME_FAILURES or any(streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults)
+        return self._same_failures >= SAME_FAILURES or any(
+            streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults
+        )
 
     def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
         """The cells to stop: of the open ones, those that may go on, the ones that fail again and again while others work or may work.
@@ -104,7 +114,10 @@ class StopRules:
         if not open_cells:
             return set()
         stuck = {cell_id for cell_id in open_cells if self._is_stuck(cell_id, open_cells)}
-        is_everywhere = self._streak.num >= MACHINE_FAULTS_IN_A_ROW and self._streak.cells.issuperset(open_cells)
+        is_everywhere = (
+            self._streak.num >= MACHINE_FAULTS_IN_A_ROW
+            and self._streak.cells.issuperset(open_cells)
+        )
         if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
             raise ClusterUnavailable(
                 f"{self._streak.num} attempts one after the other failed by the machine's fault{self._on_one_node()}, the last one:"
@@ -129,7 +142,9 @@ class StopRules:
         if own is None or own.num < MACHINE_FAULTS_IN_A_ROW:
             return False
         others_may_work = bool(set(open_cells) - self._streak.cells - {cell_id})
-        others_worked = any(at >= own.began_at for other, at in self._worked_at.items() if other != cell_id)
+        others_worked = any(
+            at >= own.began_at for other, at in self._worked_at.items() if other != cell_id
+        )
         return others_may_work or others_worked or self._is_a_hang_of_some(own)
 
     def _is_a_hang_of_some(self, streak: _Streak) -> bool:

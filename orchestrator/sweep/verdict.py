@@ -20,7 +20,13 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
 from orchestrator.core.trial.measurement import ImplausibleMeasurement, Measurement
-from orchestrator.core.trial.protocol import GpuUsage, MeasurementPlan, NodeReport, Phase, RankResult
+from orchestrator.core.trial.protocol import (
+    GpuUsage,
+    MeasurementPlan,
+    NodeReport,
+    Phase,
+    RankResult,
+)
 from orchestrator.core.trial.reserved_time import step_seconds_within
 from orchestrator.sweep.measured_peaks import MeasuredPeaks
 from orchestrator.sweep.provenance import measured_with
@@ -40,11 +46,15 @@ class AttemptVerdict:
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
 
-    def ended(self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False) -> Ended:
+    def ended(
+        self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False
+    ) -> Ended:
         """The end of the attempt as the store is told it. `event` is what becomes of a trial whose attempt failed."""
         outcome: MeasuredEnd | FailedEnd
         if isinstance(self.outcome, Measurement):
-            outcome = MeasuredEnd(measurement=self.outcome, gpu=self.gpu, memory_by_part=self.memory_by_part)
+            outcome = MeasuredEnd(
+                measurement=self.outcome, gpu=self.gpu, memory_by_part=self.memory_by_part
+            )
         else:
             outcome = FailedEnd(
                 failure=self.outcome,
@@ -52,7 +62,9 @@ class AttemptVerdict:
                 peak_memory_bytes=self.peak_memory_bytes,
                 device_memory_bytes=self.device_memory_bytes,
             )
-        return Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, stepped=stepped, facts=self.facts)
+        return Ended(
+            trial_id=trial_id, attempt=attempt, outcome=outcome, stepped=stepped, facts=self.facts
+        )
 
 
 def judge_attempt(
@@ -70,12 +82,21 @@ def judge_attempt(
 
     `at`: when it ended, by the clock that the sweep goes by; None: the store's clock counts.
     """
-    results = [outcome.result for report in end.reports for outcome in report.ranks if outcome.result is not None]
+    results = [
+        outcome.result
+        for report in end.reports
+        for outcome in report.ranks
+        if outcome.result is not None
+    ]
     outcome = _outcome(end, results, cell=cell, layout=layout, plan=plan, peaks=peaks)
     measurement = outcome if isinstance(outcome, Measurement) else None
-    fingerprint = fingerprint_of(end, results, code=code, device_name=device_name) if results else None
+    fingerprint = (
+        fingerprint_of(end, results, code=code, device_name=device_name) if results else None
+    )
     peak, device = failed_memory(end.reports)
-    facts = attempt_facts(end, results, fingerprint, num_gpus=cell.num_gpus, measurement=measurement)
+    facts = attempt_facts(
+        end, results, fingerprint, num_gpus=cell.num_gpus, measurement=measurement
+    )
     return AttemptVerdict(
         outcome=outcome,
         fingerprint=fingerprint,
@@ -88,14 +109,28 @@ def judge_attempt(
 
 
 def _outcome(
-    end: Finished, results: Sequence[RankResult], *, cell: Cell, layout: Layout, plan: MeasurementPlan, peaks: MeasuredPeaks
+    end: Finished,
+    results: Sequence[RankResult],
+    *,
+    cell: Cell,
+    layout: Layout,
+    plan: MeasurementPlan,
+    peaks: MeasuredPeaks,
 ) -> Measurement | Failure:
     if end.failure is not None:
         return end.failure
     if not results:
-        return Failure(kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result")
+        return Failure(
+            kind=FailureKind.BAD_RESULT, message="every rank ended well, and none left a result"
+        )
     try:
-        return peaks.measure(end.reports, model=cell.model, sequence_length=cell.sequence_length, layout=layout, plan=plan)
+        return peaks.measure(
+            end.reports,
+            model=cell.model,
+            sequence_length=cell.sequence_length,
+            layout=layout,
+            plan=plan,
+        )
     except ImplausibleMeasurement as exc:
         return Failure(kind=FailureKind.BAD_RESULT, message=str(exc))
 
@@ -109,10 +144,21 @@ def attempt_facts(
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
     """What an attempt cost, however it ended. A phase took as long as the slowest rank's."""
-    notes = [outcome.failure for report in event.reports for outcome in report.ranks if outcome.failure is not None]
+    notes = [
+        outcome.failure
+        for report in event.reports
+        for outcome in report.ranks
+        if outcome.failure is not None
+    ]
     told = [said.phase_seconds for said in results or notes]  # of a failed attempt: until it failed
-    phases = {phase: max(each.get(phase, 0.0) for each in told) for phase in Phase if any(phase in each for each in told)}
-    teardowns = [report.teardown_seconds for report in event.reports if report.teardown_seconds is not None]
+    phases = {
+        phase: max(each.get(phase, 0.0) for each in told)
+        for phase in Phase
+        if any(phase in each for each in told)
+    }
+    teardowns = [
+        report.teardown_seconds for report in event.reports if report.teardown_seconds is not None
+    ]
     if results and teardowns:  # a rank tells of its own until it has handed its result over
         phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + max(teardowns)
     facts = AttemptFacts(
@@ -125,15 +171,26 @@ def attempt_facts(
         load=of_gang(report.load for report in event.reports),
     )
     if measurement is not None:
-        timed, warmup = step_seconds_within(event.gpu_seconds / num_gpus, timed=measurement.step_seconds, results=results, phases=phases)
+        timed, warmup = step_seconds_within(
+            event.gpu_seconds / num_gpus,
+            timed=measurement.step_seconds,
+            results=results,
+            phases=phases,
+        )
         facts |= {"timed_seconds": timed, "warmup_seconds": warmup}
     return facts
 
 
-def fingerprint_of(event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None) -> Fingerprint:
+def fingerprint_of(
+    event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None
+) -> Fingerprint:
     """What an attempt was measured with, as its ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
     stack = results[0].stack
-    stack = stack if stack.device_name is not None else stack.model_copy(update={"device_name": device_name})
+    stack = (
+        stack
+        if stack.device_name is not None
+        else stack.model_copy(update={"device_name": device_name})
+    )
     first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
     return measured_with(code, stack, counted(first.environment, chosen=first.chosen))
 
@@ -155,16 +212,34 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
     """The parts of the rank that held most, so that they add up."""
-    return max((r.memory_bytes_by_part for r in results), key=lambda parts: sum(parts.values()), default=None) or None
+    return (
+        max(
+            (r.memory_bytes_by_part for r in results),
+            key=lambda parts: sum(parts.values()),
+            default=None,
+        )
+        or None
+    )
 
 
 def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None]:
     """Bytes that the rank which ran out of memory had allocated, and its device's."""
-    notes = [o.failure for r in reports for o in r.ranks if o.failure is not None and o.failure.out_of_memory]
-    return (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes) if notes else (None, None)
+    notes = [
+        o.failure
+        for r in reports
+        for o in r.ranks
+        if o.failure is not None and o.failure.out_of_memory
+    ]
+    return (
+        (notes[0].peak_memory_allocated_bytes, notes[0].device_memory_bytes)
+        if notes
+        else (None, None)
+    )
 
 
-def relative_excess(peak_bytes: int | None, device_bytes: int | None, said: str | None) -> float | None:
+def relative_excess(
+    peak_bytes: int | None, device_bytes: int | None, said: str | None
+) -> float | None:
     """How far over its device a failed run is known to have been: with the allocation that failed, on top of what it then held.
 
     None where that does not come to more than the device: of what an allocator held beside, nothing is known.

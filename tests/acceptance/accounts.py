@@ -31,7 +31,9 @@ class Session:
 
     def least_held(self, until: datetime, *, apart: float = 0.0) -> float:
         """GPU-seconds, where the gang was leased from soon after the row of the first attempt; `apart`: seconds that need not be counted."""
-        return GANG * max((until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart, 0.0)
+        return GANG * max(
+            (until - self.first_attempt_at).total_seconds() - RESERVE_SECONDS - apart, 0.0
+        )
 
 
 def sessions(command: Command) -> list[Session]:
@@ -39,7 +41,15 @@ def sessions(command: Command) -> list[Session]:
         "SELECT session.started_at, min(attempt.started_at), max(attempt.ended_at), session.ended_at, session.num_gpus, session.capacity_gpu_seconds, sum(attempt.gpu_seconds)"
         " FROM session JOIN attempt ON attempt.epoch = session.epoch GROUP BY session.id ORDER BY session.id",
     )
-    return [Session(*(_utc(moment) for moment in row[:4]), num_gpus=row[4], capacity=row[5], held=row[6] or 0.0) for row in rows]
+    return [
+        Session(
+            *(_utc(moment) for moment in row[:4]),
+            num_gpus=row[4],
+            capacity=row[5],
+            held=row[6] or 0.0,
+        )
+        for row in rows
+    ]
 
 
 def status(command: Command) -> Any:

@@ -30,7 +30,9 @@ class Command:
     store_url: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str | Path, timeout: float = 220.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str | Path, timeout: float = 220.0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [SWEEP, *map(str, arguments)],
             cwd=self.folder,
@@ -45,7 +47,9 @@ class Command:
 
     def ok(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         done = self.run(*arguments, **options)
-        assert done.returncode == 0, f"sweep {' '.join(map(str, arguments))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"sweep {' '.join(map(str, arguments))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def json(self, *arguments: str | Path) -> Any:
@@ -79,13 +83,17 @@ class Running:
     """A `sweep` under way."""
 
     process: subprocess.Popen[str]
-    seen: dict[int, int] = field(default_factory=dict)  # every process ever seen below it: id -> start time
+    seen: dict[int, int] = field(
+        default_factory=dict
+    )  # every process ever seen below it: id -> start time
 
     def until(self, condition: Callable[[], bool], *, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             self.look()
-            assert self.process.poll() is None, f"ended early with {self.process.returncode}: {self.process.communicate()}"
+            assert self.process.poll() is None, (
+                f"ended early with {self.process.returncode}: {self.process.communicate()}"
+            )
             assert time.monotonic() < deadline, f"nothing came of it in {seconds} s"
             time.sleep(0.05)
 
@@ -125,7 +133,11 @@ def measured(store: Store, sweep: str) -> dict[int, int]:
     rows = store.sweeps()
     if not rows:
         return {}
-    return {t.id: t.num_attempts for t in store.trials(store.sweep_named(sweep).id) if t.state is TrialState.MEASURED}
+    return {
+        t.id: t.num_attempts
+        for t in store.trials(store.sweep_named(sweep).id)
+        if t.state is TrialState.MEASURED
+    }
 
 
 def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **values: Any) -> Path:
@@ -138,7 +150,11 @@ def write_sweep(folder: Path, name: str = "t", *, lines: Sequence[str] = (), **v
         "sequence_length": 64,
         "global_batch_size": 64,
         "precision": "bf16",
-        "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+        "axes": {
+            "micro_batch_size": [1, 2, 4, 8],
+            "recompute": ["none", "full"],
+            "zero_stage": [0, 1],
+        },
         "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 6, "precision": 0.5},
         "workload": {"name": "synthetic", "options": {}},
         "search": {"confirm": {"repeats": 0}},  # of which test_measuring has a test of its own

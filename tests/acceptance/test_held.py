@@ -13,17 +13,27 @@ from tests.acceptance.command import Command, write_sweep
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
-EIGHT = {"micro_batch_size": [1, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]}  # as many layouts
+EIGHT = {
+    "micro_batch_size": [1, 8],
+    "recompute": ["none", "full"],
+    "zero_stage": [0, 1],
+}  # as many layouts
 
 
-def test_what_a_sweep_held_adds_up_to_the_time_of_its_gang(command: Command, tmp_path: Path) -> None:
+def test_what_a_sweep_held_adds_up_to_the_time_of_its_gang(
+    command: Command, tmp_path: Path
+) -> None:
     command.ok("run", write_sweep(tmp_path, workload=SLOW, axes=EIGHT))
     (session,) = sessions(command)
     said = status(command)
     parts = held(command)
     assert parts.held == pytest.approx(said["gpu_seconds"])
     # The lease began after the first attempt was written down, was there when the last one ended, and was over before the session was.
-    assert session.least_held(session.last_attempt_ended_at) <= parts.held <= session.most_held(session.ended_at)
+    assert (
+        session.least_held(session.last_attempt_ended_at)
+        <= parts.held
+        <= session.most_held(session.ended_at)
+    )
     assert parts.failed == parts.out_of_memory == parts.lost == parts.in_flight == 0.0
     assert min(parts.useful, parts.warmup, parts.startup, parts.idle) > 0.0
     # Timed steps really slept: what they are counted for is what the samples say.
@@ -35,12 +45,20 @@ def test_what_a_sweep_held_adds_up_to_the_time_of_its_gang(command: Command, tmp
 
 
 def _samples(command: Command) -> list[list[list[float]]]:
-    return [[json.loads(value) if isinstance(value, str) else value] for (value,) in command.sql("SELECT step_seconds FROM measurement")]
+    return [
+        [json.loads(value) if isinstance(value, str) else value]
+        for (value,) in command.sql("SELECT step_seconds FROM measurement")
+    ]
 
 
-def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(command: Command, tmp_path: Path) -> None:
+def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(
+    command: Command, tmp_path: Path
+) -> None:
     file = write_sweep(
-        tmp_path, workload=SLOW, price_per_gpu_hour=3600.0, search={"max_cost": 12.0, "confirm": {"repeats": 0}}
+        tmp_path,
+        workload=SLOW,
+        price_per_gpu_hour=3600.0,
+        search={"max_cost": 12.0, "confirm": {"repeats": 0}},
     )  # $1 a second
     done = command.ok("run", file)
     assert "max_cost reached" in done.stderr
@@ -54,6 +72,9 @@ def test_a_spent_budget_of_money_ends_the_sweep_and_the_next_call_says_so(comman
     assert "max_cost reached" in again.stderr
     assert "Ray" not in again.stderr
     cost = command.json("plan", file)["cost"]
-    assert (cost["budget_limit"], cost["num_trials"]) == ("max_cost", 16 - said["num_trials"]["measured"])  # what is left
+    assert (cost["budget_limit"], cost["num_trials"]) == (
+        "max_cost",
+        16 - said["num_trials"]["measured"],
+    )  # what is left
     assert cost["budget_gpu_hours_left"] == pytest.approx(max((12.0 - said["dollars"]) / 3600, 0.0))
     assert "search.max_cost leaves" in command.ok("plan", file).stdout

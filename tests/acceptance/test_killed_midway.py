@@ -16,13 +16,19 @@ from tests.acceptance.command import Command, measured, write_sweep
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
 SLOW = {"name": "synthetic", "options": {"sleep": True, "time_scale": 30.0}}  # 0.2 to 2 s a trial
-UNSEEN_SECONDS = RENEW_SECONDS + POLL_SECONDS + 0.5  # between two renewals: what a kill leaves uncounted
+UNSEEN_SECONDS = (
+    RENEW_SECONDS + POLL_SECONDS + 0.5
+)  # between two renewals: what a kill leaves uncounted
 BETWEEN_SECONDS = 1.0  # idle between trials since the last renewal, of which a kill leaves nothing: some 30 ms a trial
 
 
-def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(command_on: Command, tmp_path: Path) -> None:
+def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(
+    command_on: Command, tmp_path: Path
+) -> None:
     is_sqlite = command_on.store_url.startswith("sqlite")
-    file = write_sweep(tmp_path, workload=SLOW, search={"confirm": {"repeats": 0}})  # what is launched again was lost
+    file = write_sweep(
+        tmp_path, workload=SLOW, search={"confirm": {"repeats": 0}}
+    )  # what is launched again was lost
     killed_at: list[datetime] = []
     with Store.open(command_on.store_url) as store:
         acknowledged: dict[int, int] = {}
@@ -42,16 +48,25 @@ def test_killed_midway_and_run_again_nothing_is_lost_repeated_or_uncounted(comma
         _the_end_is_told_again_without_ray(command_on, file, ended.stdout)
 
 
-def _nothing_is_lost_or_repeated(command: Command, store: Store, acknowledged: dict[int, int]) -> None:
+def _nothing_is_lost_or_repeated(
+    command: Command, store: Store, acknowledged: dict[int, int]
+) -> None:
     trials = store.trials(store.sweep_named("t").id)
     assert {t.state for t in trials} == {TrialState.MEASURED}
     assert len(trials) == len({t.layout for t in trials}) == 16
-    assert {t.id: t.num_attempts for t in trials if t.id in acknowledged} == acknowledged, "a finished trial was run again"
+    assert {t.id: t.num_attempts for t in trials if t.id in acknowledged} == acknowledged, (
+        "a finished trial was run again"
+    )
     assert sum(t.num_attempts - 1 for t in trials) <= 2, "more was repeated than was in flight"
-    assert command.sql("select count(*) from v_event where event = 'measured' group by trial_id") == [[1]] * 16
+    assert (
+        command.sql("select count(*) from v_event where event = 'measured' group by trial_id")
+        == [[1]] * 16
+    )
 
 
-def _every_second_is_accounted_for(command: Command, killed_at: list[datetime], useful_before: float) -> None:
+def _every_second_is_accounted_for(
+    command: Command, killed_at: list[datetime], useful_before: float
+) -> None:
     *killed, ended = sessions(command)
     assert len(killed) == len(killed_at)
     for session, moment in zip(killed, killed_at, strict=True):
@@ -60,10 +75,16 @@ def _every_second_is_accounted_for(command: Command, killed_at: list[datetime], 
     least = sum(session.least_held(session.ended_at, apart=BETWEEN_SECONDS) for session in killed)
     most = sum(session.most_held(moment) for session, moment in zip(killed, killed_at, strict=True))
     parts = held(command)
-    assert least + ended.least_held(ended.last_attempt_ended_at) <= parts.held <= most + ended.most_held(ended.ended_at)
+    assert (
+        least + ended.least_held(ended.last_attempt_ended_at)
+        <= parts.held
+        <= most + ended.most_held(ended.ended_at)
+    )
     assert parts.in_flight == 0.0
     assert parts.useful > useful_before > 0
-    assert parts.held == pytest.approx(sum(session.held for session in (*killed, ended)) + parts.idle)
+    assert parts.held == pytest.approx(
+        sum(session.held for session in (*killed, ended)) + parts.idle
+    )
     assert parts.held <= sum(session.capacity for session in (*killed, ended))
     assert "GPU-hours held: useful" in command.ok("status", "t").stdout
 

@@ -37,8 +37,12 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
         assert tokens > 0
         assert 0 < mfu <= hfu <= 1
         assert memory > 16 * 1_200_000  # fp32 weights, gradients, two moments
-    sources = command.json("sql", "select distinct peak_flops, substr(peak_flops_source, 1, 17) from v_trial")["rows"]
-    assert [source for _, source in sources] == ["measured: matmul "], "MFUs of one table rest on one peak"
+    sources = command.json(
+        "sql", "select distinct peak_flops, substr(peak_flops_source, 1, 17) from v_trial"
+    )["rows"]
+    assert [source for _, source in sources] == ["measured: matmul "], (
+        "MFUs of one table rest on one peak"
+    )
     by_layout = {(gpus, recompute): memory for gpus, _, _, _, _, memory, recompute in rows}
     assert all(by_layout[gpus, "full"] < by_layout[gpus, "none"] for gpus in (1, 2))
 
@@ -51,7 +55,9 @@ def test_layouts_of_a_real_llama_are_measured_and_told(command: Command, tmp_pat
     assert len(exported) == 4
 
 
-def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(command: Command, tmp_path: Path) -> None:
+def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(
+    command: Command, tmp_path: Path
+) -> None:
     file = write_sweep(
         tmp_path,
         model="llama-3.1-8b",
@@ -67,10 +73,14 @@ def test_an_out_of_memory_is_a_result_and_condemns_without_a_launch(command: Com
     assert sum(states.values()) == 16
     launched = command.sql("select count(*) from v_event where event = 'gang_placed'")[0][0]
     assert launched == 16 - states["pruned"]
-    assert command.sql("select count(*) from v_trial where state = 'pruned' and condemned_by is null") == [[0]]
+    assert command.sql(
+        "select count(*) from v_trial where state = 'pruned' and condemned_by is null"
+    ) == [[0]]
 
 
-def test_what_stands_at_the_top_is_confirmed_and_said_to_be(command: Command, tmp_path: Path) -> None:
+def test_what_stands_at_the_top_is_confirmed_and_said_to_be(
+    command: Command, tmp_path: Path
+) -> None:
     axes = {"micro_batch_size": [1, 2], "recompute": ["none", "full"]}
     confirm = {"confirm": {"contenders": 2, "repeats": 2}}
     ended = command.ok("run", write_sweep(tmp_path, axes=axes, search=confirm))
@@ -87,7 +97,11 @@ def test_what_stands_at_the_top_is_confirmed_and_said_to_be(command: Command, tm
 
 def test_when_nothing_fits_the_exit_code_says_so(command: Command, tmp_path: Path) -> None:
     options = {"device_memory_bytes": 1_000_000}
-    file = write_sweep(tmp_path, workload={"name": "synthetic", "options": options}, axes={"micro_batch_size": [1], "recompute": "full"})
+    file = write_sweep(
+        tmp_path,
+        workload={"name": "synthetic", "options": options},
+        axes={"micro_batch_size": [1], "recompute": "full"},
+    )
     done = command.run("run", file)
     assert done.returncode == 4
     assert "Nothing fits in llama-tiny_2gpu" in done.stderr

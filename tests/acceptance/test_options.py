@@ -33,10 +33,21 @@ def test_a_program_of_ones_own_is_told_each_combination(command: Command, tmp_pa
         constraints=["kernel == 'flash' or not fused"],
         workload={
             "name": "command",
-            "options": {"argv": [sys.executable, str(tmp_path / "mine.py"), "{kernel}", "{fused}", "{threads}"]},
+            "options": {
+                "argv": [
+                    sys.executable,
+                    str(tmp_path / "mine.py"),
+                    "{kernel}",
+                    "{fused}",
+                    "{threads}",
+                ]
+            },
         },
     )
-    assert "rejected          2  constraint: kernel == 'flash' or not fused" in command.ok("plan", file).stdout
+    assert (
+        "rejected          2  constraint: kernel == 'flash' or not fused"
+        in command.ok("plan", file).stdout
+    )
     command.ok("run", file, "search.confirm.repeats=0", "search.strategy=exhaustive", "-q")
     (best,) = command.json("best", "t", "--top", "1")["best"]
     assert best["options"] == {"fused": True, "kernel": "flash", "threads": 2}
@@ -55,13 +66,19 @@ def test_llama_runs_the_attention_that_its_layout_says(command: Command, tmp_pat
         gpus=1,
         global_batch_size=4,
         precision="fp32",
-        axes={"micro_batch_size": [4], "recompute": ["none"], "options": {"attention": ["sdpa", "eager"]}},
+        axes={
+            "micro_batch_size": [4],
+            "recompute": ["none"],
+            "options": {"attention": ["sdpa", "eager"]},
+        },
         measurement={"warmup_steps": 2, "min_steps": 2, "max_steps": 3},
         search={"confirm": {"repeats": 0}},
         sequence_length=256,
         workload="llama",
     )
     command.ok("run", file, "-q")
-    peak = dict(command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial"))
+    peak = dict(
+        command.sql("select options ->> 'attention', peak_memory_allocated_bytes from v_trial")
+    )
     # Scores and probabilities in fp32: at least batch x heads x s^2 x 4 bytes for each of the 4 layers.
     assert peak["eager"] - peak["sdpa"] > 4 * 4 * 4 * 256**2 * 4

@@ -21,8 +21,12 @@ def table(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_table_is_searched_and_told_like_any_sweep(command: Command, table: Path, tmp_path: Path) -> None:
-    told = command.ok("replay", table, "--table", "formula-8gpu", "search.max_trials=12", "search.seed=3")
+def test_a_table_is_searched_and_told_like_any_sweep(
+    command: Command, table: Path, tmp_path: Path
+) -> None:
+    told = command.ok(
+        "replay", table, "--table", "formula-8gpu", "search.max_trials=12", "search.seed=3"
+    )
     assert "attention_kernel=flash" in told.stdout
     (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
     assert best["options"]["attention_kernel"] in ("flash", "eager")
@@ -35,17 +39,33 @@ def test_a_table_is_searched_and_told_like_any_sweep(command: Command, table: Pa
     (best,) = command.json("best", "replay-formula-8gpu")["best"][:1]
     assert best["layout"] == BEST
     assert best["tokens_per_second_per_gpu"] == pytest.approx(BEST_SPEED)
-    assert command.sql("select count(*) from v_trial where options ->> 'attention_kernel' = 'flash'") == [[10]]
+    assert command.sql(
+        "select count(*) from v_trial where options ->> 'attention_kernel' = 'flash'"
+    ) == [[10]]
     assert "not in the table" in command.ok("plan", file).stdout
-    table.write_text(measured_table.text({**measured_table.rows()[0], "mbs": "4", "grad_acc": "1", "step_time_s": "4.0"}))
-    command.ok("run", file, "-q", "axes.micro_batch_size=[1, 2, 4, 8]")  # what a table has gained is searched too
+    table.write_text(
+        measured_table.text(
+            {**measured_table.rows()[0], "mbs": "4", "grad_acc": "1", "step_time_s": "4.0"}
+        )
+    )
+    command.ok(
+        "run", file, "-q", "axes.micro_batch_size=[1, 2, 4, 8]"
+    )  # what a table has gained is searched too
     assert command.sql("select count(*) from v_trial where micro_batch_size = 4") == [[1]]
     exported = command.ok("export", "csv").stdout
     assert 'attention_kernel"": ""flash"' in exported
 
 
 def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Path) -> None:
-    command.ok("replay", table, "--table", "formula-8gpu", "search.strategy=exhaustive", "workload.options.through_ray=true", "-q")
+    command.ok(
+        "replay",
+        table,
+        "--table",
+        "formula-8gpu",
+        "search.strategy=exhaustive",
+        "workload.options.through_ray=true",
+        "-q",
+    )
     states = dict(command.sql("select state, count(*) from v_trial group by state"))
     assert states["measured"] == 17
     assert states["failed"] == 1
@@ -60,5 +80,11 @@ def test_the_same_goes_through_ray_and_the_launcher(command: Command, table: Pat
 def test_what_cannot_be_replayed_is_one_line(command: Command, table: Path) -> None:
     ended = command.run("replay", table, "--table", "formula-8")
     assert ended.returncode == 2
-    assert ended.stderr.strip() == f"error: {table}: the file has no table 'formula-8'; did you mean formula-8gpu?"
-    assert "it has formula-8b: gpus=8" in command.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr
+    assert (
+        ended.stderr.strip()
+        == f"error: {table}: the file has no table 'formula-8'; did you mean formula-8gpu?"
+    )
+    assert (
+        "it has formula-8b: gpus=8"
+        in command.run("replay", table, "--table", "formula-8gpu", "gpus=16").stderr
+    )

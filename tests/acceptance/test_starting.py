@@ -26,16 +26,30 @@ START_SECONDS = 120.0
 MOMENTS: dict[str, tuple[Callable[[list[str]], bool], float]] = {
     "imports": (lambda below: True, 0.8),
     "guard": (lambda below: any("cluster.ray.guard" in command for command in below), 0.0),
-    "gcs": (lambda below: any("gcs_server" in command.partition(" --")[0] for command in below), 0.0),
-    "raylet": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.0),
-    "joining": (lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below), 0.4),
-    "agent": (lambda below: any("ray::" in command and "NodeAgent" in command for command in below), 0.0),
+    "gcs": (
+        lambda below: any("gcs_server" in command.partition(" --")[0] for command in below),
+        0.0,
+    ),
+    "raylet": (
+        lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below),
+        0.0,
+    ),
+    "joining": (
+        lambda below: any("/raylet/raylet" in command.partition(" --")[0] for command in below),
+        0.4,
+    ),
+    "agent": (
+        lambda below: any("ray::" in command and "NodeAgent" in command for command in below),
+        0.0,
+    ),
     "rank server": (lambda below: any("rank_server" in command for command in below), 0.0),
 }
 SIGNALS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 
 
-def _begin(command: Command, file: Path, moment: str) -> tuple[subprocess.Popen[str], dict[int, int | None]]:
+def _begin(
+    command: Command, file: Path, moment: str
+) -> tuple[subprocess.Popen[str], dict[int, int | None]]:
     """A call of the command that has come so far, and all that was seen below it."""
     begun, seconds = MOMENTS[moment]
     call = command.start("run", file).process
@@ -54,7 +68,12 @@ def _commands(call: int, seen: dict[int, int | None]) -> list[str]:
     for pid in descendants(call):
         seen.setdefault(pid, start_time(pid))
         try:
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            found.append(
+                Path(f"/proc/{pid}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
         except OSError:
             continue
     return found
@@ -64,7 +83,11 @@ def _left(command: Command, seen: dict[int, int | None], call: int) -> tuple[lis
     """Who is alive after the promised time, and which folders of that Ray are there."""
     until = time.monotonic() + PROMISED_SECONDS
     while True:
-        alive = {pid for pid, started in seen.items() if started is not None and start_time(pid) == started} | _marked(command)
+        alive = {
+            pid
+            for pid, started in seen.items()
+            if started is not None and start_time(pid) == started
+        } | _marked(command)
         folders = [path.name for path in Path("/tmp").glob(f"sweep-{call}-*")]
         if not (alive or folders) or time.monotonic() > until:
             return sorted(alive), folders
@@ -84,7 +107,9 @@ def _marked(command: Command) -> set[int]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(command: Command, tmp_path: Path, moment: str) -> None:
+def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(
+    command: Command, tmp_path: Path, moment: str
+) -> None:
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
     call.kill()
     call.communicate()
@@ -93,10 +118,14 @@ def test_a_kill_while_a_sweep_starts_leaves_nothing_of_its_ray(command: Command,
 
 @pytest.mark.parametrize("moment", ["imports", "gcs", "joining", "rank server"])
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(command: Command, tmp_path: Path, moment: str, number: signal.Signals) -> None:
+def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(
+    command: Command, tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
     call, seen = _begin(command, write_sweep(tmp_path, workload=SLOW), moment)
     call.send_signal(number)
-    if number == signal.SIGINT and moment == "rank server":  # the sweep runs by now, and Ctrl-C waits for its trials
+    if (
+        number == signal.SIGINT and moment == "rank server"
+    ):  # the sweep runs by now, and Ctrl-C waits for its trials
         time.sleep(0.2)
         call.send_signal(number)
     _, said = call.communicate(timeout=END_SECONDS)
@@ -106,14 +135,22 @@ def test_a_signal_while_a_sweep_starts_ends_it_with_its_code(command: Command, t
 
 
 @pytest.mark.parametrize("moment", ["joining", "rank server"])
-def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(command: Command, tmp_path: Path, moment: str) -> None:
+def test_a_terminal_that_is_closed_ends_a_sweep_with_129_and_leaves_nobody(
+    command: Command, tmp_path: Path, moment: str
+) -> None:
     """The call is the leader of the terminal's session, as where the terminal runs nothing else; the kernel hangs up on all in its group."""
     file, begun = write_sweep(tmp_path, workload=SLOW), MOMENTS[moment]
-    environment = {name: value for name, value in os.environ.items() if name not in ("SWEEP_HOME", "RAY_ADDRESS")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("SWEEP_HOME", "RAY_ADDRESS")
+    }
     call, terminal = pty.fork()
     if call == 0:
         os.chdir(tmp_path)
-        os.execve(SWEEP, [str(SWEEP), "run", str(file)], environment | {"SWEEP_DB": command.store_url})
+        os.execve(
+            SWEEP, [str(SWEEP), "run", str(file)], environment | {"SWEEP_DB": command.store_url}
+        )
     seen: dict[int, int | None] = {}
     until = time.monotonic() + START_SECONDS
     os.set_blocking(terminal, False)

@@ -30,7 +30,9 @@ def started(command: Command, file: Path, store: Store) -> Running:
     return running
 
 
-def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(command: Command, slow_sweep: Path) -> None:
+def test_a_second_orchestrator_exits_5_naming_the_first_and_ctrl_c_drains_it(
+    command: Command, slow_sweep: Path
+) -> None:
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)
         assert_loopback_only(running)
@@ -56,7 +58,9 @@ def assert_loopback_only(running: Running) -> None:
     assert {place for place in found if not is_loopback(place.address)} == set()
 
 
-@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)])
+@pytest.mark.parametrize(
+    ("signals", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)]
+)
 def test_a_second_ctrl_c_or_a_sigterm_cancels_and_the_trial_waits(
     command: Command, slow_sweep: Path, signals: list[signal.Signals], code: int
 ) -> None:
@@ -81,7 +85,9 @@ def test_cancel_from_another_terminal_is_obeyed(command: Command, slow_sweep: Pa
         assert store.sweep_named("t").holder is None
 
 
-def test_a_sigterm_to_the_whole_group_ends_ray_too_and_hangs_nothing(command: Command, slow_sweep: Path) -> None:
+def test_a_sigterm_to_the_whole_group_ends_ray_too_and_hangs_nothing(
+    command: Command, slow_sweep: Path
+) -> None:
     """As `timeout` and batch systems do it."""
     with Store.open(command.store_url) as store:
         running = started(command, slow_sweep, store)

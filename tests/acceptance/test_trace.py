@@ -44,16 +44,42 @@ def traced(command: Command) -> Command:
 
 
 def test_what_is_traced_goes_into_a_sweep_file_as_it_stands(traced: Command) -> None:
-    shown = traced.ok("trace", "traced:build", "--precision", "bf16", "--sequence-length", "1024", "--layers", "12").stdout
+    shown = traced.ok(
+        "trace",
+        "traced:build",
+        "--precision",
+        "bf16",
+        "--sequence-length",
+        "1024",
+        "--layers",
+        "12",
+    ).stdout
     assert "12 layers" in shown
     section = shown[shown.index("trainer:") :]
-    lines = ["name: mine", "model: llama-tiny", "gpus: 1", "device: h100-sxm", "sequence_length: 1024", "global_batch_size: 8"]
+    lines = [
+        "name: mine",
+        "model: llama-tiny",
+        "gpus: 1",
+        "device: h100-sxm",
+        "sequence_length: 1024",
+        "global_batch_size: 8",
+    ]
     file = traced.folder / "mine.yaml"
-    file.write_text("\n".join([*lines, "workload: {name: command, options: {argv: [python, train.py]}}", section]))
+    file.write_text(
+        "\n".join(
+            [*lines, "workload: {name: command, options: {argv: [python, train.py]}}", section]
+        )
+    )
     spec = traced.json("validate", file)["spec"]
     # In bf16: LayerNorm's input and its two numbers, and the inputs of the products and of GELU.
-    assert spec["trainer"]["activations"]["none"]["kept"]["per_token"] == pytest.approx(2 * (128 + 128 + 512 + 512) + 2 * 4, abs=8)
-    assert spec["trainer"]["bytes_per_parameter"] == {"parameters": 2, "gradients": 2, "optimizer": 12}
+    assert spec["trainer"]["activations"]["none"]["kept"]["per_token"] == pytest.approx(
+        2 * (128 + 128 + 512 + 512) + 2 * 4, abs=8
+    )
+    assert spec["trainer"]["bytes_per_parameter"] == {
+        "parameters": 2,
+        "gradients": 2,
+        "optimizer": 12,
+    }
 
 
 def test_json_holds_what_adds_up(traced: Command) -> None:

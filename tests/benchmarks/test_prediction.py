@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.prediction import Coverage, bands_of_all, measure, read_problems, relatives, score_times
+from benchmarks.prediction import (
+    Coverage,
+    bands_of_all,
+    measure,
+    read_problems,
+    relatives,
+    score_times,
+)
 from orchestrator.core.physics.calibration import Calibration
 from tests import measured_table
 
@@ -15,24 +22,37 @@ from tests import measured_table
 def test_every_way_of_calibrating_is_scored(tmp_path: Path) -> None:
     found = read_problems(_folder(tmp_path), None)
     result = measure(found)
-    assert set(result) == {"uncalibrated", "leave_one_table_out", "leave_one_model_out", "after_5_trials", "after_5_trials_alone"}
+    assert set(result) == {
+        "uncalibrated",
+        "leave_one_table_out",
+        "leave_one_model_out",
+        "after_5_trials",
+        "after_5_trials_alone",
+    }
     assert result["leave_one_table_out"] == {"tables": 0}  # there is no other
     uncalibrated = result["uncalibrated"]
     assert isinstance(uncalibrated, dict)
     assert 0 <= uncalibrated["memory"]["out_of_memory"]["auc"] <= 1
     assert uncalibrated["step_time"]["tables"] == 1
-    assert uncalibrated["bands"]["step_time"]["rows"] == uncalibrated["step_time_by_table"].popitem()[1]["rows"]
+    assert (
+        uncalibrated["bands"]["step_time"]["rows"]
+        == uncalibrated["step_time_by_table"].popitem()[1]["rows"]
+    )
     assert uncalibrated["bands"]["fits"]["at_least"] <= uncalibrated["bands"]["fits"]["at_most"]
 
 
 def test_bands_of_all_files_are_of_all_their_rows() -> None:
     def scored(within: int, above: int) -> dict[str, object]:
         return {
-            "uncalibrated": {"bands": {"memory": Coverage(below=1, within=within, above=above).told}},
+            "uncalibrated": {
+                "bands": {"memory": Coverage(below=1, within=within, above=above).told}
+            },
             "leave_one_table_out": {"tables": 0},
         }
 
-    assert bands_of_all([scored(8, 1), scored(4, 6)]) == {"uncalibrated": {"memory": Coverage(below=2, within=12, above=7).told}}
+    assert bands_of_all([scored(8, 1), scored(4, 6)]) == {
+        "uncalibrated": {"memory": Coverage(below=2, within=12, above=7).told}
+    }
 
 
 def test_a_band_counts_rows_that_were_measured_and_no_others() -> None:
@@ -43,8 +63,16 @@ def test_a_band_counts_rows_that_were_measured_and_no_others() -> None:
 
 
 def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: Path) -> None:
-    twin = measured_table.text().replace("formula-8gpu,", "twin,").replace("Formula-8B", "Another-name")
-    other = measured_table.text().replace("formula-8gpu,", "other,").replace(",32,4096,32,8,", ",16,4096,32,8,")
+    twin = (
+        measured_table.text()
+        .replace("formula-8gpu,", "twin,")
+        .replace("Formula-8B", "Another-name")
+    )
+    other = (
+        measured_table.text()
+        .replace("formula-8gpu,", "other,")
+        .replace(",32,4096,32,8,", ",16,4096,32,8,")
+    )
     for name, text in (("twin", twin), ("other", other)):
         (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
     problems = {problem.table_id: problem for problem in read_problems(_folder(tmp_path), None)}
@@ -55,7 +83,9 @@ def test_the_same_problem_under_another_id_is_left_out_with_the_table(tmp_path: 
 def test_a_perfect_order_has_no_regret(tmp_path: Path) -> None:
     (problem,) = read_problems(_folder(tmp_path), None)
     calibrations = {trainer: Calibration.prior(trainer) for trainer in problem.trainers}
-    problem.__dict__["seconds"] = np.exp(problem.log_seconds(calibrations))  # as if what was predicted had been measured
+    problem.__dict__["seconds"] = np.exp(
+        problem.log_seconds(calibrations)
+    )  # as if what was predicted had been measured
     scores = score_times(problem, calibrations, np.ones(len(problem.runs), dtype=np.bool_))
     assert scores is not None
     assert scores["regret_1"] == 0

@@ -33,9 +33,19 @@ def rows(table_id: str, *, fits: bool = True) -> list[dict[str, Any]]:
     for tp in (1, 2):
         for mbs in (1, 2, 4, 8):
             for kernel in ("plain", "fused"):
-                seconds = (4.0 + 1.0 / mbs) * (1.2 if tp == 2 else 1.0) * (1.0 if kernel == "fused" else 1.33)
+                seconds = (
+                    (4.0 + 1.0 / mbs)
+                    * (1.2 if tp == 2 else 1.0)
+                    * (1.0 if kernel == "fused" else 1.33)
+                )
                 memory = 20 + 8 * mbs / tp
-                status = "oom" if memory > 60 or not fits else "error" if (tp, mbs, kernel) == (2, 8, "plain") else "ok"
+                status = (
+                    "oom"
+                    if memory > 60 or not fits
+                    else "error"
+                    if (tp, mbs, kernel) == (2, 8, "plain")
+                    else "ok"
+                )
                 found.append(
                     MODEL
                     | {
@@ -65,15 +75,30 @@ def tables(tmp_path: Path) -> Path:
 
 def measure(monkeypatch: pytest.MonkeyPatch, tables: Path, *more: str) -> dict[str, Any]:
     out = tables.parent / "result.json"
-    monkeypatch.setattr(sys, "argv", ["search_efficiency", "--tables", str(tables), "--out", str(out), *more])
+    monkeypatch.setattr(
+        sys, "argv", ["search_efficiency", "--tables", str(tables), "--out", str(out), *more]
+    )
     search_efficiency.main()
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 
 @pytest.mark.parametrize("mode", ["cold", "warm", "blind"])
-def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypatch: pytest.MonkeyPatch, tables: Path, mode: str) -> None:
-    result = measure(monkeypatch, tables, "--methods", "auto,tpe:1,random:3,heuristic", "--seeds", "2", "--mode", mode, "--table", "[oa]*")
+def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(
+    monkeypatch: pytest.MonkeyPatch, tables: Path, mode: str
+) -> None:
+    result = measure(
+        monkeypatch,
+        tables,
+        "--methods",
+        "auto,tpe:1,random:3,heuristic",
+        "--seeds",
+        "2",
+        "--mode",
+        mode,
+        "--table",
+        "[oa]*",
+    )
     assert result["summary"]["auto"]["problems"] == 2
     for method, seeds in (("auto", 2), ("tpe", 1), ("random", 3), ("heuristic", 2)):
         one = result["problems"][method]["one/8gpu_gb128"]
@@ -87,11 +112,18 @@ def test_every_method_finds_the_best_row_and_is_charged_for_what_failed(monkeypa
     if mode != "blind":
         assert result["summary"]["auto"]["launches_to_5_percent"]["median"] <= 5
     picture = tables.parent / "picture.svg"
-    from benchmarks import search_picture  # matplotlib takes a second of each process that collects tests
+    from benchmarks import (
+        search_picture,
+    )  # matplotlib takes a second of each process that collects tests
 
-    monkeypatch.setattr(sys, "argv", ["search_picture", str(tables.parent / "result.json"), "--out", str(picture)])
+    monkeypatch.setattr(
+        sys, "argv", ["search_picture", str(tables.parent / "result.json"), "--out", str(picture)]
+    )
     search_picture.main()
-    assert all(name in picture.read_text(encoding="utf-8") for name in ("auto", "tpe", "random", "heuristic", mode))
+    assert all(
+        name in picture.read_text(encoding="utf-8")
+        for name in ("auto", "tpe", "random", "heuristic", mode)
+    )
 
 
 def test_a_file_that_is_no_table_of_runs_is_skipped_and_named(
@@ -99,32 +131,58 @@ def test_a_file_that_is_no_table_of_runs_is_skipped_and_named(
 ) -> None:
     (tables / "another.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     (tables / "binary.csv").write_bytes(b"\x80\x81")
-    result = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another")
+    result = measure(
+        monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another"
+    )
     assert set(result["problems"]["heuristic"]) == {"one/8gpu_gb128", "another/8gpu_gb128"}
     skipped = capsys.readouterr().err
     assert "skipped another.csv: line 1: no column table_id, hardware, n_gpus, status" in skipped
     assert "skipped binary.csv: " in skipped
 
 
-def test_tables_are_named_together_or_one_by_one(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
-    together = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another")
-    apart = measure(monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "--table", "another")
+def test_tables_are_named_together_or_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
+    together = measure(
+        monkeypatch, tables, "--methods", "heuristic", "--seeds", "1", "--table", "one", "another"
+    )
+    apart = measure(
+        monkeypatch,
+        tables,
+        "--methods",
+        "heuristic",
+        "--seeds",
+        "1",
+        "--table",
+        "one",
+        "--table",
+        "another",
+    )
     assert together["problems"] == apart["problems"]
 
 
-def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
-    result = measure(monkeypatch, tables, "--methods", "auto,random", "--seeds", "1", "--table", "none")
+def test_where_nothing_fits_the_launches_until_that_is_said_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
+    result = measure(
+        monkeypatch, tables, "--methods", "auto,random", "--seeds", "1", "--table", "none"
+    )
     assert result["summary"]["auto"]["problems"] == 0
     said = result["problems"]["auto"]["none/8gpu_gb128"]["nothing_fits"]
     assert said <= 6
     assert result["summary"]["auto"]["nothing_fits"] == {"problems": 1, "launches": said}
 
 
-def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
     """Files are sorted by speed: a blind search that took the first row of a tie would always begin with the best."""
     path = tables / "ours.csv"
     header, *lines = path.read_text(encoding="utf-8").splitlines()
-    reverse = [header, *sorted(lines, key=lambda line: float(line.split(",")[-2] or 0), reverse=True)]
+    reverse = [
+        header,
+        *sorted(lines, key=lambda line: float(line.split(",")[-2] or 0), reverse=True),
+    ]
     firsts = []
     for text in ([header, *lines], reverse):
         path.write_text("\n".join(text), encoding="utf-8")
@@ -133,8 +191,20 @@ def test_a_search_without_a_reason_gains_nothing_from_the_order_of_a_file(monkey
     assert all(len(layouts) > 5 for layouts in firsts)
 
 
-def test_the_command_in_the_result_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
-    command = measure(monkeypatch, tables, "--methods", "random", "--seeds", "1", "--table", "one", f"--warm={tables}")["command"]
+def test_the_command_in_the_result_names_no_folder_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
+    command = measure(
+        monkeypatch,
+        tables,
+        "--methods",
+        "random",
+        "--seeds",
+        "1",
+        "--table",
+        "one",
+        f"--warm={tables}",
+    )["command"]
     assert "--tables DIR " in command
     assert "--warm=DIR" in command
     assert str(tables) not in command.partition("--out")[0] + command.partition("--methods")[2]
@@ -142,10 +212,19 @@ def test_the_command_in_the_result_names_no_folder_of_this_machine(monkeypatch: 
 
 def test_the_trainer_is_that_of_the_generated_sweep_file_or_the_plain_one(tables: Path) -> None:
     path = tables / "ours.csv"
-    path.write_text(path.read_text(encoding="utf-8").replace(",bf16,", ",bf16(fp32 grad accum),"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(",bf16,", ",bf16(fp32 grad accum),"),
+        encoding="utf-8",
+    )
     (named,) = search_problem.read_problems(tables, ["one"])
     (plain,) = search_problem.read_problems(tables, ["one"], named=False)
-    assert read_table(path.read_text(encoding="utf-8"), "one").sweep(name=None, path="t.csv")["trainer"] == named.profile == "nanotron"
+    assert (
+        read_table(path.read_text(encoding="utf-8"), "one").sweep(name=None, path="t.csv")[
+            "trainer"
+        ]
+        == named.profile
+        == "nanotron"
+    )
     assert (named.trainer, plain.trainer) == (TRAINERS["nanotron"], Trainer())
 
 
@@ -154,7 +233,9 @@ def test_the_same_problem_under_another_id_is_no_relative(tables: Path) -> None:
     assert search_problem.calibration_of(one, [one, another]) is None
 
 
-def test_a_method_or_a_table_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
+def test_a_method_or_a_table_that_is_not_there_is_said(
+    monkeypatch: pytest.MonkeyPatch, tables: Path
+) -> None:
     with pytest.raises(SystemExit):
         measure(monkeypatch, tables, "--methods", "magic")
     with pytest.raises(SystemExit):

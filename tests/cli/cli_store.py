@@ -13,7 +13,17 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.protocol import GpuUsage, Phase
-from tests.db.builders import Bench, add_trial, begin_trial, cell, failure, fingerprint, measurement, record_failure, record_measurement
+from tests.db.builders import (
+    Bench,
+    add_trial,
+    begin_trial,
+    cell,
+    failure,
+    fingerprint,
+    measurement,
+    record_failure,
+    record_measurement,
+)
 
 HOSTILE = '[/bold] [link=x]y \x1b[31mred\x1b]0;title\x07 \x9b2J\u202eevil | <script>alert(1)</script>\n=cmd("calc")'
 FORMULA = "=HYPERLINK(1)"
@@ -73,7 +83,9 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
             nodes=["node-a"],
         )
 
-    def measured(shape: Layout, speed: float, torch: str = "2.13.0", load: MachineLoad = NO_LOAD) -> int:
+    def measured(
+        shape: Layout, speed: float, torch: str = "2.13.0", load: MachineLoad = NO_LOAD
+    ) -> int:
         trial_id, attempt = started(shape)
         store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
         record_measurement(
@@ -85,20 +97,36 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
             fingerprint=fingerprint(torch),
             gpu=GpuUsage(utilisation=0.97, power_watts=612.0, num_samples=50),
             memory_by_part={"parameters": 16 << 30, "gradients": 8 << 30, "activations": 40 << 30},
-            phases={Phase.START: 0.02, Phase.RENDEZVOUS: 1.2, Phase.FIRST_STEP: 14.0, Phase.STEADY: 31.0},
+            phases={
+                Phase.START: 0.02,
+                Phase.RENDEZVOUS: 1.2,
+                Phase.FIRST_STEP: 14.0,
+                Phase.STEADY: 31.0,
+            },
             gpu_seconds=94.0,
             load=load,
         )
         return trial_id
 
-    def failed(shape: Layout, kind: FailureKind, event: TrialEvent, message: str, cell_id: int = bench.cell_id) -> int:
+    def failed(
+        shape: Layout,
+        kind: FailureKind,
+        event: TrialEvent,
+        message: str,
+        cell_id: int = bench.cell_id,
+    ) -> int:
         trial_id, attempt = started(shape, cell_id)
         record_failure(
             store,
             trial_id,
             attempt,
             epoch=bench.epoch,
-            failure=failure(kind, message=message, log_path=str(log), log_tail=f"first line\n{HOSTILE}\nlast line\n"),
+            failure=failure(
+                kind,
+                message=message,
+                log_path=str(log),
+                log_tail=f"first line\n{HOSTILE}\nlast line\n",
+            ),
             event=event,
             peak_memory_bytes=81 << 30,
             device_memory_bytes=80 << 30,
@@ -108,16 +136,36 @@ def fill(store: Store, folder: Path, name: str = "tiny") -> Filled:
 
     old = measured(layout(16), 2000.0, torch="2.9.0")
     fast, slow = measured(layout(4), 1234.5), measured(layout(2), 900.0, load=BUSY)
-    oom = failed(layout(8), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 1 ran out of device memory in first_step")
-    condemned = Pruned(cell_id=bench.cell_id, layout=layout(32), why=f"needs more than trial {oom}", condemned_by=oom)
+    oom = failed(
+        layout(8),
+        FailureKind.OOM_GPU,
+        TrialEvent.OUT_OF_MEMORY,
+        "rank 1 ran out of device memory in first_step",
+    )
+    condemned = Pruned(
+        cell_id=bench.cell_id,
+        layout=layout(32),
+        why=f"needs more than trial {oom}",
+        condemned_by=oom,
+    )
     store.add_pruned([condemned], epoch=bench.epoch)
     bad = failed(layout(1), FailureKind.USER_ERROR, TrialEvent.FAILED, HOSTILE)
     running, attempt = started(layout(1, "full"))
     store.transition(running, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=attempt)
     launching, _ = started(layout(2, "full"))
     queued = add_trial(store, bench.cell_id, layout(4, "full"), epoch=bench.epoch, why=FORMULA).id
-    large = store.ensure_cell(bench.sweep_id, cell(model=replace(PRESETS["llama-tiny"], num_layers=99, name=FORMULA)), bench.epoch)
-    failed(layout(1), FailureKind.OOM_GPU, TrialEvent.OUT_OF_MEMORY, "rank 0 ran out of device memory in rendezvous", large)
+    large = store.ensure_cell(
+        bench.sweep_id,
+        cell(model=replace(PRESETS["llama-tiny"], num_layers=99, name=FORMULA)),
+        bench.epoch,
+    )
+    failed(
+        layout(1),
+        FailureKind.OOM_GPU,
+        TrialEvent.OUT_OF_MEMORY,
+        "rank 0 ran out of device memory in rendezvous",
+        large,
+    )
     pruned = next(trial.id for trial in store.trials(bench.sweep_id) if trial.condemned_by == oom)
     return Filled(
         measured=fast,

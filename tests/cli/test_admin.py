@@ -23,7 +23,9 @@ Sweep = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def store(sqlite_store: Store, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(
+    sqlite_store: Store, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Store:
     monkeypatch.setenv("SWEEP_DB", sqlite_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     return sqlite_store
@@ -70,7 +72,9 @@ def test_invalidate_counts_asks_and_touches_only_what_matches(store: Store, swee
     bench = Bench.on(store)
     old, new = bench.measure(1, torch="2.9.0"), bench.measure(2)
     store.release(bench.sweep_id, bench.epoch)
-    _, err = sweep("invalidate", "--where", "not is_current_fingerprint", code=2)  # stdin is no terminal: nobody can answer
+    _, err = sweep(
+        "invalidate", "--where", "not is_current_fingerprint", code=2
+    )  # stdin is no terminal: nobody can answer
     assert "1 matching trial: 1 measured" in err
     assert "say --yes" in err
     assert store.trial(old).trial.state is TrialState.MEASURED
@@ -86,13 +90,26 @@ def test_invalidate_can_be_kept_to_one_sweep(store: Store, sweep: Sweep) -> None
     trials = [bench.measure() for bench in benches]
     for bench in benches:
         store.release(bench.sweep_id, bench.epoch)
-    found = json.loads(sweep("invalidate", "--where", "mfu > 0.1", "--sweep", "two", "--yes", "--json")[0])
+    found = json.loads(
+        sweep("invalidate", "--where", "mfu > 0.1", "--sweep", "two", "--yes", "--json")[0]
+    )
     assert (found["matched"], found["num_invalidated"]) == ({"measured": 1}, 1)
-    assert [store.trial(trial).trial.state for trial in trials] == [TrialState.MEASURED, TrialState.QUEUED]
+    assert [store.trial(trial).trial.state for trial in trials] == [
+        TrialState.MEASURED,
+        TrialState.QUEUED,
+    ]
 
 
 @pytest.mark.parametrize(
-    "where", ["nope = 1", "1=1) or (1=1", "trial_id = 1; delete from trial", "1=1 --", "trial_id in (select load_extension('x'))", ""]
+    "where",
+    [
+        "nope = 1",
+        "1=1) or (1=1",
+        "trial_id = 1; delete from trial",
+        "1=1 --",
+        "trial_id in (select load_extension('x'))",
+        "",
+    ],
 )
 def test_a_condition_can_only_be_a_condition(store: Store, sweep: Sweep, where: str) -> None:
     bench = Bench.on(store)
@@ -120,27 +137,43 @@ def test_db_upgrade_of_a_current_database_changes_nothing(store: Store, sweep: S
 def quick_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch and Ray take seconds to import; here they are absent, which doctor has to bear."""
     real = doctor._begin
-    monkeypatch.setattr(doctor, "_begin", lambda program: real("raise ImportError('No module named x')"))
+    monkeypatch.setattr(
+        doctor, "_begin", lambda program: real("raise ImportError('No module named x')")
+    )
 
 
-def test_doctor_says_of_every_check_what_it_found(quick_imports: None, store: Store, sweep: Sweep) -> None:
+def test_doctor_says_of_every_check_what_it_found(
+    quick_imports: None, store: Store, sweep: Sweep
+) -> None:
     out, _ = sweep("doctor", "--json", code=1)
     found = json.loads(out)
     checks = {check["name"]: check for check in found["checks"]}
     assert found["ok"] is False
     assert (checks["ray"]["status"], checks["torch"]["status"]) == ("fail", "fail")
     assert "No module named x" in checks["ray"]["found"]
-    assert all(checks[name]["status"] == "ok" for name in ("python", "packages", "database", "ports", "/proc", "clock"))
+    assert all(
+        checks[name]["status"] == "ok"
+        for name in ("python", "packages", "database", "ports", "/proc", "clock")
+    )
     assert {"gpus", "ray access", "SWEEP_HOME", "open files"} <= checks.keys()
     assert f"schema {SCHEMA_VERSION}" in checks["database"]["found"]
 
 
 def test_doctor_says_what_ranks_see_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
-    monkeypatch.setattr(exposure_look, "secrets_of_raylets", lambda: {7: ["AWS_SECRET_ACCESS_KEY", "SWEEP_DB"]})
+    monkeypatch.setattr(
+        exposure_look, "secrets_of_raylets", lambda: {7: ["AWS_SECRET_ACCESS_KEY", "SWEEP_DB"]}
+    )
     own, others = doctor._environment("auto")
-    assert own.status is Status.OK and "HF_TOKEN" in own.found and "`ray start` was called" in own.found
-    assert others.status is Status.WARN and "the Ray of process 7 was started with AWS_SECRET_ACCESS_KEY, SWEEP_DB" in others.found
+    assert (
+        own.status is Status.OK
+        and "HF_TOKEN" in own.found
+        and "`ray start` was called" in own.found
+    )
+    assert (
+        others.status is Status.WARN
+        and "the Ray of process 7 was started with AWS_SECRET_ACCESS_KEY, SWEEP_DB" in others.found
+    )
     assert "env -u AWS_SECRET_ACCESS_KEY -u SWEEP_DB ray start" in others.advice
     assert "canary" not in f"{own} {others}"
 
@@ -171,7 +204,10 @@ def test_doctor_fails_where_others_can_read_the_cluster_s_token(
     found = json.loads(sweep("doctor", "--json", code=1)[0])["checks"]
     # Whatever else runs on this machine is told too.
     checks = [
-        check for check in found if check["name"] == "ray access" and ("RAY_AUTH_TOKEN" in check["found"] or str(token) in check["found"])
+        check
+        for check in found
+        if check["name"] == "ray access"
+        and ("RAY_AUTH_TOKEN" in check["found"] or str(token) in check["found"])
     ]
     assert [check["status"] for check in checks] == ["fail", "warn"]
     assert f"chmod 600 {token}" in checks[0]["advice"]
@@ -191,11 +227,15 @@ def test_doctor_says_where_neither_database_nor_home_can_be_made(
     """Root may write there by the permissions of the folder, and nobody in fact."""
     monkeypatch.setenv("SWEEP_HOME", "/proc/none/home")
     out, _ = sweep("doctor", "--db", "sqlite:////proc/none/sweep.sqlite", code=1)
-    assert "sqlite:////proc/none/sweep.sqlite cannot be made: /proc is not writable" in " ".join(out.split())
+    assert "sqlite:////proc/none/sweep.sqlite cannot be made: /proc is not writable" in " ".join(
+        out.split()
+    )
     assert "fail  SWEEP_HOME" in out
 
 
-def test_doctor_finds_an_older_schema(quick_imports: None, store: Store, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_an_older_schema(
+    quick_imports: None, store: Store, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("db.schema.SCHEMA_VERSION", "9999")
     out, _ = sweep("doctor", code=1)
     assert "this program needs 9999" in out
@@ -203,7 +243,11 @@ def test_doctor_finds_an_older_schema(quick_imports: None, store: Store, sweep: 
 
 
 def test_a_reader_is_granted_named_and_told_of_without_its_password(
-    quick_imports: None, postgresql_url: str, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick_imports: None,
+    postgresql_url: str,
+    sweep: Sweep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     psycopg = pytest.importorskip("psycopg")
     with Store.open(postgresql_url) as filled:
@@ -211,7 +255,10 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
     monkeypatch.setenv("SWEEP_DB", postgresql_url)
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path / "home"))
     try:
-        assert "only this program's own check of each statement keeps it from writing" in sweep("doctor", code=1)[0]
+        assert (
+            "only this program's own check of each statement keeps it from writing"
+            in sweep("doctor", code=1)[0]
+        )
         out, err = sweep("db", "grant-reader", "--role", "cli_reader")
         file = tmp_path / "home" / "cli_reader.pgpass"
         password = file.read_text().strip().rpartition(":")[2]
@@ -225,14 +272,19 @@ def test_a_reader_is_granted_named_and_told_of_without_its_password(
         assert f"export SWEEP_DB_READER='{again['url']}'" in out
         monkeypatch.setenv("SWEEP_DB_READER", again["url"])
         assert "cli_reader" in sweep("sql", "select session_user, count(*) from v_trial")[0]
-        assert "`sweep sql` asks as role cli_reader, which may only select" in sweep("doctor", code=1)[0]
+        assert (
+            "`sweep sql` asks as role cli_reader, which may only select"
+            in sweep("doctor", code=1)[0]
+        )
     finally:
         with psycopg.connect(postgresql_url, autocommit=True) as connection:
             connection.execute("DROP OWNED BY cli_reader")
             connection.execute("DROP ROLE cli_reader")
 
 
-def test_doctor_tells_of_a_url_that_cannot_be_read_and_goes_on(quick_imports: None, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_of_a_url_that_cannot_be_read_and_goes_on(
+    quick_imports: None, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWEEP_DB", "nonsense")
     out, _ = sweep("doctor", code=1)
     assert "the database URL cannot be read" in out

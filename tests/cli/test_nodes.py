@@ -28,7 +28,9 @@ def fill(store: Store) -> Bench:
         measured(bench, number, "b" if number % 2 else "a", rate=2000.0 / slower)
     trial_id, attempt = bench.start(50)
     lost = failure(FailureKind.NODE_LOST, node="c")
-    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED)
+    record_failure(
+        store, trial_id, attempt, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED
+    )
     facts = node("d", xids={79: 1})
     store.record_node_checks(bench.sweep_id, bench.epoch, {"d": facts}, judge_nodes([facts]))
     return bench
@@ -36,7 +38,14 @@ def fill(store: Store) -> Bench:
 
 def test_nodes_are_shown_with_what_is_known_of_each(store: Store, sweep: Sweep) -> None:
     bench = fill(store)
-    store.bench(bench.sweep_id, "b", reason=BenchReason.SLOW, is_remeasured=True, evidence={"slower": 0.2}, epoch=bench.epoch)
+    store.bench(
+        bench.sweep_id,
+        "b",
+        reason=BenchReason.SLOW,
+        is_remeasured=True,
+        evidence={"slower": 0.2},
+        epoch=bench.epoch,
+    )
     out, _ = sweep("nodes")
     lines = {line.split()[0]: line for line in out.splitlines()[1:]}
     assert "used" in lines["a"]
@@ -45,7 +54,11 @@ def test_nodes_are_shown_with_what_is_known_of_each(store: Store, sweep: Sweep) 
     assert "not fit: xid: 1 x Xid 79" in lines["d"]
     found = {one["node"]: one for one in json.loads(sweep("nodes", "--json")[0])["nodes"]}
     assert [found[name]["num_measurements"] for name in "abcd"] == [6, 6, 0, 0]
-    assert (found["b"]["bench_reason"], found["c"]["num_faults"], found["d"]["is_fit"]) == ("slow", 1, False)
+    assert (found["b"]["bench_reason"], found["c"]["num_faults"], found["d"]["is_fit"]) == (
+        "slow",
+        1,
+        False,
+    )
 
 
 def test_a_sweep_without_nodes_says_so(store: Store, sweep: Sweep) -> None:
@@ -55,8 +68,13 @@ def test_a_sweep_without_nodes_says_so(store: Store, sweep: Sweep) -> None:
 
 def test_a_person_benches_a_node_and_takes_it_back(store: Store, sweep: Sweep) -> None:
     bench = Bench.on(store)
-    assert "is benched in sweep tiny; what it measured is measured again" in sweep("bench", "gpu-17", "--again")[0]
-    assert [(row.node, row.is_remeasured) for row in store.benches(bench.sweep_id)] == [("gpu-17", True)]
+    assert (
+        "is benched in sweep tiny; what it measured is measured again"
+        in sweep("bench", "gpu-17", "--again")[0]
+    )
+    assert [(row.node, row.is_remeasured) for row in store.benches(bench.sweep_id)] == [
+        ("gpu-17", True)
+    ]
     assert "was benched before" in sweep("bench", "gpu-17")[0]
     assert json.loads(sweep("unbench", "gpu-17", "--json")[0])["unbenched"] is True
     assert "is not benched" in sweep("unbench", "gpu-17")[0]
@@ -65,12 +83,24 @@ def test_a_person_benches_a_node_and_takes_it_back(store: Store, sweep: Sweep) -
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_the_doctor_looks_at_every_node_of_a_cluster(store: Store, sweep: Sweep, sqlite_url: str) -> None:
+def test_the_doctor_looks_at_every_node_of_a_cluster(
+    store: Store, sweep: Sweep, sqlite_url: str
+) -> None:
     out, err = sweep("doctor", "--cluster", "--json")
     assert "Starting a local Ray" in err
     found = json.loads(out)
     (one,) = found["nodes"]
     assert found["ok"] and one["is_fit"]
-    assert {check["name"] for check in one["checks"]} == {"gpus", "ecc", "xid", "disk", "clock", "matmul", "versions"}
-    rows = readonly.query(sqlite_url, "SELECT node, is_fit FROM node_check WHERE sweep_id IS NULL").rows
+    assert {check["name"] for check in one["checks"]} == {
+        "gpus",
+        "ecc",
+        "xid",
+        "disk",
+        "clock",
+        "matmul",
+        "versions",
+    }
+    rows = readonly.query(
+        sqlite_url, "SELECT node, is_fit FROM node_check WHERE sweep_id IS NULL"
+    ).rows
     assert [name for name, _ in rows] == [one["node"]]

@@ -54,12 +54,23 @@ def test_a_long_line_of_a_message_is_cut_in_the_middle_and_others_stay() -> None
     text = shortened("short\n" + "a" * 20_000 + "z" * 8_000 + "\nthe rule and the fix")
     first, long, last = text.split("\n")
     assert (first, last) == ("short", "the rule and the fix")
-    assert long.startswith("aaa") and long.endswith("zzz") and "characters] ..." in long and len(long) < 1_000
+    assert (
+        long.startswith("aaa")
+        and long.endswith("zzz")
+        and "characters] ..." in long
+        and len(long) < 1_000
+    )
     assert shortened("x" * 1_000) == "x" * 1_000
 
 
 def test_an_argument_of_100_kb_is_searched_for_passwords_at_once() -> None:
-    for long in ("x" * 100_000, "x:" * 50_000, "x://a:" * 16_000, "?" + "pass" * 25_000, " pass" * 20_000):
+    for long in (
+        "x" * 100_000,
+        "x:" * 50_000,
+        "x://a:" * 16_000,
+        "?" + "pass" * 25_000,
+        " pass" * 20_000,
+    ):
         began = time.perf_counter()
         assert Redactor([long])(long)
         assert time.perf_counter() - began < 5.0  # milliseconds to half a second; it took minutes
@@ -70,35 +81,55 @@ def test_secrets_of_the_environment_are_not_repeated(monkeypatch: pytest.MonkeyP
     redact = Redactor.of_this_process([])
     redact.learn({"MINE": "another-one"})
     assert redact(f"a {CANARY} b another-one c") == "a *** b *** c"
-    assert Redactor(["password='hunter2x' host=h"])("hunter2x, host=h password=hunter3 ") == "***, host=h password=*** "
+    assert (
+        Redactor(["password='hunter2x' host=h"])("hunter2x, host=h password=hunter3 ")
+        == "***, host=h password=*** "
+    )
 
 
-@given(st.text(st.sampled_from(list("\x1b\x9b\x9d\x07[]0;m2J\\Pab\r\n\t\u202e\u200f\x00\x7f")), max_size=30))
+@given(
+    st.text(
+        st.sampled_from(list("\x1b\x9b\x9d\x07[]0;m2J\\Pab\r\n\t\u202e\u200f\x00\x7f")), max_size=30
+    )
+)
 def test_no_control_character_is_left_in_plain_text(text: str) -> None:
     kept = plain(text, lines=True)
-    assert all(character == "\n" or (character.isprintable() and character not in "\u202e\u200f") for character in kept)
+    assert all(
+        character == "\n" or (character.isprintable() and character not in "\u202e\u200f")
+        for character in kept
+    )
     assert "\n" not in plain(text)
 
 
 def test_escape_sequences_go_with_their_arguments() -> None:
     assert (
-        plain("\x1b[31mred\x1b[0m \x1b]0;title\x07rest \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2Jend \x1bcreset")
+        plain(
+            "\x1b[31mred\x1b[0m \x1b]0;title\x07rest \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2Jend \x1bcreset"
+        )
         == "red rest link end reset"
     )
 
 
 def test_a_table_shows_markup_in_data_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    write_table([Column(title="[red]a[/nope]", wrap=True)], [[HOSTILE], [StyledText(text="[/bold]", style="green")]])
+    write_table(
+        [Column(title="[red]a[/nope]", wrap=True)],
+        [[HOSTILE], [StyledText(text="[/bold]", style="green")]],
+    )
     out = capsys.readouterr().out
     assert "[/bold] [link=x]y" in out
     assert "[red]a[/nope]" in out
     assert "\x1b" not in out
 
 
-def test_a_narrow_terminal_loses_no_number(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_loses_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     columns = [Column(title=f"number {i}", right=True) for i in range(6)]
-    write_table([*columns, Column(title="layout", wrap=True)], [[*(f"{i},234,567" for i in range(6)), "dp8 mbs2 ga4 selective_ops bf16"]])
+    write_table(
+        [*columns, Column(title="layout", wrap=True)],
+        [[*(f"{i},234,567" for i in range(6)), "dp8 mbs2 ga4 selective_ops bf16"]],
+    )
     out = capsys.readouterr().out
     assert all(f"{i},234,567" in out for i in range(6))
     assert "layout" in out
@@ -106,10 +137,38 @@ def test_a_narrow_terminal_loses_no_number(capsys: pytest.CaptureFixture[str], m
 
 
 def test_csv_keeps_numbers_and_disarms_formulas() -> None:
-    cells = [-1.5, -3, "=cmd()", "+1", "@x", " =x", "\x00=y", "-5", "-dash", None, True, {"a": [1]}, "two\nlines"]
+    cells = [
+        -1.5,
+        -3,
+        "=cmd()",
+        "+1",
+        "@x",
+        " =x",
+        "\x00=y",
+        "-5",
+        "-dash",
+        None,
+        True,
+        {"a": [1]},
+        "two\nlines",
+    ]
     rows = list(csv.reader(io.StringIO(csv_text(["=name"], [cells]))))
     assert rows[0] == ["'=name"]
-    assert rows[1] == ["-1.5", "-3", "'=cmd()", "+1", "'@x", "' =x", "'=y", "-5", "'-dash", "", "true", '{"a": [1]}', "two\nlines"]
+    assert rows[1] == [
+        "-1.5",
+        "-3",
+        "'=cmd()",
+        "+1",
+        "'@x",
+        "' =x",
+        "'=y",
+        "-5",
+        "'-dash",
+        "",
+        "true",
+        '{"a": [1]}',
+        "two\nlines",
+    ]
 
 
 def test_markdown_cells_cannot_leave_their_column(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,10 +178,22 @@ def test_markdown_cells_cannot_leave_their_column(capsys: pytest.CaptureFixture[
 
 def test_json_has_neither_nan_nor_raw_escapes_and_times_are_utc() -> None:
     text = json_text(
-        {"a": float("nan"), "b": "\x1b[2J", "c": datetime(2026, 1, 2, tzinfo=UTC), "d": TrialState.FAILED, TrialState.QUEUED: 1}
+        {
+            "a": float("nan"),
+            "b": "\x1b[2J",
+            "c": datetime(2026, 1, 2, tzinfo=UTC),
+            "d": TrialState.FAILED,
+            TrialState.QUEUED: 1,
+        }
     )
     assert "\x1b" not in text
-    assert json.loads(text) == {"a": None, "b": "\x1b[2J", "c": "2026-01-02T00:00:00Z", "d": "failed", "queued": 1}
+    assert json.loads(text) == {
+        "a": None,
+        "b": "\x1b[2J",
+        "c": "2026-01-02T00:00:00Z",
+        "d": "failed",
+        "queued": 1,
+    }
 
 
 def test_json_and_another_format_contradict_each_other() -> None:
@@ -143,14 +214,24 @@ def test_json_and_another_format_contradict_each_other() -> None:
     ],
 )
 def test_a_password_is_taken_out_wherever_it_stands(text: str) -> None:
-    redact = Redactor(["--db", f"postgresql://me:{CANARY}@host/db", "postgresql://me:c4narySecret@host/db"])
+    redact = Redactor(
+        ["--db", f"postgresql://me:{CANARY}@host/db", "postgresql://me:c4narySecret@host/db"]
+    )
     assert "Secret" not in redact(text)
     assert "***" in redact(text)
 
 
-def test_a_log_line_is_one_json_object_with_its_extra_fields_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(verbosity=1, log_format=LogFormat.JSON, redact=Redactor([f"postgresql://me:{CANARY}@host/db"]))
-    logging.getLogger("orchestrator.test").info("measured %s %s", HOSTILE, CANARY, extra={"action": "measured", "trial_id": 3})
+def test_a_log_line_is_one_json_object_with_its_extra_fields_and_no_secret(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging(
+        verbosity=1,
+        log_format=LogFormat.JSON,
+        redact=Redactor([f"postgresql://me:{CANARY}@host/db"]),
+    )
+    logging.getLogger("orchestrator.test").info(
+        "measured %s %s", HOSTILE, CANARY, extra={"action": "measured", "trial_id": 3}
+    )
     logging.getLogger("orchestrator.test").debug("not shown")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -160,12 +241,16 @@ def test_a_log_line_is_one_json_object_with_its_extra_fields_and_no_secret(capsy
     assert "\x1b" not in lines[0]
 
 
-def test_what_a_driver_says_of_a_lost_connection_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_driver_says_of_a_lost_connection_is_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging(verbosity=0, log_format=LogFormat.TEXT, redact=Redactor([]))
     try:
         raise OSError("the connection is lost")
     except OSError:
-        logging.getLogger("sqlalchemy.pool.impl.QueuePool").error("Exception during reset or similar", exc_info=True)
+        logging.getLogger("sqlalchemy.pool.impl.QueuePool").error(
+            "Exception during reset or similar", exc_info=True
+        )
     logging.getLogger("psycopg").warning("error ignored terminating")
     assert capsys.readouterr().err == ""
 
@@ -180,7 +265,9 @@ def test_a_plain_log_line_cannot_move_the_cursor(capsys: pytest.CaptureFixture[s
     assert "\x1b" not in err
 
 
-def test_a_foreseen_error_is_one_line_and_its_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreseen_error_is_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def held(*_: object) -> object:
         raise SweepHeld("sweep 'tiny' is held by \x1b[31mhost a")
 
@@ -233,7 +320,11 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == 2
@@ -263,7 +354,10 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     ],
 )
 def test_who_asks_for_json_is_told_of_an_error_in_json(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SWEEP_DB", raising=False)
@@ -297,12 +391,16 @@ def test_a_mistake_in_a_sweep_file_a_bug_and_ctrl_c_are_told_in_json_too(
     assert ends_with(RuntimeError("\x1b[31mno"))["kind"] == "bug"
 
 
-def test_a_word_after_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_word_after_two_dashes_asks_for_no_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert cli.main(["best", "--db", f"sqlite:///{tmp_path}/none.sqlite", "--", "--json"]) == 2
     assert capsys.readouterr().out == ""
 
 
-def test_logging_options_are_taken_before_and_after_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_logging_options_are_taken_before_and_after_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     missing = f"sqlite:///{tmp_path}/none.sqlite"
     assert cli.main(["-v", "best", "--db", missing]) == 2
     assert cli.main(["best", "-vv", "--db", missing, "--log-format=json"]) == 2
@@ -314,8 +412,23 @@ def test_logging_options_are_taken_before_and_after_the_command(capsys: pytest.C
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     listed = capsys.readouterr().out.split("Commands:")[1].split("Examples:")[0]
-    commands = [line.split()[0] for line in listed.splitlines() if line[:2] == "  " and line[2:3].strip()]
-    assert {"status", "best", "trials", "show", "logs", "sql", "export", "cancel", "invalidate", "doctor", "db", "run"} <= set(commands)
+    commands = [
+        line.split()[0] for line in listed.splitlines() if line[:2] == "  " and line[2:3].strip()
+    ]
+    assert {
+        "status",
+        "best",
+        "trials",
+        "show",
+        "logs",
+        "sql",
+        "export",
+        "cancel",
+        "invalidate",
+        "doctor",
+        "db",
+        "run",
+    } <= set(commands)
     for command in commands:
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
@@ -350,7 +463,9 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from orchestrator.cli import main; main(['--help']);"
         "print(sorted({'sqlalchemy', 'ray', 'optuna', 'numpy', 'torch', 'pydantic', 'alembic', 'rich.table'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -362,7 +477,11 @@ def test_a_reader_that_goes_away_is_passed_over_in_silence(tmp_path: Path) -> No
         "sys.exit(main(['talk']))"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -47,7 +47,10 @@ def ids(database: tuple[str, Filled]) -> Filled:
 
 @pytest.fixture
 def sweep(
-    database: tuple[str, Filled], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    database: tuple[str, Filled],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[Sweep]:
     """Runs a command line on the store and gives its stdout; nothing that it writes may make a terminal do anything."""
     monkeypatch.setenv("SWEEP_DB", database[0])
@@ -94,11 +97,17 @@ def test_status_counts_states_and_names_the_holder_and_what_runs(sweep: Sweep, i
         "failed": 1,
         "pruned": 1,
     }
-    assert [(r["trial_id"], r["state"]) for r in found["running"]] == [(ids.running, "running"), (ids.launching, "launching")]
+    assert [(r["trial_id"], r["state"]) for r in found["running"]] == [
+        (ids.running, "running"),
+        (ids.launching, "launching"),
+    ]
     assert all(0 <= r["seconds"] < 600 for r in found["running"])
     assert found["held_by"]["pid"] == os.getpid()
     assert found["gpu_seconds"] == pytest.approx(3 * 94 + 3 * 20)
-    assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [ids.measured, None]
+    assert [cell["best"] and cell["best"]["trial_id"] for cell in found["cells"]] == [
+        ids.measured,
+        None,
+    ]
 
 
 def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path: Path) -> None:
@@ -106,17 +115,37 @@ def test_status_says_what_the_held_gpu_seconds_went_into(sweep: Sweep, tmp_path:
     with Store.open(url) as store:
         fill(store, tmp_path)
         row = store.sweep_named("tiny")
-        nothing, some = Leased(held=0.0, idle=0.0, capacity=0.0), Leased(held=400.0, idle=18.0, capacity=800.0)
-        store.begin_session(row.id, row.owner_epoch, num_gpus=8, price_per_gpu_hour=36.0, leased=nothing)
+        nothing, some = (
+            Leased(held=0.0, idle=0.0, capacity=0.0),
+            Leased(held=400.0, idle=18.0, capacity=800.0),
+        )
+        store.begin_session(
+            row.id, row.owner_epoch, num_gpus=8, price_per_gpu_hour=36.0, leased=nothing
+        )
         store.renew(row.id, row.owner_epoch, leased=some)
     found = document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]
     # Three measured, two out of memory and one failed, of 94 and 20 GPU-seconds; of the rest that is not idle, two run.
-    parts = {"startup": 3 * 94.0, "out_of_memory": 40.0, "failed": 20.0, "in_flight": 400.0 - 18.0 - 342.0, "idle": 18.0}
-    assert {name: value for name, value in found["gpu_seconds_by_part"].items() if value} == pytest.approx(parts)
-    assert (found["gpu_seconds"], found["capacity_gpu_seconds"], found["dollars"]) == (400.0, 800.0, pytest.approx(4.0))
+    parts = {
+        "startup": 3 * 94.0,
+        "out_of_memory": 40.0,
+        "failed": 20.0,
+        "in_flight": 400.0 - 18.0 - 342.0,
+        "idle": 18.0,
+    }
+    assert {
+        name: value for name, value in found["gpu_seconds_by_part"].items() if value
+    } == pytest.approx(parts)
+    assert (found["gpu_seconds"], found["capacity_gpu_seconds"], found["dollars"]) == (
+        400.0,
+        800.0,
+        pytest.approx(4.0),
+    )
     assert sum(cell["gpu_seconds"] for cell in found["cells"]) == pytest.approx(342.0)
     shares = "start-up 70.5%, failed 5.0%, out of memory 10.0%, in flight 10.0%, idle 4.5%"
-    assert f"0.11 GPU-hours held, $4.00: {shares}; the cluster had 0.22 GPU-hours meanwhile" in sweep("status", "tiny", "--db", url)
+    assert (
+        f"0.11 GPU-hours held, $4.00: {shares}; the cluster had 0.22 GPU-hours meanwhile"
+        in sweep("status", "tiny", "--db", url)
+    )
 
 
 def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
@@ -126,22 +155,44 @@ def test_status_says_why_a_sweep_ended(sweep: Sweep, tmp_path: Path) -> None:
         fill(store, tmp_path)
         row = store.sweep_named("tiny")
         store.begin_session(row.id, row.owner_epoch, num_gpus=8, leased=nothing)
-        assert document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"] == []
+        assert (
+            document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"]
+            == []
+        )
         said = ["max_gpu_hours reached", "nothing fits"]
-        store.release(row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stop_reasons=said)
-    assert document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"] == said
-    assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in sweep("status", "tiny", "--db", url)
+        store.release(
+            row.id, row.owner_epoch, SweepState.FINISHED, leased=nothing, stop_reasons=said
+        )
+    assert (
+        document(sweep("status", "tiny", "--db", url, "--json"))["sweeps"][0]["stop_reasons"]
+        == said
+    )
+    assert "Sweep tiny: finished (max_gpu_hours reached; nothing fits)" in sweep(
+        "status", "tiny", "--db", url
+    )
 
 
 def test_show_says_what_an_attempt_held_and_what_for(sweep: Sweep, ids: Filled) -> None:
     assert "0.0056: out of memory 100.0%" in sweep("show", str(ids.out_of_memory))
     (attempt,) = document(sweep("show", str(ids.measured), "--json"))["attempts"]
-    assert attempt["gpu_seconds_by_part"] | {"startup": 0.0} == dict.fromkeys(attempt["gpu_seconds_by_part"], 0.0)
+    assert attempt["gpu_seconds_by_part"] | {"startup": 0.0} == dict.fromkeys(
+        attempt["gpu_seconds_by_part"], 0.0
+    )
     assert attempt["gpu_seconds_by_part"]["startup"] == 94.0
 
 
-def test_status_tells_the_phase_of_the_least_advanced_rank(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
-    folder = tmp_path / "home" / "runs" / ids.run_folder / f"trial-{ids.running}" / "attempt-1" / "node-0"
+def test_status_tells_the_phase_of_the_least_advanced_rank(
+    sweep: Sweep, ids: Filled, tmp_path: Path
+) -> None:
+    folder = (
+        tmp_path
+        / "home"
+        / "runs"
+        / ids.run_folder
+        / f"trial-{ids.running}"
+        / "attempt-1"
+        / "node-0"
+    )
     folder.mkdir(parents=True)
     (folder / "heartbeat-0.json").write_text('{"phase": "steady", "step": 12}')
     (folder / "heartbeat-1.json").write_text('{"phase": "steady", "step": 9}')
@@ -153,11 +204,22 @@ def test_status_tells_the_phase_of_the_least_advanced_rank(sweep: Sweep, ids: Fi
 
 def test_best_keeps_cells_and_fingerprints_apart(sweep: Sweep, ids: Filled) -> None:
     found = document(sweep("best", "--top", "5", "--json"))
-    assert [(b["trial_id"], b["place"], b["is_current"]) for b in found["best"]] == [(ids.measured, 1, True), (ids.slower, 2, True)]
+    assert [(b["trial_id"], b["place"], b["is_current"]) for b in found["best"]] == [
+        (ids.measured, 1, True),
+        (ids.slower, 2, True),
+    ]
     assert [o["trial_id"] for o in found["other_fingerprints"]] == [ids.old_conditions]
-    assert [c["reason"] for c in found["cells_without"]] == ["nothing has fitted: 1 out of memory, 0 pruned with them"]
+    assert [c["reason"] for c in found["cells_without"]] == [
+        "nothing has fitted: 1 out of memory, 0 pruned with them"
+    ]
     text = sweep("best", "--top", "5")
-    assert text.index("1,234") < text.index("900") < text.index("not comparable") < text.index("2,000") < text.index("nothing has fitted")
+    assert (
+        text.index("1,234")
+        < text.index("900")
+        < text.index("not comparable")
+        < text.index("2,000")
+        < text.index("nothing has fitted")
+    )
     assert "70.0 of 80.0 GiB" in text
     assert "±1.5%" in text
 
@@ -169,22 +231,40 @@ def test_a_result_that_was_disturbed_is_marked_and_says_by_what(sweep: Sweep, id
     assert line.endswith("(disturbed)")
     assert text.count("disturbed") == 1
     assert (
-        f"  trial {ids.slower}: {said}; its GPUs were slowed down for 50% of the time (hw thermal slowdown), at 60% of their clock" in text
+        f"  trial {ids.slower}: {said}; its GPUs were slowed down for 50% of the time (hw thermal slowdown), at 60% of their clock"
+        in text
     )
     assert said in sweep("best"), "it is tied, so it is shown beside the best one"
-    assert [best["trial_id"] for best in document(sweep("best", "--json"))["best"]] == [ids.measured]
+    assert [best["trial_id"] for best in document(sweep("best", "--json"))["best"]] == [
+        ids.measured
+    ]
     shown = sweep("show", str(ids.slower))
-    assert said in shown and "of 2 cores: its own 0.2, its sweep's 0.0, others' 1.8" in shown and "91 °C" in shown
+    assert (
+        said in shown
+        and "of 2 cores: its own 0.2, its sweep's 0.0, others' 1.8" in shown
+        and "91 °C" in shown
+    )
     assert "machine load" not in sweep("show", str(ids.measured))
     found = {trial["trial_id"]: trial for trial in document(sweep("trials", "--json"))["trials"]}
-    assert found[ids.slower]["others_cpu_cores"] == 1.8 and found[ids.measured]["others_cpu_cores"] is None
-    (row,) = document(sweep("sql", "select trial_id, gpu_throttle_reasons from v_trial where others_cpu_cores > 1", "--json"))["rows"]
+    assert (
+        found[ids.slower]["others_cpu_cores"] == 1.8
+        and found[ids.measured]["others_cpu_cores"] is None
+    )
+    (row,) = document(
+        sweep(
+            "sql",
+            "select trial_id, gpu_throttle_reasons from v_trial where others_cpu_cores > 1",
+            "--json",
+        )
+    )["rows"]
     assert row == [ids.slower, "hw_thermal_slowdown, sw_power_cap"]
 
 
 def test_best_and_trials_come_as_csv_and_markdown(sweep: Sweep, ids: Filled) -> None:
     rows = list(csv.DictReader(io.StringIO(sweep("best", "--format", "csv"))))
-    assert [(row["trial_id"], row["tokens_per_second_per_gpu"]) for row in rows] == [(str(ids.measured), "1234.5")]
+    assert [(row["trial_id"], row["tokens_per_second_per_gpu"]) for row in rows] == [
+        (str(ids.measured), "1234.5")
+    ]
     assert "| 41.0% |" in sweep("best", "--format", "md")
     rows = list(csv.DictReader(io.StringIO(sweep("trials", "--format", "csv"))))
     assert len(rows) == 10
@@ -195,7 +275,9 @@ def test_best_and_trials_come_as_csv_and_markdown(sweep: Sweep, ids: Filled) -> 
 
 def test_trials_are_filtered_sorted_and_limited(sweep: Sweep, ids: Filled) -> None:
     def listed(*arguments: str) -> list[int]:
-        return [trial["trial_id"] for trial in document(sweep("trials", *arguments, "--json"))["trials"]]
+        return [
+            trial["trial_id"] for trial in document(sweep("trials", *arguments, "--json"))["trials"]
+        ]
 
     assert listed("--state", "failed", "--state", "pruned") == [ids.pruned, ids.failed]
     assert listed("--cell", "llama-tiny_2gpu", "--limit", "2") == [ids.measured, ids.slower]
@@ -216,7 +298,9 @@ def test_every_trial_can_be_shown(sweep: Sweep) -> None:
         assert document(sweep("show", str(trial), "--json"))["trial"]["trial_id"] == trial
 
 
-def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(sweep: Sweep, ids: Filled) -> None:
+def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(
+    sweep: Sweep, ids: Filled
+) -> None:
     text = sweep("show", str(ids.measured))
     for part in (
         "best prediction not yet tried",
@@ -235,7 +319,9 @@ def test_a_measured_trial_is_shown_with_prediction_conditions_and_evidence(sweep
     assert attempt["phase_seconds"]["first_step"] == 14.0
 
 
-def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(sweep: Sweep, ids: Filled) -> None:
+def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(
+    sweep: Sweep, ids: Filled
+) -> None:
     text = sweep("show", str(ids.failed))
     for part in (
         "user_error",
@@ -246,7 +332,10 @@ def test_a_failed_trial_is_shown_with_its_evidence_log_and_last_lines(sweep: Swe
         "OutOfMemoryError",
     ):
         assert part in text
-    assert document(sweep("show", str(ids.failed), "--json"))["attempts"][0]["failure"]["kind"] == "user_error"
+    assert (
+        document(sweep("show", str(ids.failed), "--json"))["attempts"][0]["failure"]["kind"]
+        == "user_error"
+    )
 
 
 def test_logs_come_from_the_failure_s_file(sweep: Sweep, ids: Filled) -> None:
@@ -256,15 +345,27 @@ def test_logs_come_from_the_failure_s_file(sweep: Sweep, ids: Filled) -> None:
     assert document(sweep("logs", str(ids.failed), "--json"))["from_store"] is False
 
 
-def test_logs_come_from_the_run_folder_of_this_machine(sweep: Sweep, ids: Filled, tmp_path: Path) -> None:
-    folder = tmp_path / "home" / "runs" / ids.run_folder / f"trial-{ids.measured}" / "attempt-1" / "node-1"
+def test_logs_come_from_the_run_folder_of_this_machine(
+    sweep: Sweep, ids: Filled, tmp_path: Path
+) -> None:
+    folder = (
+        tmp_path
+        / "home"
+        / "runs"
+        / ids.run_folder
+        / f"trial-{ids.measured}"
+        / "attempt-1"
+        / "node-1"
+    )
     folder.mkdir(parents=True)
     (folder / "log-3.txt").write_text("rank three\n")
     assert sweep("logs", str(ids.measured), "--rank", "3") == "rank three\n"
     assert "no log of rank 0" in sweep("logs", str(ids.measured), code=2)
 
 
-def test_logs_fall_back_to_what_the_store_keeps(sweep: Sweep, ids: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_fall_back_to_what_the_store_keeps(
+    sweep: Sweep, ids: Filled, capsys: pytest.CaptureFixture[str]
+) -> None:
     hidden = ids.log.with_name("moved.txt")
     ids.log.rename(hidden)
     try:
@@ -289,7 +390,15 @@ def test_logs_follow_a_running_attempt_to_its_end(
     with Store.open(url) as store:
         bench = Bench.on(store)
         trial_id, _ = bench.start()
-        log = tmp_path / "runs" / store.sweep_named("tiny").run_folder / f"trial-{trial_id}" / "attempt-1" / "node-0" / "log-0.txt"
+        log = (
+            tmp_path
+            / "runs"
+            / store.sweep_named("tiny").run_folder
+            / f"trial-{trial_id}"
+            / "attempt-1"
+            / "node-0"
+            / "log-0.txt"
+        )
         log.parent.mkdir(parents=True)
         log.write_text("one\n")
 
@@ -297,7 +406,9 @@ def test_logs_follow_a_running_attempt_to_its_end(
             time.sleep(0.2)
             with log.open("a") as file:
                 file.write("two\nhalf")
-            store.reap(bench.sweep_id, store.acquire(bench.sweep_id, host="b", pid=1, takeover=True))
+            store.reap(
+                bench.sweep_id, store.acquire(bench.sweep_id, host="b", pid=1, takeover=True)
+            )
 
         other = threading.Thread(target=go_on)
         other.start()
@@ -315,14 +426,22 @@ def test_sql_answers_in_every_format_and_only_reads(sweep: Sweep, ids: Filled) -
         f"9,,'{FORMULA}",
     ]
     found = document(sweep("sql", question, "--json"))
-    assert (found["columns"], found["rows"][0]) == (["trial_id", "mfu", "why"], [2, 0.41, "best prediction not yet tried"])
+    assert (found["columns"], found["rows"][0]) == (
+        ["trial_id", "mfu", "why"],
+        [2, 0.41, "best prediction not yet tried"],
+    )
     assert sweep("sql", question, "--format", "md").count("|\n") == 4
     assert "refused" in sweep("sql", "delete from trial", code=2)
-    assert document(sweep("sql", "select 1 from trial", "--max-rows", "3", "--json"))["truncated"] is True
+    assert (
+        document(sweep("sql", "select 1 from trial", "--max-rows", "3", "--json"))["truncated"]
+        is True
+    )
     assert "failure_message" in sweep("sql", "select failure_message from v_trial")
 
 
-def test_rows_wider_than_the_terminal_are_shown_one_column_a_line(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_wider_than_the_terminal_are_shown_one_column_a_line(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = sweep("sql", "select * from v_best where is_current")
     assert text.startswith("row 1\n  sweep_id ")
@@ -330,9 +449,15 @@ def test_rows_wider_than_the_terminal_are_shown_one_column_a_line(sweep: Sweep, 
 
 
 def test_sql_schema_names_the_views_and_their_columns(sweep: Sweep) -> None:
-    assert "tokens_per_second_per_gpu" in document(sweep("sql", "--schema", "--json"))["views"]["v_best"]
+    assert (
+        "tokens_per_second_per_gpu"
+        in document(sweep("sql", "--schema", "--json"))["views"]["v_best"]
+    )
     assert "v_scaling" in sweep("sql", "--schema")
-    assert "v_trial,trial_id,number of the trial: what `sweep show` takes" in sweep("sql", "--schema", "--format", "csv").splitlines()
+    assert (
+        "v_trial,trial_id,number of the trial: what `sweep show` takes"
+        in sweep("sql", "--schema", "--format", "csv").splitlines()
+    )
 
 
 def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_path: Path) -> None:
@@ -346,15 +471,26 @@ def test_export_writes_every_trial_as_csv_json_and_parquet(sweep: Sweep, tmp_pat
     assert len(trials) == 10
     assert (trials[1]["confident"], trials[1]["created_at"][-1]) == (True, "Z")
     target = tmp_path / "trials.parquet"
-    assert document(sweep("export", "parquet", "--sweep", "tiny", "-o", str(target), "--json"))["num_trials"] == 10
+    assert (
+        document(sweep("export", "parquet", "--sweep", "tiny", "-o", str(target), "--json"))[
+            "num_trials"
+        ]
+        == 10
+    )
     table = parquet.read_table(target)
     assert table.column("tokens_per_second_per_gpu").to_pylist()[1] == 1234.5
-    assert "cannot write" in sweep("export", "csv", "-o", str(tmp_path / "no" / "folder.csv"), code=2)
+    assert "cannot write" in sweep(
+        "export", "csv", "-o", str(tmp_path / "no" / "folder.csv"), code=2
+    )
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_export_takes_the_sweep_as_the_other_commands_do(sweep: Sweep) -> None:
-    assert sweep("export", "csv", "tiny") == sweep("export", "csv", "--sweep", "tiny") == sweep("export", "csv", "-o", "-")
+    assert (
+        sweep("export", "csv", "tiny")
+        == sweep("export", "csv", "--sweep", "tiny")
+        == sweep("export", "csv", "-o", "-")
+    )
     assert "did you mean 'tiny'" in sweep("export", "csv", "tinyy", code=2)
     assert "contradict" in sweep("export", "csv", "tiny", "--sweep", "other", code=2)
 
@@ -364,9 +500,15 @@ def test_parquet_goes_into_a_pipe_and_not_onto_a_terminal(
 ) -> None:
     import pyarrow.parquet as parquet
 
-    program = "from orchestrator.cli import main; raise SystemExit(main(['export', 'parquet', 'tiny']))"
+    program = (
+        "from orchestrator.cli import main; raise SystemExit(main(['export', 'parquet', 'tiny']))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, timeout=60, check=True, env=os.environ | {"SWEEP_DB": database[0]}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        timeout=60,
+        check=True,
+        env=os.environ | {"SWEEP_DB": database[0]},
     )
     assert parquet.read_table(io.BytesIO(done.stdout)).num_rows == 10
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
@@ -402,7 +544,10 @@ def test_a_sweep_need_not_be_named_where_there_is_one_and_is_the_newest_where_th
         assert "did you mean 'first'" in sweep("best", "frist", code=2)
         text = sweep("status")
         assert text.index("second") < text.index("first")
-        assert [found["sweep"] for found in document(sweep("status", "--json"))["sweeps"]] == ["second", "first"]
+        assert [found["sweep"] for found in document(sweep("status", "--json"))["sweeps"]] == [
+            "second",
+            "first",
+        ]
         assert "1,000" in sweep("best", "first")
 
 
@@ -417,9 +562,15 @@ def test_postgresql_is_looked_at_in_the_same_way(
         found = document(sweep("status", "--json"))["sweeps"][0]
         assert [r["trial_id"] for r in found["running"]] == [ids.running, ids.launching]
         assert all(0 <= r["seconds"] < 600 for r in found["running"])
-        assert [o["trial_id"] for o in document(sweep("best", "--json"))["other_fingerprints"]] == [ids.old_conditions]
+        assert [o["trial_id"] for o in document(sweep("best", "--json"))["other_fingerprints"]] == [
+            ids.old_conditions
+        ]
         assert sweep("show", str(ids.failed)).startswith(f"Trial {ids.failed}: failed")
-        assert document(sweep("sql", "select mfu, confident, created_at from v_trial where trial_id = 2", "--json"))["rows"][0][:2] == [
+        assert document(
+            sweep(
+                "sql", "select mfu, confident, created_at from v_trial where trial_id = 2", "--json"
+            )
+        )["rows"][0][:2] == [
             0.41,
             True,
         ]
@@ -431,7 +582,16 @@ def test_postgresql_is_looked_at_in_the_same_way(
 
 def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
     missing = f"sqlite:///{tmp_path}/none/sweep.sqlite"
-    for command in (["status"], ["best"], ["trials"], ["show", "1"], ["logs", "1"], ["sql", "select 1"], ["export", "csv"], ["cancel"]):
+    for command in (
+        ["status"],
+        ["best"],
+        ["trials"],
+        ["show", "1"],
+        ["logs", "1"],
+        ["sql", "select 1"],
+        ["export", "csv"],
+        ["cancel"],
+    ):
         assert "there is no store at" in sweep(*command, "--db", missing, code=2)
     assert not (tmp_path / "none").exists()
 
@@ -445,7 +605,9 @@ def test_looking_makes_no_database(sweep: Sweep, tmp_path: Path) -> None:
         ("postgresql://me:c4nary%zz@127.0.0.1:1/db?connect_timeout=1", 75),
     ],
 )
-def test_a_bad_url_is_one_line_without_its_password(sweep: Sweep, url: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_url_is_one_line_without_its_password(
+    sweep: Sweep, url: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("db.connection.engine.PATIENCE_SECONDS", 0.2)
     said = sweep("status", "--db", url, code=code)
     assert "c4nary" not in said
@@ -453,7 +615,9 @@ def test_a_bad_url_is_one_line_without_its_password(sweep: Sweep, url: str, code
 
 
 def test_a_plan_learns_from_a_file_that_only_others_may_write() -> None:
-    with tempfile.TemporaryDirectory(prefix="sweep-foreign-") as name:  # not below tmp_path, which nobody else can enter
+    with tempfile.TemporaryDirectory(
+        prefix="sweep-foreign-"
+    ) as name:  # not below tmp_path, which nobody else can enter
         folder, file = Path(name), Path(name) / "s.sqlite"
         with Store.open(f"sqlite:///{file}") as store:
             Bench.on(store).measure()
@@ -475,8 +639,12 @@ def test_a_plan_learns_from_a_file_that_only_others_may_write() -> None:
 
 
 def test_a_file_that_is_no_database_is_one_line(sweep: Sweep, tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("this is no database at all, but a longer text than its header needs to be\n" * 20)
-    assert "not a SQLite database" in sweep("status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75)
+    (tmp_path / "text.sqlite").write_text(
+        "this is no database at all, but a longer text than its header needs to be\n" * 20
+    )
+    assert "not a SQLite database" in sweep(
+        "status", "--db", f"sqlite:///{tmp_path}/text.sqlite", code=75
+    )
 
 
 def test_what_does_not_exist_is_named(sweep: Sweep) -> None:
@@ -485,15 +653,23 @@ def test_what_does_not_exist_is_named(sweep: Sweep) -> None:
     assert "did you mean 'tiny'" in sweep("status", "tinny", code=2)
 
 
-def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thrashing_or_unsure_number_is_marked(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.db.builders import fingerprint, measurement
 
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/edge.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        trial_id, attempt = begin_trial(store, bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"])
-        edge = measurement(500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None)
-        record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint())
+        trial_id, attempt = begin_trial(
+            store, bench.cell_id, layout(4), epoch=bench.epoch, nodes=["a"]
+        )
+        edge = measurement(
+            500.0, thrashing=True, allocator_retries=7, confident=False, mfu=None, hfu=None
+        )
+        record_measurement(
+            store, trial_id, attempt, epoch=bench.epoch, measurement=edge, fingerprint=fingerprint()
+        )
     text = sweep("best")
     assert "thrashing" in text
     assert "±1.5%?" in text
@@ -502,10 +678,19 @@ def test_a_thrashing_or_unsure_number_is_marked(tmp_path: Path, sweep: Sweep, mo
 
 @pytest.mark.parametrize(
     ("num_steps", "relative_confidence", "said"),
-    [(1, None, "the run reported one number"), (5, None, "too few timed steps"), (50, 0.2, "the steps varied too much")],
+    [
+        (1, None, "the run reported one number"),
+        (5, None, "too few timed steps"),
+        (50, 0.2, "the steps varied too much"),
+    ],
 )
 def test_the_question_mark_beside_a_number_says_what_it_stands_for(
-    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, num_steps: int, relative_confidence: float | None, said: str
+    tmp_path: Path,
+    sweep: Sweep,
+    monkeypatch: pytest.MonkeyPatch,
+    num_steps: int,
+    relative_confidence: float | None,
+    said: str,
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unsure.sqlite")
     with Store.open(url) as store:
@@ -517,7 +702,9 @@ def test_the_question_mark_beside_a_number_says_what_it_stands_for(
     assert f"less sure than asked for: {said}" in sweep("show", "1")
 
 
-def test_of_several_reasons_each_names_its_trials(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_reasons_each_names_its_trials(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unsure.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
@@ -527,14 +714,27 @@ def test_of_several_reasons_each_names_its_trials(tmp_path: Path, sweep: Sweep, 
     assert [line.partition(", of ")[2] for line in sorted(marks)] == ["trial 1", "trials 2 and 3"]
 
 
-def unsure_trial(bench: Bench, micro_batch_size: int, num_steps: int, relative_confidence: float | None) -> None:
+def unsure_trial(
+    bench: Bench, micro_batch_size: int, num_steps: int, relative_confidence: float | None
+) -> None:
     from orchestrator.core.trial.measurement import StepTime
     from tests.db.builders import fingerprint, measurement
 
-    trial_id, attempt = begin_trial(bench.store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"])
-    steps = StepTime(median=0.5, iqr=0.0, num_steps=num_steps, relative_confidence=relative_confidence)
+    trial_id, attempt = begin_trial(
+        bench.store, bench.cell_id, layout(micro_batch_size), epoch=bench.epoch, nodes=["a"]
+    )
+    steps = StepTime(
+        median=0.5, iqr=0.0, num_steps=num_steps, relative_confidence=relative_confidence
+    )
     unsure = measurement(500.0 - trial_id, step_time=steps, confident=False)
-    record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=unsure, fingerprint=fingerprint())
+    record_measurement(
+        bench.store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=unsure,
+        fingerprint=fingerprint(),
+    )
 
 
 def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
@@ -545,13 +745,29 @@ def test_steps_that_nobody_waited_for_are_told_where_all_counts_as_useful(
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/unwaited.sqlite")
     with Store.open(url) as store:
         bench = Bench.on(store)
-        for micro_batch_size, timed_seconds in ((1, 1.0), (2, 2.0)):  # of 2 s that each held its two GPUs for; the steps tell of 3 s
+        for micro_batch_size, timed_seconds in (
+            (1, 1.0),
+            (2, 2.0),
+        ):  # of 2 s that each held its two GPUs for; the steps tell of 3 s
             trial_id, attempt = bench.start(micro_batch_size)
             told = measurement(step_seconds=(1.0, 1.0, 1.0))
             facts = {"gpu_seconds": 4.0, "timed_seconds": timed_seconds, "warmup_seconds": 0.0}
-            record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=fingerprint(), **facts)
-    assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep("status", "tiny")
-    assert document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"] == 1
+            record_measurement(
+                store,
+                trial_id,
+                attempt,
+                epoch=bench.epoch,
+                measurement=told,
+                fingerprint=fingerprint(),
+                **facts,
+            )
+    assert "  1 attempt reported more seconds of steps than its GPUs were held" in sweep(
+        "status", "tiny"
+    )
+    assert (
+        document(sweep("status", "tiny", "--json"))["sweeps"][0]["num_attempts_of_longer_steps"]
+        == 1
+    )
     assert "the program reported 3.0 s of steps, but held its GPUs for 2.0 s" in sweep("show", "2")
     assert "more than the" not in sweep("show", "1")
 
@@ -563,7 +779,10 @@ def simulation(store: Store, name: str) -> Bench:
 
 
 def test_a_simulation_is_not_the_newest_sweep_and_is_found_by_the_name_of_what_it_simulates(
-    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    sweep: Sweep,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/simulated.sqlite")
     with Store.open(url) as store:
@@ -582,7 +801,10 @@ def test_a_simulation_is_not_the_newest_sweep_and_is_found_by_the_name_of_what_i
 
 
 def test_export_takes_the_newest_sweep_in_every_format_says_which_and_all_only_when_asked(
-    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    sweep: Sweep,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SWEEP_DB", url := f"sqlite:///{tmp_path}/exported.sqlite")
     with Store.open(url) as store:
@@ -594,7 +816,12 @@ def test_export_takes_the_newest_sweep_in_every_format_says_which_and_all_only_w
         assert f"1 trial of sweep second written to {tmp_path / target}" in capsys.readouterr().err
     optuna = document(sweep("export", "optuna", "-o", f"sqlite:///{tmp_path}/one.sqlite", "--json"))
     assert (optuna["sweep"], len(optuna["studies"])) == ("second", 1)
-    assert {trial["sweep"] for trial in document(sweep("export", "json", "--all"))["trials"]} == {"first", "second"}
-    everything = document(sweep("export", "optuna", "--all", "-o", f"sqlite:///{tmp_path}/all.sqlite", "--json"))
+    assert {trial["sweep"] for trial in document(sweep("export", "json", "--all"))["trials"]} == {
+        "first",
+        "second",
+    }
+    everything = document(
+        sweep("export", "optuna", "--all", "-o", f"sqlite:///{tmp_path}/all.sqlite", "--json")
+    )
     assert (everything["sweep"], len(everything["studies"])) == (None, 2)
     assert "contradict" in sweep("export", "csv", "first", "--all", code=2)

@@ -22,8 +22,12 @@ def _handlers_are_put_back() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_before_a_sweep_runs_each_signal_ends_the_command_with_its_code(number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_before_a_sweep_runs_each_signal_ends_the_command_with_its_code(
+    number: signal.Signals, code: int
+) -> None:
     said: list[str] = []
     with pytest.raises(Terminated) as raised, Signals(said.append):
         signal.raise_signal(number)

@@ -22,7 +22,9 @@ def folder(tmp_path: Path) -> Path:
 
 def shell(folder: Path, line: str) -> tuple[int, str, str]:
     """Run a line of bash, in which `sweep` is ours. No test waits long: that it answers at once is what is tested."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWEEP_", "RAY_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SWEEP_", "RAY_"))
+    }
     done = subprocess.run(
         ["bash", "-c", f'sweep() {{ {SWEEP} "$@"; }}\n{line}'],
         cwd=folder,
@@ -32,7 +34,11 @@ def shell(folder: Path, line: str) -> tuple[int, str, str]:
         timeout=60,
         check=False,
     )
-    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return (
+        done.returncode,
+        done.stdout.decode(errors="replace"),
+        done.stderr.decode(errors="replace"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,9 @@ def shell(folder: Path, line: str) -> tuple[int, str, str]:
         (f"sweep run t.yaml --simulate name={'x' * 63}", 2, "at most 63 are possible: give it a shorter name, name=" + "x" * 53),
     ],
 )  # fmt: skip
-def test_one_line_at_most_and_the_documented_code(line: str, code: int, says: str, folder: Path) -> None:
+def test_one_line_at_most_and_the_documented_code(
+    line: str, code: int, says: str, folder: Path
+) -> None:
     returned, _, told = shell(folder, line)
     assert (returned, [word for word in TRACES if word in told]) == (code, []), told
     assert len(told.splitlines()) == (1 if says else 0), told
@@ -80,26 +88,40 @@ def test_one_line_at_most_and_the_documented_code(line: str, code: int, says: st
     ("streams", "code"),
     [("2>/dev/full", 0), ("2>&-", 0), (">&-", 141), (">/dev/full", 75), ("<&- >&- 2>&-", 141), ("2>&1 | true; exit ${PIPESTATUS[0]}", 141)],
 )  # fmt: skip
-def test_whatever_becomes_of_what_it_says_a_sweep_is_measured_and_kept(streams: str, code: int, folder: Path) -> None:
+def test_whatever_becomes_of_what_it_says_a_sweep_is_measured_and_kept(
+    streams: str, code: int, folder: Path
+) -> None:
     returned, _, told = shell(folder, f"sweep run t.yaml --simulate {streams}")
     assert (returned, [word for word in TRACES if word in told]) == (code, []), told
     with sqlite3.connect(folder / ".sweep" / "sweep.sqlite") as store:
-        assert store.execute("select state, count(*) from trial group by 1").fetchall() == [("measured", 1)]
+        assert store.execute("select state, count(*) from trial group by 1").fetchall() == [
+            ("measured", 1)
+        ]
 
 
 def test_an_odd_width_or_a_path_that_is_no_text_stops_nothing(folder: Path) -> None:
-    for line in ("COLUMNS=² sweep run t.yaml --simulate", "sweep run t.yaml --simulate --db $'sqlite:///a\\xff.sqlite'"):
+    for line in (
+        "COLUMNS=² sweep run t.yaml --simulate",
+        "sweep run t.yaml --simulate --db $'sqlite:///a\\xff.sqlite'",
+    ):
         returned, out, told = shell(folder, line)
         assert (returned, [word for word in TRACES if word in told]) == (0, []), told
         assert "dp1 mbs1" in out
 
 
-def test_an_export_to_what_is_no_plain_file_writes_into_it_and_puts_none_in_its_place(folder: Path) -> None:
+def test_an_export_to_what_is_no_plain_file_writes_into_it_and_puts_none_in_its_place(
+    folder: Path,
+) -> None:
     (folder / "real.csv").touch()
     (folder / "link.csv").symlink_to("real.csv")
     os.mkfifo(folder / "pipe")
     line = "sweep run t.yaml --simulate >/dev/null 2>&1; sweep export csv -o link.csv && sweep export csv -o /dev/stdout"
-    returned, out, told = shell(folder, f"{line} && (cat pipe > got & sweep export csv -o pipe; wait)")
+    returned, out, told = shell(
+        folder, f"{line} && (cat pipe > got & sweep export csv -o pipe; wait)"
+    )
     assert returned == 0, told
-    assert out.startswith("trial_id") and (folder / "real.csv").read_text() == out == (folder / "got").read_text()
+    assert (
+        out.startswith("trial_id")
+        and (folder / "real.csv").read_text() == out == (folder / "got").read_text()
+    )
     assert (folder / "pipe").is_fifo() and (folder / "link.csv").is_symlink()

@@ -19,7 +19,11 @@ GIB = 1 << 30
 def limited(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
     """As after ulimit; the test's own process keeps what it has."""
     kinds = {getattr(resource, name): most for name, most in limits.items()}
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (kinds.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        resource,
+        "getrlimit",
+        lambda kind: (kinds.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY),
+    )
     monkeypatch.setattr(surroundings, "_memory_bytes", lambda: 100 * GIB)
 
 
@@ -47,7 +51,9 @@ def test_limits_under_which_no_ray_starts_are_told_before_it_is_tried(
     assert caught.value.exit_code == 75 and "\n" not in str(caught.value)
 
 
-def test_too_few_addresses_for_python_are_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_addresses_for_python_are_told_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limited(monkeypatch, RLIMIT_AS=150 << 20)
     with pytest.raises(MachineUnready, match="ulimit -v leaves 150 MiB"):
         surroundings.check()
@@ -60,10 +66,19 @@ def test_too_few_addresses_for_python_are_told_before_anything_is_loaded(monkeyp
         (OSError(errno.EMFILE, "Too many open files"), "too many open files"),
         (OSError(errno.EFBIG, "File too large"), "a file became too large"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "no memory left"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "cannot write /x/y: No space left on device"),
-        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), "holds the byte 0xff, which is not UTF-8"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/y"),
+            "cannot write /x/y: No space left on device",
+        ),
+        (
+            UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"),
+            "holds the byte 0xff, which is not UTF-8",
+        ),
         (UnicodeEncodeError("ascii", "ä", 0, 1, "ordinal not in range"), None),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),  # the folder is there: a bug
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory"),
+            None,
+        ),  # the folder is there: a bug
         (ValueError("?"), None),
     ],
 )
@@ -72,7 +87,9 @@ def test_what_the_surroundings_cause_is_no_bug(exc: BaseException, says: str | N
     assert (known is None) if says is None else (known is not None and says in str(known))
 
 
-def test_a_temporary_folder_too_long_for_sockets_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_too_long_for_sockets_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("t" * 60)
     long.mkdir()
     monkeypatch.setattr(ray_folder, "USUAL", (Path("/tmp"),))
@@ -89,7 +106,9 @@ def test_a_temporary_folder_too_long_for_sockets_is_passed_over(tmp_path: Path, 
         ("/proc", "cannot keep its session in RAY_TMPDIR=/proc"),
     ],
 )
-def test_the_folder_that_somebody_named_for_ray_is_refused_rather_than_replaced(folder: str, says: str) -> None:
+def test_the_folder_that_somebody_named_for_ray_is_refused_rather_than_replaced(
+    folder: str, says: str
+) -> None:
     with pytest.raises(MachineUnready, match=says):
         ray_folder.chosen({"RAY_TMPDIR": folder})
 

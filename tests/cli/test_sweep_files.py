@@ -48,27 +48,49 @@ def cost(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
     return found
 
 
-def test_a_plan_says_what_its_dollars_rest_on(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_what_its_dollars_rest_on(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = cost(capsys, file)
     assert listed["price_per_gpu_hour"] == DEVICES["h200"].price_per_hour
     assert listed["dollars"] == pytest.approx(listed["gpu_hours"] * listed["price_per_gpu_hour"])
     assert "typical list price of h200" in planned(capsys, file)
 
 
-def test_the_price_in_the_sweep_file_goes_before_the_list(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_price_in_the_sweep_file_goes_before_the_list(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = cost(capsys, file, "price_per_gpu_hour=2.5")
     assert own["dollars"] == pytest.approx(own["gpu_hours"] * 2.5)
-    assert "$2.50 a GPU-hour: price_per_gpu_hour of the sweep file" in planned(capsys, file, "price_per_gpu_hour=2.5")
+    assert "$2.50 a GPU-hour: price_per_gpu_hour of the sweep file" in planned(
+        capsys, file, "price_per_gpu_hour=2.5"
+    )
 
 
-def test_a_plan_says_what_the_tightest_budget_leaves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_what_the_tightest_budget_leaves(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = cost(capsys, file, "price_per_gpu_hour=2.5")
-    assert (whole["budget_limit"], whole["budget_gpu_hours_left"], whole["num_trials_within_budget"]) == (None, None, whole["num_trials"])
+    assert (
+        whole["budget_limit"],
+        whole["budget_gpu_hours_left"],
+        whole["num_trials_within_budget"],
+    ) == (None, None, whole["num_trials"])
     half = whole["gpu_hours"] / 2
-    limits = ["price_per_gpu_hour=2.5", f"search.max_cost={half * 2.5}", f"search.max_gpu_hours={half * 3}"]
+    limits = [
+        "price_per_gpu_hour=2.5",
+        f"search.max_cost={half * 2.5}",
+        f"search.max_gpu_hours={half * 3}",
+    ]
     found = cost(capsys, file, *limits)
-    assert (found["budget_limit"], found["budget_gpu_hours_left"]) == ("max_cost", pytest.approx(half))
-    assert (found["gpu_hours"], found["dollars"]) == (pytest.approx(half), pytest.approx(half * 2.5))
+    assert (found["budget_limit"], found["budget_gpu_hours_left"]) == (
+        "max_cost",
+        pytest.approx(half),
+    )
+    assert (found["gpu_hours"], found["dollars"]) == (
+        pytest.approx(half),
+        pytest.approx(half * 2.5),
+    )
     assert found["num_trials_within_budget"] == whole["num_trials"] // 2
     text = planned(capsys, file, *limits, "search.max_wall_time=2h")
     assert "search.max_cost leaves" in text
@@ -76,21 +98,32 @@ def test_a_plan_says_what_the_tightest_budget_leaves(file: Path, capsys: pytest.
     assert "search.max_wall_time ends each call after 2 h 00 min" in text
 
 
-def test_what_the_sweep_has_held_already_is_not_left_of_its_budget(file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_the_sweep_has_held_already_is_not_left_of_its_budget(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path}/sweep.sqlite"
     with Store.open(url) as store:
         Bench.on(store, "priced").measure()  # 4 GPU-seconds
     found = cost(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
     assert found["held_gpu_hours"] == pytest.approx(4 / 3600)
     assert found["budget_gpu_hours_left"] == pytest.approx(0.5 - 4 / 3600)
-    assert "beside 0.00111 held already" in planned(capsys, file, "search.max_gpu_hours=0.5", "--db", url)
+    assert "beside 0.00111 held already" in planned(
+        capsys, file, "search.max_gpu_hours=0.5", "--db", url
+    )
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_limit_of_money_without_a_price_is_refused_at_the_door(file: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_a_limit_of_money_without_a_price_is_refused_at_the_door(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     assert cli.main([command, str(file), "device=h800", "search.max_cost=5"]) == 2
-    assert "search.max_cost: device h800 has no list price; give price_per_gpu_hour" in capsys.readouterr().err
-    assert cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2  # there is no GPU here that would tell
+    assert (
+        "search.max_cost: device h800 has no list price; give price_per_gpu_hour"
+        in capsys.readouterr().err
+    )
+    assert (
+        cli.main([command, str(file), "device=auto", "search.max_cost=5"]) == 2
+    )  # there is no GPU here that would tell
     assert "no price is known of what device auto means here" in capsys.readouterr().err
 
 
@@ -100,7 +133,9 @@ def test_what_is_not_predicted_has_no_price(file: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("price", ["0", "-1", "free", ".nan"])
-def test_a_price_is_a_positive_number(file: Path, price: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_price_is_a_positive_number(
+    file: Path, price: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["plan", str(file), f"price_per_gpu_hour={price}"]) == 2
     assert "price_per_gpu_hour" in capsys.readouterr().err
 
@@ -116,7 +151,9 @@ def test_where_no_layout_is_legal_that_is_said_before_anything_is_started(
     assert not (tmp_path / "none.sqlite").exists()
 
 
-def test_a_bound_is_refused_where_the_strategy_expects_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bound_is_refused_where_the_strategy_expects_nothing(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["plan", str(file), "search.bound=0.01", "search.strategy=random"]) == 2
     assert "search.bound: strategy random expects nothing of a layout" in capsys.readouterr().err
 
@@ -133,7 +170,9 @@ LARGE = [
 ]
 
 
-def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = planned(capsys, file, *LARGE, "measurement.limits.steady=60")
     assert re.search(
         r"llama-3\.1-70b_16gpu_s4096_gb256: measurement\.limits\.steady is 1 min 00 s, and a step of tp8 pp2 mbs\d ga\d+ full\S* bf16"
@@ -141,13 +180,19 @@ def test_a_plan_warns_of_a_number_that_a_predicted_step_comes_near(file: Path, c
         r" Write auto, or at least \d{3,}",
         " ".join(text.split()).replace("dp1 ", ""),
     ), text
-    (cell,) = json.loads(planned(capsys, file, *LARGE, "measurement.limits.steady=60", "--json"))["cells"]
+    (cell,) = json.loads(planned(capsys, file, *LARGE, "measurement.limits.steady=60", "--json"))[
+        "cells"
+    ]
     assert len(cell["limit_warnings"]) == 1
 
 
 @pytest.mark.parametrize("limits", ["steady=auto", "steady=1h", "start=1", "teardown=1"])
-def test_a_plan_warns_of_no_other_limit(file: Path, limits: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (cell,) = json.loads(planned(capsys, file, *LARGE, f"measurement.limits.{limits}", "--json"))["cells"]
+def test_a_plan_warns_of_no_other_limit(
+    file: Path, limits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cell,) = json.loads(planned(capsys, file, *LARGE, f"measurement.limits.{limits}", "--json"))[
+        "cells"
+    ]
     assert cell["limit_warnings"] == []
 
 
@@ -155,7 +200,10 @@ def test_validate_warns_as_well(file: Path, capsys: pytest.CaptureFixture[str]) 
     arguments = ["validate", str(file), *LARGE, "measurement.limits={first_step: 60, total: 10min}"]
     assert cli.main(arguments) == 0
     told = capsys.readouterr().err
-    assert "warning: llama-3.1-70b_16gpu_s4096_gb256: measurement.limits.first_step is 1 min 00 s" in told
+    assert (
+        "warning: llama-3.1-70b_16gpu_s4096_gb256: measurement.limits.first_step is 1 min 00 s"
+        in told
+    )
     assert "measurement.limits.total is 10 min 00 s" in told
     assert cli.main([*arguments, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
@@ -170,14 +218,27 @@ def test_a_cell_that_hangs_is_told_at_the_end_in_the_exit_code_and_in_the_status
             "axes.pipeline_parallel_size=[1, 2]", "axes.zero_stage=[0, 1]", "axes.micro_batch_size=[1, 2, 4]", "search.confirm.repeats=0"]  # fmt: skip
     assert cli.main(["run", str(file), *slow, "measurement.limits.steady=30", "--simulate"]) == 4
     told = capsys.readouterr().err
-    assert "llama-3.1-70b_16gpu_s4096_gb256 was stopped: its attempts failed again and again" in told
-    assert "steady limit of 30 s passed without a new step after step 2 (measurement.limits.steady of the sweep file" in told
+    assert (
+        "llama-3.1-70b_16gpu_s4096_gb256 was stopped: its attempts failed again and again" in told
+    )
+    assert (
+        "steady limit of 30 s passed without a new step after step 2 (measurement.limits.steady of the sweep file"
+        in told
+    )
     assert cli.main(["status", "priced-simulated"]) == 0
-    assert "stopped (every layout is known; its attempts failed again and again)" in capsys.readouterr().out
-    assert cli.main(["run", str(file), *slow, "--simulate", "-q"]) == 0, "without the number the same sweep goes on, and measures it"
+    assert (
+        "stopped (every layout is known; its attempts failed again and again)"
+        in capsys.readouterr().out
+    )
+    assert cli.main(["run", str(file), *slow, "--simulate", "-q"]) == 0, (
+        "without the number the same sweep goes on, and measures it"
+    )
 
 
-COMMAND = {"device": "cpu", "workload": {"name": "command", "options": {"argv": ["train", "{micro_batch_size}"]}}}
+COMMAND = {
+    "device": "cpu",
+    "workload": {"name": "command", "options": {"argv": ["train", "{micro_batch_size}"]}},
+}
 
 
 def full(micro_batch_size: int) -> Layout:
@@ -207,14 +268,30 @@ def test_where_trials_ran_that_do_not_tell_the_device_that_is_said_and_not_that_
     with Store.open(url) as store:
         bench, _ = command_sweep(file, store)
         assert cli.main(["explain", str(file), "mbs=1"]) == 0
-        assert "nothing of this workload was measured on it yet: have the program tell peak_flops" in capsys.readouterr().out
-        trial_id, attempt = begin_trial(store, bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"])
+        assert (
+            "nothing of this workload was measured on it yet: have the program tell peak_flops"
+            in capsys.readouterr().out
+        )
+        trial_id, attempt = begin_trial(
+            store, bench.cell_id, wanted, epoch=bench.epoch, nodes=["here"]
+        )
         told = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None)
-        record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=told, fingerprint=CPU, gpu_seconds=8.0)
+        record_measurement(
+            store,
+            trial_id,
+            attempt,
+            epoch=bench.epoch,
+            measurement=told,
+            fingerprint=CPU,
+            gpu_seconds=8.0,
+        )
     for arguments in (["explain", str(file), "mbs=1"], ["calibration"]):
         assert cli.main(arguments) == 0
         said = capsys.readouterr().out
-        assert "1 trial of this workload ran on it, and none says how fast it is: have the program tell peak_flops" in said
+        assert (
+            "1 trial of this workload ran on it, and none says how fast it is: have the program tell peak_flops"
+            in said
+        )
         assert "nothing" not in said
 
 
@@ -235,12 +312,24 @@ def test_a_plan_counts_what_earlier_calls_left(
         bench = Bench(store, sweep_id, store.ensure_cell(sweep_id, spec.cells()[0], epoch), epoch)
         for micro_batch_size in (1, 2):
             known = full(micro_batch_size)
-            trial_id, attempt = begin_trial(store, bench.cell_id, known, epoch=epoch, nodes=["here"])
-            record_measurement(store, trial_id, attempt, epoch=epoch, measurement=measurement(), fingerprint=CPU, gpu_seconds=8.0)
+            trial_id, attempt = begin_trial(
+                store, bench.cell_id, known, epoch=epoch, nodes=["here"]
+            )
+            record_measurement(
+                store,
+                trial_id,
+                attempt,
+                epoch=epoch,
+                measurement=measurement(),
+                fingerprint=CPU,
+                gpu_seconds=8.0,
+            )
             assert left() == (micro_batch_size, 2 - micro_batch_size)
             assert left("search.max_trials=1") == (micro_batch_size, 0)
     assert "known 2, left to run 0" in planned(capsys, file)
-    assert left("axes.micro_batch_size=[2, 4]") == (1, 1), "one of the two that are known is no candidate any more"
+    assert left("axes.micro_batch_size=[2, 4]") == (1, 1), (
+        "one of the two that are known is no candidate any more"
+    )
     both = json.loads(planned(capsys, file, "gpus=[8, 16]", "--json"))
     assert [cell["num_to_run"] for cell in both["cells"]] == [0, 2]
     assert both["cost"]["gpu_hours"] == both["cells"][1]["gpu_hours"] > 0, (
@@ -248,8 +337,12 @@ def test_a_plan_counts_what_earlier_calls_left(
     )
 
 
-def test_what_is_to_change_for_a_layout_to_fit_reads_as_from_and_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text(json.dumps(SPEC | {"axes": {"micro_batch_size": [1, 8], "recompute": ["none", "full"]}}))
+def test_what_is_to_change_for_a_layout_to_fit_reads_as_from_and_to(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(
+        json.dumps(SPEC | {"axes": {"micro_batch_size": [1, 8], "recompute": ["none", "full"]}})
+    )
     assert cli.main(["explain", str(file), "mbs=8", "recompute=none"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"To fit: .*mbs 8 -> 1", said), said
@@ -275,7 +368,10 @@ def test_a_cell_that_a_budget_did_not_reach_is_said_and_is_exit_code_4(
     short = ["run", str(file), "--simulate", "--quiet", "sequence_length=[2048,4096]"]
     assert cli.main([*short, "search.max_wall_time=20"]) == 4
     said = capsys.readouterr().err
-    assert "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial." in said
+    assert (
+        "Nothing was measured for llama-3.1-8b_8gpu_s4096_gb64: max_wall_time reached before its first trial."
+        in said
+    )
     assert cli.main([*short, "search.max_wall_time=20"]) == 0  # the next call begins with it
 
 
@@ -286,9 +382,19 @@ def test_where_the_machine_drifted_status_names_the_layout_that_best_names(
     monkeypatch.setenv("SWEEP_HOME", str(tmp_path))
     monkeypatch.setenv("SWEEP_DB", f"sqlite:///{tmp_path}/s.sqlite")
     drift = [{"kind": "step", "size": 0.33, "seconds": 697.6}]
-    axes = {"micro_batch_size": [1, 2, 4, 8], "zero_stage": [1], "recompute": ["none", "selective_attention", "selective_ops", "full"]}
+    axes = {
+        "micro_batch_size": [1, 2, 4, 8],
+        "zero_stage": [1],
+        "recompute": ["none", "selective_attention", "selective_ops", "full"],
+    }
     workload = {"name": "synthetic", "options": {"drift": drift}}
-    content = SPEC | {"model": "llama-3.2-1b", "global_batch_size": 128, "device": "h100-sxm", "axes": axes, "workload": workload}
+    content = SPEC | {
+        "model": "llama-3.2-1b",
+        "global_batch_size": 128,
+        "device": "h100-sxm",
+        "axes": axes,
+        "workload": workload,
+    }
     file.write_text(json.dumps(content | {"search": {"seed": 9}}))
     assert cli.main(["run", str(file), "--simulate", "-q"]) == 0
     shown = capsys.readouterr().out

@@ -22,7 +22,12 @@ def test_a_gang_is_as_far_as_its_least_advanced_node() -> None:
 
 def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
     failure = Failure(kind=kind, message="") if kind is not None else None
-    return NodeReport(node=node, ranks=[], failure=failure, failed_at_unix_seconds=at if kind is not None else None)
+    return NodeReport(
+        node=node,
+        ranks=[],
+        failure=failure,
+        failed_at_unix_seconds=at if kind is not None else None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,9 +35,18 @@ def report(node: str, kind: FailureKind | None, at: float) -> NodeReport:
     [
         ([report("a", None, 0), report("b", None, 0)], None),
         ([report("a", K.USER_ERROR, 2.0), report("b", K.SEGFAULT, 1.0)], K.SEGFAULT),  # the earlier
-        ([report("a", K.NCCL, 1.0), report("b", K.USER_ERROR, 2.0)], K.USER_ERROR),  # whoever lost its peer noticed first
-        ([report("a", K.USER_ERROR, 1.0), report("b", K.OOM_GPU, 2.0)], K.OOM_GPU),  # explains the rest
-        ([report("a", K.CANCELLED, 1.0), report("b", K.USER_ERROR, 2.0)], K.USER_ERROR),  # killed by us, because of b
+        (
+            [report("a", K.NCCL, 1.0), report("b", K.USER_ERROR, 2.0)],
+            K.USER_ERROR,
+        ),  # whoever lost its peer noticed first
+        (
+            [report("a", K.USER_ERROR, 1.0), report("b", K.OOM_GPU, 2.0)],
+            K.OOM_GPU,
+        ),  # explains the rest
+        (
+            [report("a", K.CANCELLED, 1.0), report("b", K.USER_ERROR, 2.0)],
+            K.USER_ERROR,
+        ),  # killed by us, because of b
     ],
 )
 def test_a_gang_died_of_what_one_node_did_and_not_of_what_others_then_suffered(

@@ -30,7 +30,13 @@ from tests.sweep.fake_scheduler import FakeScheduler
 K, P, F = FailureKind, Phase, FaultKind
 
 # Where a fault may strike, and the phase that its rank is in there.
-PLACES = {"init": P.RENDEZVOUS, "forward": P.FIRST_STEP, "step_1": P.FIRST_STEP, "step_3": P.STEADY, "teardown": P.TEARDOWN}
+PLACES = {
+    "init": P.RENDEZVOUS,
+    "forward": P.FIRST_STEP,
+    "step_1": P.FIRST_STEP,
+    "step_3": P.STEADY,
+    "teardown": P.TEARDOWN,
+}
 BEFORE_THE_RESULT = ("init", "forward", "step_1", "step_3")
 
 
@@ -74,13 +80,17 @@ EXPECTED: Mapping[FaultKind, Expected] = {
     F.PREEMPTED: fails(K.PREEMPTED),
     F.XID: fails(K.XID),
     F.PORT_CLASH: fails(K.PORT_CLASH),
-    F.RUBBISH_RESULT: Expected(kinds=dict.fromkeys(PLACES, K.BAD_RESULT), phase=P.TEARDOWN),  # over a good one, too
+    F.RUBBISH_RESULT: Expected(
+        kinds=dict.fromkeys(PLACES, K.BAD_RESULT), phase=P.TEARDOWN
+    ),  # over a good one, too
     F.NO_RESULT: fails(K.BAD_RESULT),
     F.LEAK_CHILDREN: HARMLESS,
     F.LEAK_UNMARKED_CHILD: HARMLESS,
     F.LOG_FLOOD: HARMLESS,
 }
-CASES = [pytest.param(fault, place, id=f"{fault}-{place}") for fault in EXPECTED for place in PLACES]
+CASES = [
+    pytest.param(fault, place, id=f"{fault}-{place}") for fault in EXPECTED for place in PLACES
+]
 # A real hang is waited for. A simulated launch takes no more than half of each limit.
 SHORT = {"rendezvous": 0.3, "first_step": 0.3, "steady": 0.3, "teardown": 0.3}
 HANGS = [fault for fault, expected in EXPECTED.items() if K.HUNG in expected.kinds.values()]
@@ -144,7 +154,9 @@ def test_every_fault_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("fault", "place"), CASES)
-def test_a_fault_comes_to_the_same_in_a_rank_and_in_a_simulation(launcher: NodeLauncher, fault: FaultKind, place: str) -> None:
+def test_a_fault_comes_to_the_same_in_a_rank_and_in_a_simulation(
+    launcher: NodeLauncher, fault: FaultKind, place: str
+) -> None:
     asked = struck(fault, place, rank=1)
     real, pretended = launcher.run(asked), simulate(asked)
     assert came_to(real.failure) == EXPECTED[fault].at(place), real.failure
@@ -153,18 +165,30 @@ def test_a_fault_comes_to_the_same_in_a_rank_and_in_a_simulation(launcher: NodeL
     results = [outcome.result is not None for outcome in real.ranks]
     assert all(results) is (pretended.reports[0].ranks[0].result is not None)
     if real.failure is not None and pretended.failure is not None:
-        assert (pretended.failure.rank, pretended.failure.step) == (real.failure.rank, real.failure.step)
+        assert (pretended.failure.rank, pretended.failure.step) == (
+            real.failure.rank,
+            real.failure.step,
+        )
 
 
 @pytest.mark.parametrize("fault", [F.OOM, F.HANG])
-def test_a_fault_of_a_rank_that_is_not_there_does_no_harm(launcher: NodeLauncher, fault: FaultKind) -> None:
+def test_a_fault_of_a_rank_that_is_not_there_does_no_harm(
+    launcher: NodeLauncher, fault: FaultKind
+) -> None:
     asked = struck(fault, "forward", rank=2)
     assert came_to(launcher.run(asked).failure) is came_to(simulate(asked).failure) is None
-    alone = order(trial_id=next(_trial_ids), options=faulty(fault, rank=1), local_world_size=1, one_rank_per_node=True)
+    alone = order(
+        trial_id=next(_trial_ids),
+        options=faulty(fault, rank=1),
+        local_world_size=1,
+        one_rank_per_node=True,
+    )
     assert came_to(launcher.run(alone).failure) is came_to(simulate(alone).failure) is None
 
 
-@pytest.mark.parametrize(("place", "name"), [("init", "rendezvous"), ("forward", "first_step"), ("step_3", "steady")])
+@pytest.mark.parametrize(
+    ("place", "name"), [("init", "rendezvous"), ("forward", "first_step"), ("step_3", "steady")]
+)
 def test_a_simulated_hang_is_told_as_a_real_one_is_and_holds_its_gang_until_the_limit(
     launcher: NodeLauncher, place: str, name: str
 ) -> None:
@@ -176,8 +200,12 @@ def test_a_simulated_hang_is_told_as_a_real_one_is_and_holds_its_gang_until_the_
     assert pretended.reports[0].seconds > SHORT[name] + CLEAN_UP_SECONDS
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("first_step", 0.4), ("steady", 0.4), ("total", 8.0)])
-def test_a_step_over_its_limit_is_hung_in_both(launcher: NodeLauncher, name: str, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("first_step", 0.4), ("steady", 0.4), ("total", 8.0)]
+)
+def test_a_step_over_its_limit_is_hung_in_both(
+    launcher: NodeLauncher, name: str, seconds: float
+) -> None:
     """A step takes 2 s here: longer than a launcher on a busy machine may look away."""
     options = {"sleep": True, "noise": 0.0, "time_scale": 2.0 / STEP_SECONDS}
     limits = {"first_step": 30.0, "steady": 30.0, name: seconds}
@@ -212,20 +240,37 @@ class Launched(FakeScheduler):
         trial_id, (request, shape) = next(iter(self._running.items()))
         del self._running[trial_id]
         self._free_slots.give_back(trial_id)
-        asked = LaunchOrder(request=request, program="workloads.synthetic", local_world_size=shape.num_slots)
+        asked = LaunchOrder(
+            request=request, program="workloads.synthetic", local_world_size=shape.num_slots
+        )
         report = self._launcher.run(asked)
-        return [Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=report.seconds * shape.num_slots)]
+        return [
+            Finished(
+                trial_id=trial_id,
+                reports=[report],
+                failure=report.failure,
+                gpu_seconds=report.seconds * shape.num_slots,
+            )
+        ]
 
 
 RETRIED = [fault for fault, expected in EXPECTED.items() if expected.at("step_3") is not None]
 
 
 @pytest.mark.parametrize("fault", RETRIED)
-def test_a_sweep_tries_again_as_often_and_ends_alike(sqlite_store: Store, tmp_path: Path, fault: FaultKind) -> None:
+def test_a_sweep_tries_again_as_often_and_ends_alike(
+    sqlite_store: Store, tmp_path: Path, fault: FaultKind
+) -> None:
     """Two of its four layouts are struck, one of them at its first attempt only."""
     faults = [
         {"fault": fault, "at": "step_3", "rank": 1, "only_if": {"micro_batch_size": 1}},
-        {"fault": fault, "at": "step_3", "rank": 1, "only_if": {"micro_batch_size": 2}, "first_attempt_only": True},
+        {
+            "fault": fault,
+            "at": "step_3",
+            "rank": 1,
+            "only_if": {"micro_batch_size": 2},
+            "first_attempt_only": True,
+        },
     ]
     spec = SweepSpec.model_validate(
         {
@@ -238,8 +283,17 @@ def test_a_sweep_tries_again_as_often_and_ends_alike(sqlite_store: Store, tmp_pa
             "global_batch_size": 16,
             "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": "none"},
             "workload": {"name": "synthetic", "options": {"faults": faults}},
-            "measurement": {"limits": SHORT if fault in HANGS else {}, "warmup_steps": 2, "min_steps": 4, "max_steps": 6},
-            "search": {"confirm": {"repeats": 0}, "strategy": "exhaustive", "max_parallel_trials": 1},
+            "measurement": {
+                "limits": SHORT if fault in HANGS else {},
+                "warmup_steps": 2,
+                "min_steps": 4,
+                "max_steps": 6,
+            },
+            "search": {
+                "confirm": {"repeats": 0},
+                "strategy": "exhaustive",
+                "max_parallel_trials": 1,
+            },
         }
     )
     launcher = NodeLauncher(tmp_path, node="node-0")
@@ -255,9 +309,18 @@ def test_a_sweep_tries_again_as_often_and_ends_alike(sqlite_store: Store, tmp_pa
 def _run(spec: SweepSpec, store: Store, scheduler: Any) -> None:
     code = Fingerprint(orchestrator_version="test")
     clock = getattr(scheduler, "clock", lambda: 0.0)
-    run_sweep(spec, store=store, open_scheduler=lambda: scheduler, code=code, hardware=lambda _: None, clock=clock)
+    run_sweep(
+        spec,
+        store=store,
+        open_scheduler=lambda: scheduler,
+        code=code,
+        hardware=lambda _: None,
+        clock=clock,
+    )
 
 
 def _ended(store: Store, sweep: str) -> dict[int, tuple[TrialState, FailureKind | None, int]]:
     rows = store.trials(store.sweep_named(sweep).id)
-    return {row.layout.micro_batch_size: (row.state, row.failure_kind, row.num_attempts) for row in rows}
+    return {
+        row.layout.micro_batch_size: (row.state, row.failure_kind, row.num_attempts) for row in rows
+    }

@@ -33,7 +33,12 @@ class Counted:
             self.idle += gang.num_slots * (not gang.is_returned and not gang.busy)
 
 
-@given(moves=st.lists(st.tuples(st.sampled_from(["form", "begin", "end", "return", "wait"]), st.integers(0, 7)), max_size=60))
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["form", "begin", "end", "return", "wait"]), st.integers(0, 7)),
+        max_size=60,
+    )
+)
 def test_leases_add_up_to_the_slots_held_in_each_second(moves: list[tuple[str, int]]) -> None:
     meter, counted, now = LeaseMeter(0.0), Counted(), 0
     for move, which in moves:
@@ -70,7 +75,10 @@ def test_what_of_a_lease_no_attempt_has_is_idle() -> None:
     assert meter.ends("second", 5.0) == 8.0
     meter.returned("lease", 5.0)
     leased = meter.leased(9.0, total_slots=8)
-    assert (leased.held, leased.idle) == (32.0, 20.0)  # 4 s of 8 slots, of which attempts had 2 for 2 s and 4 for 2 s
+    assert (leased.held, leased.idle) == (
+        32.0,
+        20.0,
+    )  # 4 s of 8 slots, of which attempts had 2 for 2 s and 4 for 2 s
 
 
 def test_an_attempt_whose_gang_never_stood_held_nothing() -> None:

@@ -10,7 +10,12 @@ import pytest
 
 from db.store import Store
 from orchestrator.cluster.contract import Finished
-from orchestrator.cluster.replayed import RayReplayScheduler, ReplayScheduler, for_one_process, table_of
+from orchestrator.cluster.replayed import (
+    RayReplayScheduler,
+    ReplayScheduler,
+    for_one_process,
+    table_of,
+)
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.pretend.replay import ReplayTable
@@ -18,7 +23,14 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.core.trial.protocol import Device, MeasurementPlan, PhaseLimits, TrialRequest, decode_request, encode
+from orchestrator.core.trial.protocol import (
+    Device,
+    MeasurementPlan,
+    PhaseLimits,
+    TrialRequest,
+    decode_request,
+    encode,
+)
 from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import SweepResult
@@ -81,14 +93,18 @@ def request_of(spec: SweepSpec, table: ReplayTable, trial_id: int, key_part: str
         sequence_length=cell.sequence_length,
         layout=layout,
         device=Device.CUDA,
-        measurement=MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02),
+        measurement=MeasurementPlan(
+            warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02
+        ),
         limits=PhaseLimits(**LIMITS),
         seed=0,
     )
 
 
 @pytest.mark.parametrize("strategy", ["auto", "exhaustive", "random", "tpe"])
-def test_every_strategy_finds_the_best_row_and_is_charged_what_launches_would_hold(store: Store, csv_file: Path, strategy: str) -> None:
+def test_every_strategy_finds_the_best_row_and_is_charged_what_launches_would_hold(
+    store: Store, csv_file: Path, strategy: str
+) -> None:
     result = run(store, spec_of(csv_file, strategy=strategy))
     assert result.counts[TrialState.FAILED] == 1
     assert result.counts[TrialState.OUT_OF_MEMORY] == 1
@@ -112,16 +128,28 @@ def test_of_several_at_once_the_shortest_ends_first(csv_file: Path) -> None:
     spec = spec_of(csv_file, max_parallel_trials=2)
     table, scheduler = opened(spec)
     assert scheduler.slots.total == 16
-    scheduler.start(request_of(spec, table, 1, "mbs1_ga4_full_z1_bf16-attention_kernel=eager"), SHAPE, ["replay-0"])
-    scheduler.start(request_of(spec, table, 2, "mbs2_ga2_none_z1_bf16-attention_kernel=flash"), SHAPE, ["replay-1"])
+    scheduler.start(
+        request_of(spec, table, 1, "mbs1_ga4_full_z1_bf16-attention_kernel=eager"),
+        SHAPE,
+        ["replay-0"],
+    )
+    scheduler.start(
+        request_of(spec, table, 2, "mbs2_ga2_none_z1_bf16-attention_kernel=flash"),
+        SHAPE,
+        ["replay-1"],
+    )
     (first,) = scheduler.poll(1.0)
     assert isinstance(first, Finished)
-    assert scheduler.leased().held == pytest.approx(2 * first.gpu_seconds)  # the other runs as long by then
+    assert scheduler.leased().held == pytest.approx(
+        2 * first.gpu_seconds
+    )  # the other runs as long by then
     (second,) = scheduler.poll(1.0)
     assert isinstance(second, Finished)
     assert (first.trial_id, second.trial_id) == (2, 1)
     both, seconds = first.gpu_seconds + second.gpu_seconds, second.gpu_seconds / SHAPE.num_slots
-    assert scheduler.leased() == Leased(held=pytest.approx(both), idle=0.0, capacity=pytest.approx(16 * seconds))
+    assert scheduler.leased() == Leased(
+        held=pytest.approx(both), idle=0.0, capacity=pytest.approx(16 * seconds)
+    )
     assert scheduler.poll(1.0) == []
 
 
@@ -149,7 +177,9 @@ def test_one_process_stands_for_the_gang_and_the_charge_is_the_tables(csv_file: 
     scheduler.start(request_of(spec, table, 1, BEST), SHAPE, ["replay-0"])
     finished = [event for event in scheduler.poll(1.0) if isinstance(event, Finished)]
     assert [event.gpu_seconds for event in finished] == [pytest.approx((60 + 8 * 4.4) * 8)]
-    assert scheduler.leased() == Leased(held=pytest.approx((60 + 8 * 4.4) * 8), idle=0.0, capacity=None)
+    assert scheduler.leased() == Leased(
+        held=pytest.approx((60 + 8 * 4.4) * 8), idle=0.0, capacity=None
+    )
     assert asked[0].layout.world_size == 1
     assert asked[0].options["layout"] == BEST
 

@@ -65,10 +65,18 @@ def run(store: Store, wanted: SweepSpec, **options: Any) -> tuple[SweepResult, S
     return result, scheduler
 
 
-def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(tmp_path: Path) -> None:
-    drift = [{"kind": "slow_node", "size": 0.5, "node": "node-0"}, {"kind": "wave", "size": 0.4, "seconds": 600.0}]
+def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(
+    tmp_path: Path,
+) -> None:
+    drift = [
+        {"kind": "slow_node", "size": 0.5, "node": "node-0"},
+        {"kind": "wave", "size": 0.4, "seconds": 600.0},
+    ]
     asked = order(options={"noise": 0.05, "drift": drift})
-    asked = replace(asked, request=asked.request.model_copy(update={"elapsed_seconds": 200.0, "nodes": ("node-0",)}))
+    asked = replace(
+        asked,
+        request=asked.request.model_copy(update={"elapsed_seconds": 200.0, "nodes": ("node-0",)}),
+    )
     launcher = NodeLauncher(tmp_path, node="here")
     try:
         real = launcher.run(asked)
@@ -89,8 +97,12 @@ def test_a_simulated_attempt_gives_the_numbers_that_its_ranks_would_have_given(t
         "device_memory_bytes",
         "peak_flops",
     )
-    assert {name: getattr(mine, name) for name in same} == {name: getattr(theirs, name) for name in same}
-    assert event.gpu_seconds == pytest.approx(2 * scheduler.clock(), rel=0.1), "two slots, from its start to now, its cleaning up included"
+    assert {name: getattr(mine, name) for name in same} == {
+        name: getattr(theirs, name) for name in same
+    }
+    assert event.gpu_seconds == pytest.approx(2 * scheduler.clock(), rel=0.1), (
+        "two slots, from its start to now, its cleaning up included"
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,14 @@ def test_a_fault_comes_to_the_same_kind_as_in_a_rank(tmp_path: Path, fault: str,
     finally:
         launcher.close()
     scheduler = SimulatedScheduler(
-        simulated(spec(workload={"name": "synthetic", "options": {"faults": [{"fault": fault, "at": at, "rank": 0}]}}))
+        simulated(
+            spec(
+                workload={
+                    "name": "synthetic",
+                    "options": {"faults": [{"fault": fault, "at": at, "rank": 0}]},
+                }
+            )
+        )
     )
     scheduler.start(asked.request, Shape(num_nodes=1, slots_per_node=2), ["node-0"])
     (event,) = scheduler.poll(1.0)
@@ -126,7 +145,9 @@ def test_a_fault_comes_to_the_same_kind_as_in_a_rank(tmp_path: Path, fault: str,
 
 
 def test_a_name_too_long_to_be_simulated_under_is_told_with_a_shorter_one() -> None:
-    with pytest.raises(UsageInvalid, match=r"at most 63 are possible: give it a shorter name, name=x{53}$"):
+    with pytest.raises(
+        UsageInvalid, match=r"at most 63 are possible: give it a shorter name, name=x{53}$"
+    ):
         simulated(spec(name="x" * 63))
     assert simulated(spec(name="x" * 53)).name == "x" * 53 + "-simulated"
 
@@ -137,12 +158,14 @@ def test_a_sweep_is_simulated_to_its_end_and_always_alike(store: Store, tmp_path
     states = Counter(t.state for t in store.trials(result.sweep_id))
     assert states[TrialState.MEASURED] > 0
     assert states[TrialState.OUT_OF_MEMORY] > 0, "8B parameters without sharding take 128 GB of 80"
-    assert scheduler.clock() > 60 * result.counts[TrialState.MEASURED] / 2, "virtual: a launch alone takes a minute, on two nodes"
+    assert scheduler.clock() > 60 * result.counts[TrialState.MEASURED] / 2, (
+        "virtual: a launch alone takes a minute, on two nodes"
+    )
     with Store.open(f"sqlite:///{tmp_path / 'again.sqlite'}") as other:
         run(other, spec())
-        assert [(t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in other.trials(1)] == [
-            (t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in store.trials(1)
-        ]
+        assert [
+            (t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in other.trials(1)
+        ] == [(t.layout, t.state, t.step_seconds_median, t.gpu_seconds) for t in store.trials(1)]
 
 
 def test_a_budget_of_time_is_of_the_simulated_clock(store: Store) -> None:
@@ -155,21 +178,36 @@ def test_a_budget_of_time_is_of_the_simulated_clock(store: Store) -> None:
 def test_lost_nodes_cost_attempts_and_no_trial(store: Store) -> None:
     # On eight nodes of which one is lost every six minutes in the mean; a trial of a minute or two is tried three times.
     wide = spec(
-        axes={"micro_batch_size": [1, 2, 4], "zero_stage": [1, 2, 3], "recompute": ["none", "full"], "tensor_parallel_size": [1, 2, 4]}
+        axes={
+            "micro_batch_size": [1, 2, 4],
+            "zero_stage": [1, 2, 3],
+            "recompute": ["none", "full"],
+            "tensor_parallel_size": [1, 2, 4],
+        }
     )
     result, scheduler = run(store, wide, num_nodes=8, node_loss_hours=0.8)
     attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
-    lost = [a for a in attempts if a.failure is not None and a.failure.kind is FailureKind.NODE_LOST]
+    lost = [
+        a for a in attempts if a.failure is not None and a.failure.kind is FailureKind.NODE_LOST
+    ]
     assert lost
     assert {a.state for a in lost} == {AttemptState.REQUEUED}
-    assert not {t.state for t in store.trials(result.sweep_id)} & {TrialState.QUEUED, TrialState.LAUNCHING, TrialState.RUNNING}
+    assert not {t.state for t in store.trials(result.sweep_id)} & {
+        TrialState.QUEUED,
+        TrialState.LAUNCHING,
+        TrialState.RUNNING,
+    }
     assert len(scheduler.slots.nodes) < 8 or scheduler.clock() > NODE_AWAY_SECONDS
 
 
 def test_a_lost_node_is_back_before_a_sweep_that_needs_it_gives_up(store: Store) -> None:
     """All of its nodes, of which one is lost every quarter of an hour in the mean: every gang waits for it."""
     result, scheduler = run(
-        store, spec(gpus=64, global_batch_size=64, axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]}), node_loss_hours=2.0
+        store,
+        spec(
+            gpus=64, global_batch_size=64, axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]}
+        ),
+        node_loss_hours=2.0,
     )
     assert NODE_AWAY_SECONDS < WAIT_FOR_NODES_SECONDS
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
@@ -180,7 +218,10 @@ def test_a_lost_node_is_back_before_a_sweep_that_needs_it_gives_up(store: Store)
 
 def test_a_sweep_that_does_not_wait_for_a_lost_node_ends_with_what_it_has(store: Store) -> None:
     impatient = spec(
-        gpus=64, global_batch_size=64, axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]}, measurement={"wait_for_nodes": 60}
+        gpus=64,
+        global_batch_size=64,
+        axes={"micro_batch_size": [1], "zero_stage": [1, 2, 3]},
+        measurement={"wait_for_nodes": 60},
     )
     result, _ = run(store, impatient, node_loss_hours=2.0)
     assert StopReason.NODES in result.stopped.values()
@@ -194,7 +235,9 @@ def test_nodes_go_while_nobody_runs_as_well() -> None:
     assert fewest < 8, "eight nodes that run for an hour each, and are away for ten minutes"
 
 
-def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell(store: Store) -> None:
+def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell(
+    store: Store,
+) -> None:
     """70B on 16 GPUs takes 60 to 160 s a step, and 8B takes 5."""
     slow = spec(model=["llama-3.1-8b", "llama-3.1-70b"], gpus=16, global_batch_size=256, measurement={"limits": {"steady": 60}},
                 axes={"micro_batch_size": [1, 2], "tensor_parallel_size": 8, "pipeline_parallel_size": [1, 2], "recompute": ["none", "full"], "zero_stage": [0, 1]})  # fmt: skip
@@ -211,18 +254,25 @@ def test_a_simulated_step_over_its_limit_hangs_its_layout_and_ends_no_other_cell
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
-def test_a_node_that_is_lost_with_all_its_gangs_does_not_end_a_sweep(store: Store, seed: int) -> None:
+def test_a_node_that_is_lost_with_all_its_gangs_does_not_end_a_sweep(
+    store: Store, seed: int
+) -> None:
     # Eight gangs of one GPU to a node, and one of eight nodes is lost every 90 s in the mean.
     wide = spec(
         gpus=1,
         model="llama-3.2-1b",
         sequence_length=[1024, 2048, 4096],
-        axes={"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "full", "selective_ops", "selective_attention"]},
+        axes={
+            "micro_batch_size": [1, 2, 4, 8, 16, 32],
+            "recompute": ["none", "full", "selective_ops", "selective_attention"],
+        },
         search={"seed": seed, "confirm": {"repeats": 0}},
     )
     result, _ = run(store, wide, num_nodes=8, node_loss_hours=0.2)
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
-    assert max(store.node_faults(result.sweep_id).values()) >= MACHINE_FAULTS_IN_A_ROW, "so many gangs went with one node"
+    assert max(store.node_faults(result.sweep_id).values()) >= MACHINE_FAULTS_IN_A_ROW, (
+        "so many gangs went with one node"
+    )
 
 
 def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store) -> None:
@@ -230,7 +280,16 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
     attempts = [a for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
     found = store.held(result.sweep_id)
     assert found.total.held == pytest.approx(sum(a.gpu_seconds or 0.0 for a in attempts))
-    assert min(found.total.useful, found.total.warmup, found.total.startup, found.total.out_of_memory, found.total.lost) > 0
+    assert (
+        min(
+            found.total.useful,
+            found.total.warmup,
+            found.total.startup,
+            found.total.out_of_memory,
+            found.total.lost,
+        )
+        > 0
+    )
     assert (found.total.idle, found.total.in_flight) == (
         pytest.approx(0.0, abs=1e-6),
         0.0,
@@ -240,9 +299,17 @@ def test_what_a_simulated_sweep_held_adds_up_on_the_simulated_clock(store: Store
 
 
 def test_a_simulated_budget_of_money_is_hardly_passed(store: Store) -> None:
-    result, _ = run(store, spec(price_per_gpu_hour=2.0, search={"max_cost": 4.0, "confirm": {"repeats": 0}}), num_nodes=4)
+    result, _ = run(
+        store,
+        spec(price_per_gpu_hour=2.0, search={"max_cost": 4.0, "confirm": {"repeats": 0}}),
+        num_nodes=4,
+    )
     assert StopReason.COST in result.stopped.values()
-    attempts = [a.gpu_seconds or 0.0 for t in store.trials(result.sweep_id) for a in store.trial(t.id).attempts]
+    attempts = [
+        a.gpu_seconds or 0.0
+        for t in store.trials(result.sweep_id)
+        for a in store.trial(t.id).attempts
+    ]
     # Of two hours: the first of each of four nodes start when nothing is known of such trials, and launches differ by a fifth.
     assert 2 * 3600 - max(attempts) < sum(attempts) < 2 * 3600 + max(attempts)
 
@@ -267,7 +334,9 @@ def test_the_command_simulates_and_shows_the_best(
     assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
     told = capsys.readouterr()
     assert {row["sweep"] for row in json.loads(told.out)["best"]} == {"s-simulated"}
-    assert "Simulated, on a clock of its own: 3 node(s) of 8 h100-sxm. Nothing is measured" in told.err
+    assert (
+        "Simulated, on a clock of its own: 3 node(s) of 8 h100-sxm. Nothing is measured" in told.err
+    )
     assert f"new store at sqlite:///{tmp_path}/s.sqlite\n" in told.err
     assert cli.main(["run", str(file), "--simulate", "--nodes", "3", "--json"]) == 0
     assert f"store at sqlite:///{tmp_path}/s.sqlite: 1 sweep\n" in capsys.readouterr().err
@@ -275,7 +344,9 @@ def test_the_command_simulates_and_shows_the_best(
     assert "add --simulate" in capsys.readouterr().err
 
 
-def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(sqlite_store: Store) -> None:
+def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(
+    sqlite_store: Store,
+) -> None:
     acted = simulated(spec(search={"max_trials": 6, "confirm": {"repeats": 0}}))
     scheduler = SimulatedScheduler(acted, num_nodes=2)
     seen: list[Snapshot] = []
@@ -289,7 +360,9 @@ def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(sqlit
         observe=seen.append,
     )
     ends = [one for snapshot in seen for one in snapshot.ended]
-    over = [sum(one.counts.get(state, 0) for state in TERMINAL - {TrialState.PRUNED}) for one in ends]
+    over = [
+        sum(one.counts.get(state, 0) for state in TERMINAL - {TrialState.PRUNED}) for one in ends
+    ]
     assert over == list(range(1, len(ends) + 1))
     assert [one.seconds for one in ends] == sorted(one.seconds for one in ends)
     assert len({one.seconds for one in ends}) > 1
@@ -298,11 +371,23 @@ def test_a_simulation_tells_each_end_at_its_time_with_the_state_as_of_then(sqlit
     assert seen[-1].untried == sum(one.untried for one in searched) > 0
 
 
-def test_what_diverges_is_never_ranked_and_what_is_preempted_or_loses_its_gpu_is_measured_again(store: Store) -> None:
+def test_what_diverges_is_never_ranked_and_what_is_preempted_or_loses_its_gpu_is_measured_again(
+    store: Store,
+) -> None:
     faults = [
         {"fault": "nan_loss", "at": "step_2", "only_if": {"micro_batch_size": 1}},
-        {"fault": "preempted", "at": "step_3", "only_if": {"micro_batch_size": 2, "recompute": "none"}, "first_attempt_only": True},
-        {"fault": "xid", "at": "step_3", "only_if": {"micro_batch_size": 2, "recompute": "full"}, "first_attempt_only": True},
+        {
+            "fault": "preempted",
+            "at": "step_3",
+            "only_if": {"micro_batch_size": 2, "recompute": "none"},
+            "first_attempt_only": True,
+        },
+        {
+            "fault": "xid",
+            "at": "step_3",
+            "only_if": {"micro_batch_size": 2, "recompute": "full"},
+            "first_attempt_only": True,
+        },
     ]
     wanted = spec(
         gpus=8,
@@ -315,7 +400,12 @@ def test_what_diverges_is_never_ranked_and_what_is_preempted_or_loses_its_gpu_is
         by_size.setdefault(trial.layout.micro_batch_size, set()).add(trial.state)
     assert by_size == {1: {TrialState.FAILED}, 2: {TrialState.MEASURED}}
     details = [store.trial(trial.id) for trial in store.trials(result.sweep_id)]
-    kinds = Counter(attempt.failure.kind for detail in details for attempt in detail.attempts if attempt.failure is not None)
+    kinds = Counter(
+        attempt.failure.kind
+        for detail in details
+        for attempt in detail.attempts
+        if attempt.failure is not None
+    )
     assert kinds == {FailureKind.NOT_FINITE: 2, FailureKind.PREEMPTED: 1, FailureKind.XID: 1}
     (best,) = store.best(result.sweep_id, 9).values()
     assert {trial.layout.micro_batch_size for trial in best} == {2}

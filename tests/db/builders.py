@@ -15,7 +15,16 @@ from db.read import queries
 from db.read.rows import TrialRow
 from db.store import Store
 from db.write import changes
-from db.write.writes import NO_USAGE, AttemptFacts, Ended, FailedEnd, MeasuredEnd, NewAttempt, NewTrial, Pruned
+from db.write.writes import (
+    NO_USAGE,
+    AttemptFacts,
+    Ended,
+    FailedEnd,
+    MeasuredEnd,
+    NewAttempt,
+    NewTrial,
+    Pruned,
+)
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
@@ -30,7 +39,10 @@ CONDITIONS = {"measurement": {"warmup_steps": 3}, "precision": "bf16"}
 
 
 def cell(**changes: Any) -> Cell:
-    return replace(Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=128, global_batch_size=64), **changes)
+    return replace(
+        Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=128, global_batch_size=64),
+        **changes,
+    )
 
 
 def layout(micro_batch_size: int = 1, **changes: Any) -> Layout:
@@ -61,12 +73,27 @@ def measurement(tokens_per_second_per_gpu: float = 1000.0, **changes: Any) -> Me
 
 
 def fingerprint(torch: str = "2.13.0") -> Fingerprint:
-    stack = Stack(python="3.11.2", torch=torch, cuda="13.0", nccl="2.29", driver="580.1", device_name="NVIDIA H100 80GB HBM3")
+    stack = Stack(
+        python="3.11.2",
+        torch=torch,
+        cuda="13.0",
+        nccl="2.29",
+        driver="580.1",
+        device_name="NVIDIA H100 80GB HBM3",
+    )
     return Fingerprint(orchestrator_version="0.1.0", git_sha="0123abcd", stack=stack)
 
 
 def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
-    value = Failure(kind=kind, message="CUDA out of memory", rank=1, node="node-a", phase="first_step", step=0, evidence="OutOfMemoryError")
+    value = Failure(
+        kind=kind,
+        message="CUDA out of memory",
+        rank=1,
+        node="node-a",
+        phase="first_step",
+        step=0,
+        evidence="OutOfMemoryError",
+    )
     return replace(value, **changes)
 
 
@@ -93,9 +120,18 @@ def begin_trial(
     return store.begin_trials([new], epoch=epoch)[0]
 
 
-def start_attempt(store: Store, trial_id: int, epoch: int, nodes: Sequence[str] | None = None, *, shared_nodes: bool | None = None) -> int:
+def start_attempt(
+    store: Store,
+    trial_id: int,
+    epoch: int,
+    nodes: Sequence[str] | None = None,
+    *,
+    shared_nodes: bool | None = None,
+) -> int:
     """`begin_trials` of one that is QUEUED: the number of its new attempt."""
-    return store.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch)[0][1]
+    return store.begin_trials(
+        [NewAttempt(trial_id=trial_id, nodes=nodes, shared_nodes=shared_nodes)], epoch=epoch
+    )[0][1]
 
 
 def start_repeat(
@@ -108,7 +144,9 @@ def start_repeat(
     purpose: Purpose = Purpose.CONFIRMATION,
 ) -> int:
     """`begin_trials` of one that is MEASURED. What it measures counts beside the others, the median standing for all."""
-    return store.begin_trials([NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch)[0][1]
+    return store.begin_trials(
+        [NewAttempt(trial_id=trial_id, nodes=nodes, purpose=purpose, why=why)], epoch=epoch
+    )[0][1]
 
 
 def record_measurement(
@@ -124,7 +162,9 @@ def record_measurement(
 ) -> bool:
     """`record_ends` of one that was measured. True: it counts; False: another came first, and it is kept beside it."""
     outcome = MeasuredEnd(measurement=measurement, gpu=gpu, memory_by_part=memory_by_part)
-    return store.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].counts
+    return store.record_ends(
+        [Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch
+    )[0].counts
 
 
 def record_failure(
@@ -140,8 +180,15 @@ def record_failure(
     **facts: Unpack[AttemptFacts],
 ) -> TrialState:
     """`record_ends` of one that failed. Its trial's new state: OUT_OF_MEMORY, FAILED or REQUEUED, unless the attempt was not the latest."""
-    outcome = FailedEnd(failure=failure, event=event, peak_memory_bytes=peak_memory_bytes, device_memory_bytes=device_memory_bytes)
-    return store.record_ends([Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch)[0].state
+    outcome = FailedEnd(
+        failure=failure,
+        event=event,
+        peak_memory_bytes=peak_memory_bytes,
+        device_memory_bytes=device_memory_bytes,
+    )
+    return store.record_ends(
+        [Ended(trial_id=trial_id, attempt=attempt, outcome=outcome, facts=facts)], epoch=epoch
+    )[0].state
 
 
 def add_trial(
@@ -164,7 +211,9 @@ def add_trial(
     )
 
     def work(connection: sa.Connection, change: Change) -> TrialRow:
-        return queries.trials_by_id(connection, changes.add_trials(connection, change, [new], epoch))[0]
+        return queries.trials_by_id(
+            connection, changes.add_trials(connection, change, [new], epoch)
+        )[0]
 
     return store._database.write(work)
 
@@ -186,19 +235,35 @@ class Bench:
 
     def add(self, micro_batch_size: int = 1, **changes: Any) -> TrialRow:
         """A trial that waits and has no attempt yet."""
-        return add_trial(self.store, self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch)
+        return add_trial(
+            self.store, self.cell_id, layout(micro_batch_size, **changes), epoch=self.epoch
+        )
 
     def start(self, micro_batch_size: int = 1) -> tuple[int, int]:
         """A trial in flight: its id and the attempt's number."""
-        return begin_trial(self.store, self.cell_id, layout(micro_batch_size), epoch=self.epoch, nodes=["node-a", "node-b"])
+        return begin_trial(
+            self.store,
+            self.cell_id,
+            layout(micro_batch_size),
+            epoch=self.epoch,
+            nodes=["node-a", "node-b"],
+        )
 
     def prune(self, micro_batch_sizes: Iterable[int], *, condemned_by: int | None = None) -> int:
         """Trials that are never launched, for another proves them too large. How many are newly so."""
         why = "needs more than what ran out of memory"
-        some = [Pruned(cell_id=self.cell_id, layout=layout(size), why=why, condemned_by=condemned_by) for size in micro_batch_sizes]
+        some = [
+            Pruned(cell_id=self.cell_id, layout=layout(size), why=why, condemned_by=condemned_by)
+            for size in micro_batch_sizes
+        ]
         return self.store.add_pruned(some, epoch=self.epoch)
 
-    def measure(self, micro_batch_size: int = 1, tokens_per_second_per_gpu: float = 1000.0, torch: str = "2.13.0") -> int:
+    def measure(
+        self,
+        micro_batch_size: int = 1,
+        tokens_per_second_per_gpu: float = 1000.0,
+        torch: str = "2.13.0",
+    ) -> int:
         """A measured trial's id."""
         trial_id, attempt = self.start(micro_batch_size)
         record_measurement(
@@ -216,7 +281,9 @@ class Bench:
 def losing_answers(write: Callable[..., object]) -> Callable[..., object]:
     """`Database.write` with every commit's answer lost: the write is tried again, and has to find itself done."""
 
-    def lossy(self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False) -> object:
+    def lossy(
+        self: Database, work: Callable[[sa.Connection, Change], object], *, durable: bool = False
+    ) -> object:
         changes: list[Change] = []
 
         def remember(connection: sa.Connection, change: Change) -> object:

@@ -49,5 +49,8 @@ def take_back(url: str) -> None:
         version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
         if version == VERSION:
             connection.exec_driver_sql("ALTER TABLE attempt DROP COLUMN of_next_version")
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = :version"), {"version": schema.FIRST_VERSION})
+            connection.execute(
+                sa.text("UPDATE alembic_version SET version_num = :version"),
+                {"version": schema.FIRST_VERSION},
+            )
     engine.dispose()

@@ -35,7 +35,9 @@ def test_the_migrations_make_the_tables_that_the_code_knows(store: Store) -> Non
     def differences(connection: sa.Connection) -> list[object]:
         views = set(sa.inspect(connection).get_view_names())
         assert views == set(schema.VIEWS)
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": False})
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": False}
+        )
         return list(compare_metadata(context, schema.metadata))
 
     assert store._database.read(differences) == []
@@ -53,16 +55,22 @@ def test_postgresql_says_what_every_column_means(postgresql_url: str) -> None:
             ).all()
         )
     means = migrate.meanings()
-    assert {(table, name, text) for table, name, text in said} == {(table, name, means[name]) for table, name, _ in said}
+    assert {(table, name, text) for table, name, text in said} == {
+        (table, name, means[name]) for table, name, _ in said
+    }
     assert {table for table, _, _ in said} == {*schema.metadata.tables, *schema.VIEWS}
 
 
-def test_a_store_of_an_earlier_version_is_upgraded_with_all_that_was_in_it(store_url: str, tmp_path: Path) -> None:
+def test_a_store_of_an_earlier_version_is_upgraded_with_all_that_was_in_it(
+    store_url: str, tmp_path: Path
+) -> None:
     with Store.open(store_url) as store:
         trial_id = Bench.on(store).measure()
     before = schema.SCHEMA_VERSION
     with next_version.in_force(tmp_path):
-        with pytest.raises(StoreUnavailable, match=r"run `sweep db upgrade` \(it makes a copy first\)"):
+        with pytest.raises(
+            StoreUnavailable, match=r"run `sweep db upgrade` \(it makes a copy first\)"
+        ):
             Store.open(store_url)
         assert migrate.upgrade(store_url)[:2] == (before, next_version.VERSION)
         with Store.open(store_url) as store:
@@ -76,20 +84,27 @@ def test_a_store_from_before_the_first_release_is_refused_by_all(store_url: str)
     run(store_url, "UPDATE alembic_version SET version_num = '0007'")
     for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):
         with pytest.raises(
-            StoreUnavailable, match="has schema 0007, and not this program's 0008: it is older than the first release"
+            StoreUnavailable,
+            match="has schema 0007, and not this program's 0008: it is older than the first release",
         ) as caught:
             ask(store_url)
-        assert "Keep it for the program that made it, and begin another (SWEEP_DB)" in str(caught.value)
+        assert "Keep it for the program that made it, and begin another (SWEEP_DB)" in str(
+            caught.value
+        )
 
 
-def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(sqlite_url: str) -> None:
+def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first(
+    sqlite_url: str,
+) -> None:
     with Store.open(sqlite_url) as store:
         trial_id = Bench.on(store).measure()
     before, after, copy = migrate.upgrade(sqlite_url)
     assert before == after == schema.SCHEMA_VERSION
     assert copy is not None
     for place in (sqlite_url, f"sqlite:///{copy}"):
-        assert readonly.query(place, "SELECT trial_id, state FROM v_trial").rows == [(trial_id, "measured")]
+        assert readonly.query(place, "SELECT trial_id, state FROM v_trial").rows == [
+            (trial_id, "measured")
+        ]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +114,9 @@ def test_an_upgrade_of_the_newest_changes_nothing_and_copies_a_sqlite_file_first
         ("0000", "it is older than the first release and cannot be upgraded"),
     ],
 )
-def test_a_database_of_another_version_is_refused_with_what_to_do(store_url: str, version: str, says: str) -> None:
+def test_a_database_of_another_version_is_refused_with_what_to_do(
+    store_url: str, version: str, says: str
+) -> None:
     Store.open(store_url).close()
     run(store_url, f"UPDATE alembic_version SET version_num = '{version}'")
     with pytest.raises(StoreUnavailable, match=says):
@@ -147,7 +164,9 @@ def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(
     with Store.open(store_url) as store:
         trial_id = Bench.on(store).measure()
     with next_version.in_force(tmp_path), monkeypatch.context() as patch:
-        patch.setattr(schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist"))  # fails when all tables and views are dropped and made
+        patch.setattr(
+            schema, "VIEWS", (*schema.VIEWS, "v_that_does_not_exist")
+        )  # fails when all tables and views are dropped and made
         with pytest.raises(FileNotFoundError, match="v_that_does_not_exist"):
             migrate.upgrade(store_url)
     with Store.open(store_url) as store:
@@ -158,13 +177,27 @@ def test_a_migration_that_dies_half_way_leaves_the_database_as_it_was(
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("UPDATE alembic_version SET version_num = 'rubbish'", "has schema version 'rubbish', which should be one row of four digits"),
-        ("INSERT INTO alembic_version VALUES ('0005')", "which should be one row of four digits. Put a backup back"),
-        ("DELETE FROM alembic_version", "has lost its schema version: alembic_version is empty. Put a backup back"),
-        ("ALTER TABLE alembic_version RENAME COLUMN version_num TO other", "a table alembic_version of other origin"),
+        (
+            "UPDATE alembic_version SET version_num = 'rubbish'",
+            "has schema version 'rubbish', which should be one row of four digits",
+        ),
+        (
+            "INSERT INTO alembic_version VALUES ('0005')",
+            "which should be one row of four digits. Put a backup back",
+        ),
+        (
+            "DELETE FROM alembic_version",
+            "has lost its schema version: alembic_version is empty. Put a backup back",
+        ),
+        (
+            "ALTER TABLE alembic_version RENAME COLUMN version_num TO other",
+            "a table alembic_version of other origin",
+        ),
     ],
 )
-def test_rubbish_in_the_version_table_is_said_in_one_short_line(store_url: str, statement: str, says: str) -> None:
+def test_rubbish_in_the_version_table_is_said_in_one_short_line(
+    store_url: str, statement: str, says: str
+) -> None:
     Store.open(store_url).close()
     run(store_url, statement)
     for ask in (Store.open, migrate.upgrade, lambda place: Store.open(place, to_read=True)):

@@ -50,7 +50,10 @@ def test_the_same_sweep_is_found_again_and_only_who_takes_it_changes_its_spec(st
     narrow, wide = '{"max_trials": 10}', '{"max_trials": 20}'
     sweep_id = store.ensure_sweep("a", narrow, CONDITIONS)
     assert store.ensure_sweep("a", wide, CONDITIONS) == sweep_id
-    assert (store.sweep_named("a").spec_json, store.sweep_named("a").state) == (narrow, SweepState.WAITING)
+    assert (store.sweep_named("a").spec_json, store.sweep_named("a").state) == (
+        narrow,
+        SweepState.WAITING,
+    )
     store.acquire(sweep_id, host="node-7", pid=1, spec_json=wide)
     assert store.sweep_named("a").spec_json == wide
     with pytest.raises(SweepHeld):
@@ -76,7 +79,9 @@ def test_other_conditions_are_refused_and_each_difference_is_named(store: Store)
     sweep_id = store.ensure_sweep("a", "{}", {"precision": "bf16", "seed": 1, "model": "x"})
     epoch = store.acquire(sweep_id, host="node-7", pid=1)
     add_trial(store, store.ensure_cell(sweep_id, cell(), epoch), layout(1), epoch=epoch)
-    with pytest.raises(SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"):
+    with pytest.raises(
+        SweepChanged, match=r"(?s)model: was 'x', is 'absent'.*precision: was 'bf16', is 'fp8'"
+    ):
         store.ensure_sweep("a", "{}", {"precision": "fp8", "seed": 1})
 
 
@@ -87,7 +92,9 @@ def test_a_sweep_without_trials_takes_the_conditions_of_whoever_takes_it(store: 
     epoch = store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "cpu"})
     assert store.sweep_named("a").conditions == {"device": "cpu"}
     cell_id = store.ensure_cell(sweep_id, cell(), epoch)
-    store.add_pruned([Pruned(cell_id=cell_id, layout=layout(1), why="too large", condemned_by=None)], epoch=epoch)
+    store.add_pruned(
+        [Pruned(cell_id=cell_id, layout=layout(1), why="too large", condemned_by=None)], epoch=epoch
+    )
     with pytest.raises(SweepChanged, match="device: was 'cpu', is 'h100-sxm'"):
         store.acquire(sweep_id, host="node-7", pid=1, conditions={"device": "h100-sxm"})
     store.renew(sweep_id, epoch)  # nothing of what was refused is written
@@ -133,7 +140,12 @@ def test_every_field_of_a_layout_comes_back(bench: Bench) -> None:
         predicted_memory_bytes=7.9e10,
         predicted_tokens_per_second_per_gpu=9e3,
     )
-    assert (row.layout, row.state, row.why, row.predicted_memory_bytes) == (rich, TrialState.QUEUED, "predicted best", 79_000_000_000)
+    assert (row.layout, row.state, row.why, row.predicted_memory_bytes) == (
+        rich,
+        TrialState.QUEUED,
+        "predicted best",
+        79_000_000_000,
+    )
     again = add_trial(bench.store, bench.cell_id, rich, epoch=bench.epoch, why="other")
     assert again == row
 
@@ -157,23 +169,37 @@ def test_a_prediction_that_is_no_number_is_unknown(bench: Bench) -> None:
         MachineLoad(cpu_cores=2.0),
         MachineLoad(foreign_gpu_processes=0),
         MachineLoad(gpu_clock_ratio=0.9),
-        MachineLoad(gpu_throttled_fraction=0.5, gpu_throttle_reasons=("hw_slowdown", "sw_power_cap")),
+        MachineLoad(
+            gpu_throttled_fraction=0.5, gpu_throttle_reasons=("hw_slowdown", "sw_power_cap")
+        ),
         MachineLoad(gpu_temperature_celsius=81.0),
         MachineLoad(),
     ],
 )
 def test_a_load_of_which_one_thing_is_known_comes_back(load: MachineLoad) -> None:
-    assert records.load_of({**dict.fromkeys(records.LOAD_COLUMNS), **records.load_columns(load)}) == load  # type: ignore[arg-type]
+    assert (
+        records.load_of({**dict.fromkeys(records.LOAD_COLUMNS), **records.load_columns(load)})
+        == load
+    )  # type: ignore[arg-type]
 
 
 def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     with_settings = fingerprint().model_copy(update={"settings": (("NCCL_ALGO", "Ring"),)})
     environment = {"GLOO_SOCKET_IFNAME": {"node-c": "eth0", "node-d": None}, "NCCL_ALGO": "Ring"}
-    load = MachineLoad(cpu_cores=2.0, own_cpu_cores=0.2, others_cpu_cores=1.8, foreign_gpu_processes=0, gpu_throttle_reasons=("a", "b"))
+    load = MachineLoad(
+        cpu_cores=2.0,
+        own_cpu_cores=0.2,
+        others_cpu_cores=1.8,
+        foreign_gpu_processes=0,
+        gpu_throttle_reasons=("a", "b"),
+    )
     trial_id, number = bench.start()
     assert number == 1
-    assert store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1) is TrialState.RUNNING
+    assert (
+        store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch, attempt=1)
+        is TrialState.RUNNING
+    )
     counts = record_measurement(
         store,
         trial_id,
@@ -201,30 +227,51 @@ def test_everything_about_a_measurement_comes_back(bench: Bench) -> None:
     assert attempt.load == detail.trial.load == load
     assert attempt.phase_seconds == {Phase.START: 0.05, Phase.STEADY: 12.5}
     assert attempt.memory_by_part == {"weights": 16 << 30, "activations": 40 << 30}
-    assert (attempt.nodes, attempt.shared_nodes, attempt.gpu_seconds, attempt.processes_killed) == (("node-c",), False, 25.0, 1)
+    assert (attempt.nodes, attempt.shared_nodes, attempt.gpu_seconds, attempt.processes_killed) == (
+        ("node-c",),
+        False,
+        25.0,
+        1,
+    )
     assert (attempt.state, attempt.superseded) == (AttemptState.MEASURED, False)
     assert attempt.ended_at is not None
     assert attempt.ended_at >= attempt.started_at
     row = detail.trial
-    assert (row.state, row.tokens_per_second_per_gpu, row.is_current_fingerprint) == (TrialState.MEASURED, 1000.0, True)
+    assert (row.state, row.tokens_per_second_per_gpu, row.is_current_fingerprint) == (
+        TrialState.MEASURED,
+        1000.0,
+        True,
+    )
     assert [e.event for e in detail.events] == ["added", "gang_placed", "first_step", "measured"]
 
 
 def test_unknown_numbers_stay_unknown(bench: Bench) -> None:
     trial_id, number = bench.start()
-    unknown = measurement(mfu=None, hfu=None, peak_flops=None, peak_flops_source=None, allocator_retries=None, device_memory_bytes=None)
+    unknown = measurement(
+        mfu=None,
+        hfu=None,
+        peak_flops=None,
+        peak_flops_source=None,
+        allocator_retries=None,
+        device_memory_bytes=None,
+    )
     record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=unknown)
     (attempt,) = bench.store.trial(trial_id).attempts
     assert attempt.measurement == unknown
     assert attempt.fingerprint is None
     assert attempt.gpu_seconds is None
     assert attempt.memory_by_part is None
-    assert bench.store.best(bench.sweep_id)[bench.cell_id][0].is_current_fingerprint  # unknown equals unknown
+    assert bench.store.best(bench.sweep_id)[bench.cell_id][
+        0
+    ].is_current_fingerprint  # unknown equals unknown
 
 
 def test_a_short_trial_that_reports_no_first_step_has_one_all_the_same(bench: Bench) -> None:
     events = bench.store.trial(bench.measure()).events
-    assert [(e.event, e.to_state) for e in events[-2:]] == [("first_step", "running"), ("measured", "measured")]
+    assert [(e.event, e.to_state) for e in events[-2:]] == [
+        ("first_step", "running"),
+        ("measured", "measured"),
+    ]
 
 
 def test_the_log_folds_to_the_state(bench: Bench) -> None:
@@ -254,7 +301,11 @@ def test_an_out_of_memory_is_a_result_with_its_memory(bench: Bench) -> None:
     )
     assert state is TrialState.OUT_OF_MEMORY
     (row,) = bench.store.trials(bench.sweep_id, bench.cell_id)
-    assert (row.failure_kind, row.peak_memory_allocated_bytes, row.device_memory_bytes) == (FailureKind.OOM_GPU, 79 << 30, 80 << 30)
+    assert (row.failure_kind, row.peak_memory_allocated_bytes, row.device_memory_bytes) == (
+        FailureKind.OOM_GPU,
+        79 << 30,
+        80 << 30,
+    )
     (attempt,) = bench.store.trial(trial_id).attempts
     assert attempt.failure == failure()
     assert attempt.fingerprint == fingerprint()
@@ -262,8 +313,14 @@ def test_an_out_of_memory_is_a_result_with_its_memory(bench: Bench) -> None:
 
 def test_text_of_a_program_is_stored_whatever_bytes_it_holds(bench: Bench) -> None:
     trial_id, number = bench.start()
-    odd = failure(FailureKind.USER_ERROR, message="nul \0 surrogate \ud800 [/bold] ' ; drop table trial; --", log_tail="\x1b[31m\0")
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=odd, event=TrialEvent.FAILED)
+    odd = failure(
+        FailureKind.USER_ERROR,
+        message="nul \0 surrogate \ud800 [/bold] ' ; drop table trial; --",
+        log_tail="\x1b[31m\0",
+    )
+    record_failure(
+        bench.store, trial_id, number, epoch=bench.epoch, failure=odd, event=TrialEvent.FAILED
+    )
     (attempt,) = bench.store.trial(trial_id).attempts
     assert attempt.failure is not None
     assert attempt.failure.message == "nul \ufffd surrogate ? [/bold] ' ; drop table trial; --"
@@ -272,19 +329,43 @@ def test_text_of_a_program_is_stored_whatever_bytes_it_holds(bench: Bench) -> No
 def test_a_lost_node_lets_the_trial_wait_again_and_counts_by_kind(bench: Bench) -> None:
     trial_id, number = bench.start()
     lost = failure(FailureKind.NODE_LOST)
-    assert record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=lost, event=TrialEvent.REQUEUED) is TrialState.QUEUED
+    assert (
+        record_failure(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            failure=lost,
+            event=TrialEvent.REQUEUED,
+        )
+        is TrialState.QUEUED
+    )
     assert bench.store.failure_counts([trial_id]) == {trial_id: {FailureKind.NODE_LOST: 1}}
     assert start_attempt(bench.store, trial_id, bench.epoch, ["node-c"]) == 2
-    assert record_measurement(bench.store, trial_id, 2, epoch=bench.epoch, measurement=measurement())
-    assert [a.state for a in bench.store.trial(trial_id).attempts] == [AttemptState.REQUEUED, AttemptState.MEASURED]
+    assert record_measurement(
+        bench.store, trial_id, 2, epoch=bench.epoch, measurement=measurement()
+    )
+    assert [a.state for a in bench.store.trial(trial_id).attempts] == [
+        AttemptState.REQUEUED,
+        AttemptState.MEASURED,
+    ]
 
 
 def test_a_late_result_is_kept_but_does_not_count(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     trial_id, number = bench.start()
-    record_failure(store, trial_id, number, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    record_failure(
+        store,
+        trial_id,
+        number,
+        epoch=epoch,
+        failure=failure(FailureKind.HUNG),
+        event=TrialEvent.REQUEUED,
+    )
     second = start_attempt(store, trial_id, epoch, ["node-b"])
-    assert not record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement(9999.0))
+    assert not record_measurement(
+        store, trial_id, number, epoch=epoch, measurement=measurement(9999.0)
+    )
     assert record_measurement(store, trial_id, second, epoch=epoch, measurement=measurement(10.0))
     detail = store.trial(trial_id)
     assert [a.superseded for a in detail.attempts] == [True, False]
@@ -297,7 +378,12 @@ def test_what_is_told_twice_is_recorded_once(bench: Bench) -> None:
     trial_id, number = bench.start()
     for _ in range(2):
         assert record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement())
-    assert record_failure(store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.FAILED) is TrialState.MEASURED
+    assert (
+        record_failure(
+            store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.FAILED
+        )
+        is TrialState.MEASURED
+    )
     assert len(store.events(bench.sweep_id)) == 4
     assert store.trial(trial_id).attempts[0].failure is None
 
@@ -310,7 +396,9 @@ def test_a_move_that_the_table_lacks_changes_nothing(bench: Bench) -> None:
     assert bench.store.trial(trial.id) == before
 
 
-def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothing(bench: Bench) -> None:
+def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothing(
+    bench: Bench,
+) -> None:
     trial = bench.add()
 
     def overtaken(connection: sa.Connection, change: Change) -> None:
@@ -318,17 +406,30 @@ def test_of_two_threads_that_move_a_trial_from_one_state_the_later_changes_nothi
         first.advance(trial.id, TrialEvent.PRUNED)
         first.write()
         second.advance(trial.id, TrialEvent.GANG_PLACED, begins=1)
-        with pytest.raises(IllegalTransition, match=rf"not every trial was as it was read. Of 1: {trial.id} \(read as queued\)"):
+        with pytest.raises(
+            IllegalTransition,
+            match=rf"not every trial was as it was read. Of 1: {trial.id} \(read as queued\)",
+        ):
             second.write()
 
     bench.store._database.write(overtaken)
     detail = bench.store.trial(trial.id)
-    assert (detail.trial.state, [e.event for e in detail.events]) == (TrialState.PRUNED, ["added", "pruned"])
+    assert (detail.trial.state, [e.event for e in detail.events]) == (
+        TrialState.PRUNED,
+        ["added", "pruned"],
+    )
 
 
 def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
     trial_id, number = bench.start()
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.HUNG),
+        event=TrialEvent.REQUEUED,
+    )
     start_attempt(bench.store, trial_id, bench.epoch, ["n"])
     with pytest.raises(IllegalTransition, match="of attempt 1, but its latest is 2"):
         bench.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=bench.epoch, attempt=1)
@@ -336,17 +437,27 @@ def test_an_event_of_an_older_attempt_is_refused(bench: Bench) -> None:
 
 def test_a_trial_that_waits_again_closes_its_attempt(bench: Bench) -> None:
     trial_id, number = bench.start()
-    assert bench.store.transition(trial_id, TrialEvent.REQUEUED, epoch=bench.epoch, attempt=number) is TrialState.QUEUED
+    assert (
+        bench.store.transition(trial_id, TrialEvent.REQUEUED, epoch=bench.epoch, attempt=number)
+        is TrialState.QUEUED
+    )
     assert bench.store.trial(trial_id).attempts[0].state is AttemptState.REQUEUED
 
 
 def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(bench: Bench) -> None:
     store, epoch = bench.store, bench.epoch
     proof, number = bench.start(4)
-    record_failure(store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    record_failure(
+        store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY
+    )
     waiting, measured = bench.add(5).id, bench.measure(1)
     bigger = [
-        Pruned(cell_id=bench.cell_id, layout=layout(size), why=f"needs more than {size - 1}", condemned_by=proof)
+        Pruned(
+            cell_id=bench.cell_id,
+            layout=layout(size),
+            why=f"needs more than {size - 1}",
+            condemned_by=proof,
+        )
         for size in (5, 6, 7, 4, 1)
     ]
     assert store.add_pruned(bigger, epoch=epoch) == 3
@@ -360,7 +471,11 @@ def test_condemned_layouts_are_recorded_with_their_proof_and_without_a_launch(be
         7: TrialState.PRUNED,
     }
     assert (rows[5].id, rows[1].id) == (waiting, measured)
-    assert (rows[6].condemned_by, rows[6].why, rows[6].num_attempts) == (proof, "needs more than 5", 0)
+    assert (rows[6].condemned_by, rows[6].why, rows[6].num_attempts) == (
+        proof,
+        "needs more than 5",
+        0,
+    )
     assert [e.event for e in store.trial(rows[6].id).events] == ["added", "pruned"]
 
 
@@ -368,7 +483,9 @@ def test_many_layouts_are_condemned_at_once(bench: Bench) -> None:
     assert bench.prune(range(1, 1302)) == 1301
 
 
-def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_again(store: Store, store_url: str) -> None:
+def test_attempts_that_a_dead_orchestrator_left_are_lost_and_their_trials_wait_again(
+    store: Store, store_url: str
+) -> None:
     old = Bench.on(store)
     (running, _), (launching, _), measured = old.start(1), old.start(2), old.measure(3)
     store.transition(running, TrialEvent.FIRST_STEP, epoch=old.epoch)
@@ -396,40 +513,61 @@ def test_a_trial_whose_orchestrators_all_die_is_given_up(store: Store) -> None:
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1)
     assert store.reap(bench.sweep_id, epoch) == []
     detail = store.trial(trial_id)
-    assert (detail.trial.state, detail.trial.failure_kind) == (TrialState.FAILED, FailureKind.ORCHESTRATOR_LOST)
+    assert (detail.trial.state, detail.trial.failure_kind) == (
+        TrialState.FAILED,
+        FailureKind.ORCHESTRATOR_LOST,
+    )
     assert detail.trial.failure_message is not None
     assert f"{retries + 1} times" in detail.trial.failure_message
     assert [a.state for a in detail.attempts] == [AttemptState.LOST] * (retries + 1)
     assert (detail.events[-1].event, detail.events[-1].to_state) == ("failed", "failed")
 
 
-def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(store: Store, store_url: str) -> None:
+def test_a_lost_attempt_held_its_gpus_until_the_last_sign_of_life_of_its_owner(
+    store: Store, store_url: str
+) -> None:
     old = Bench.on(store)
     (long_lost, _), (just_lost, _) = old.start(1), old.start(2)
     _set_time(store, "attempt", "started_at", -1000.0)
-    _set_time(store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}")  # begun by an owner that slept past its lease
+    _set_time(
+        store, "attempt", "started_at", +1000.0, f"trial_id = {just_lost}"
+    )  # begun by an owner that slept past its lease
     _set_time(store, "sweep", "lease_until", -400.0)
     with Store.open(store_url) as other:
-        other.release(old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1))  # did not get as far as to reap
+        other.release(
+            old.sweep_id, other.acquire(old.sweep_id, host="elsewhere", pid=1)
+        )  # did not get as far as to reap
         epoch = other.acquire(old.sweep_id, host="elsewhere", pid=1)
         other.reap(old.sweep_id, epoch)
-        assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(600.0 * cell().num_gpus, abs=60.0)
+        assert other.trial(long_lost).attempts[0].gpu_seconds == pytest.approx(
+            600.0 * cell().num_gpus, abs=60.0
+        )
         (never_seen,) = other.trial(just_lost).attempts
         assert (never_seen.gpu_seconds, never_seen.ended_at) == (0.0, never_seen.started_at)
         assert other.held(old.sweep_id).total.lost == pytest.approx(1200.0, abs=60.0)
 
 
-def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_until_now(bench: Bench) -> None:
+def test_a_lost_attempt_of_an_owner_whose_lease_has_not_ended_held_its_gpus_until_now(
+    bench: Bench,
+) -> None:
     trial_id, _ = bench.start()
     _set_time(bench.store, "attempt", "started_at", -100.0)
     epoch = bench.store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
     bench.store.reap(bench.sweep_id, epoch)
     (attempt,) = bench.store.trial(trial_id).attempts
-    assert attempt.gpu_seconds == pytest.approx(100.0 * cell().num_gpus, abs=30.0)  # the lease would have gone on for another 30 s x 2
+    assert attempt.gpu_seconds == pytest.approx(
+        100.0 * cell().num_gpus, abs=30.0
+    )  # the lease would have gone on for another 30 s x 2
 
 
-def _set_time(store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1") -> None:
-    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: now(seconds_from_now)})
+def _set_time(
+    store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1"
+) -> None:
+    statement = (
+        sa.update(schema.metadata.tables[table])
+        .where(sa.text(where))
+        .values({column: now(seconds_from_now)})
+    )
     store._database.write(lambda connection, change: connection.execute(statement))
 
 
@@ -450,8 +588,13 @@ def test_status_counts_every_trial_once_and_names_the_best(bench: Bench) -> None
 def test_the_best_come_fastest_first_and_only_of_the_current_fingerprint(bench: Bench) -> None:
     bench.measure(1, 5000.0, torch="2.12.0")
     slow, fast = bench.measure(2, 700.0), bench.measure(3, 800.0)
-    assert [row.id for row in bench.store.best(bench.sweep_id, top=5)[bench.cell_id]] == [fast, slow]
-    old = next(row for row in bench.store.trials(bench.sweep_id) if row.layout.micro_batch_size == 1)
+    assert [row.id for row in bench.store.best(bench.sweep_id, top=5)[bench.cell_id]] == [
+        fast,
+        slow,
+    ]
+    old = next(
+        row for row in bench.store.trials(bench.sweep_id) if row.layout.micro_batch_size == 1
+    )
     assert old.is_current_fingerprint is False
 
 
@@ -459,7 +602,9 @@ def test_invalidated_trials_wait_again_and_their_attempts_are_kept(bench: Bench)
     store = bench.store
     slow, fast = bench.measure(1, 10.0), bench.measure(2, 100.0)
     failed, number = bench.start(3)
-    record_failure(store, failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    record_failure(
+        store, failed, number, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY
+    )
     with pytest.raises(SweepHeld):
         Store.invalidate(_another(store), "tokens_per_second_per_gpu < 50")
     store.release(bench.sweep_id, bench.epoch)
@@ -480,7 +625,9 @@ def test_an_invalidated_out_of_memory_frees_what_it_condemned(bench: Bench) -> N
     store, epoch = bench.store, bench.epoch
     proofs = {size: bench.start(size) for size in (4, 40)}
     for size, (proof, number) in proofs.items():
-        record_failure(store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        record_failure(
+            store, proof, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY
+        )
         bench.prune([size + 1], condemned_by=proof)
     store.release(bench.sweep_id, epoch)
     where = f"trial_id = {proofs[4][0]}"
@@ -500,7 +647,9 @@ def _another(store: Store) -> Store:
     return Store(store._database)  # the same database under another owner's token
 
 
-@pytest.mark.parametrize("where", ["no_such_column = 1", "1 = 1) ; DELETE FROM trial --", "1 = 1; DELETE FROM trial", ""])
+@pytest.mark.parametrize(
+    "where", ["no_such_column = 1", "1 = 1) ; DELETE FROM trial --", "1 = 1; DELETE FROM trial", ""]
+)
 def test_a_condition_that_is_no_condition_is_refused(bench: Bench, where: str) -> None:
     bench.measure()
     bench.store.release(bench.sweep_id, bench.epoch)
@@ -521,7 +670,9 @@ def test_invalidate_keeps_to_the_sweep_it_is_given(store: Store) -> None:
 
 def test_two_attempts_of_one_trial_cannot_both_count_whoever_writes(bench: Bench) -> None:
     trial_id = bench.measure()
-    statement = sa.insert(schema.attempt).values(trial_id=trial_id, number=2, epoch=1, state="measured", started_at=now())
+    statement = sa.insert(schema.attempt).values(
+        trial_id=trial_id, number=2, epoch=1, state="measured", started_at=now()
+    )
     with pytest.raises(sa.exc.IntegrityError):
         bench.store._database.write(lambda connection, change: connection.execute(statement))
 
@@ -557,11 +708,16 @@ def test_what_does_not_exist_is_said_so(bench: Bench) -> None:
 
 def test_a_new_trial_is_added_and_started_in_one_commit(store: Store) -> None:
     bench = Bench.on(store)
-    trial_id, attempt = begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch, why="the first", nodes=["node-a"])
+    trial_id, attempt = begin_trial(
+        store, bench.cell_id, layout(2), epoch=bench.epoch, why="the first", nodes=["node-a"]
+    )
     detail = store.trial(trial_id)
     assert (attempt, detail.trial.state, detail.trial.num_attempts) == (1, TrialState.LAUNCHING, 1)
     assert (detail.trial.why, detail.attempts[0].nodes) == ("the first", ("node-a",))
-    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
+    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [
+        ("added", None),
+        ("gang_placed", 1),
+    ]
 
 
 def test_a_trial_that_waits_without_an_attempt_is_begun_as_it_stands(store: Store) -> None:
@@ -581,23 +737,47 @@ def test_a_layout_that_has_been_measured_is_not_begun_again(store: Store) -> Non
     assert store.events(bench.sweep_id) == before
 
 
-def repeat(bench: Bench, trial_id: int, tokens_per_second_per_gpu: float, step_seconds: float, torch: str = "2.13.0") -> bool:
+def repeat(
+    bench: Bench,
+    trial_id: int,
+    tokens_per_second_per_gpu: float,
+    step_seconds: float,
+    torch: str = "2.13.0",
+) -> bool:
     attempt = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"])
     taken = measurement(tokens_per_second_per_gpu)
     taken = replace(taken, step_time=replace(taken.step_time, median=step_seconds))
-    return record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint(torch))
+    return record_measurement(
+        bench.store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=taken,
+        fingerprint=fingerprint(torch),
+    )
 
 
 def test_of_several_measurements_of_a_trial_the_median_one_stands_for_it(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2, tokens_per_second_per_gpu=1000.0)  # 0.5 s a step
     assert repeat(bench, trial_id, 500.0, 1.0)
-    assert (store.trial(trial_id).trial.tokens_per_second_per_gpu, store.trial(trial_id).trial.num_measurements) == (500.0, 2)  # the slower
+    assert (
+        store.trial(trial_id).trial.tokens_per_second_per_gpu,
+        store.trial(trial_id).trial.num_measurements,
+    ) == (500.0, 2)  # the slower
     assert repeat(bench, trial_id, 900.0, 0.55)
     row = store.trial(trial_id)
-    assert (row.trial.state, row.trial.num_attempts, row.trial.num_measurements) == (TrialState.MEASURED, 3, 3)
+    assert (row.trial.state, row.trial.num_attempts, row.trial.num_measurements) == (
+        TrialState.MEASURED,
+        3,
+        3,
+    )
     assert row.trial.tokens_per_second_per_gpu == 900.0
-    assert [(a.superseded, a.pooled) for a in row.attempts] == [(True, True), (True, True), (False, True)]
+    assert [(a.superseded, a.pooled) for a in row.attempts] == [
+        (True, True),
+        (True, True),
+        (False, True),
+    ]
     assert [r.step_seconds for r in store.repeats(bench.cell_id)[trial_id].runs] == [0.5, 1.0, 0.55]
     assert store.best(bench.sweep_id)[bench.cell_id][0].tokens_per_second_per_gpu == 900.0
     events = [e.event for e in store.events(bench.sweep_id)]
@@ -608,7 +788,14 @@ def test_a_repeat_that_fails_takes_nothing_from_its_trial(store: Store) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)
     attempt = start_repeat(store, trial_id, bench.epoch)
-    state = record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    state = record_failure(
+        store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        failure=failure(),
+        event=TrialEvent.OUT_OF_MEMORY,
+    )
     assert state is TrialState.MEASURED
     row = store.trial(trial_id)
     assert (row.trial.tokens_per_second_per_gpu, row.trial.num_measurements) == (1000.0, 1)
@@ -617,7 +804,9 @@ def test_a_repeat_that_fails_takes_nothing_from_its_trial(store: Store) -> None:
     assert repeat(bench, trial_id, 900.0, 0.55)
 
 
-def test_a_repeat_of_a_dead_orchestrator_is_given_back_and_its_trial_stays_measured(store: Store) -> None:
+def test_a_repeat_of_a_dead_orchestrator_is_given_back_and_its_trial_stays_measured(
+    store: Store,
+) -> None:
     bench = Bench.on(store)
     trial_id = bench.measure(2)
     start_repeat(store, trial_id, bench.epoch)
@@ -649,9 +838,18 @@ def test_an_invalidated_trial_starts_from_no_measurement(store: Store) -> None:
     store.release(bench.sweep_id, bench.epoch)
     assert store.invalidate(f"trial_id = {trial_id}") == 1
     assert store.trial(trial_id).trial.num_measurements == 0
-    again = Bench(store, bench.sweep_id, bench.cell_id, store.acquire(bench.sweep_id, host="h", pid=1))
+    again = Bench(
+        store, bench.sweep_id, bench.cell_id, store.acquire(bench.sweep_id, host="h", pid=1)
+    )
     attempt = start_attempt(store, trial_id, again.epoch)
-    assert record_measurement(store, trial_id, attempt, epoch=again.epoch, measurement=measurement(700.0), fingerprint=fingerprint())
+    assert record_measurement(
+        store,
+        trial_id,
+        attempt,
+        epoch=again.epoch,
+        measurement=measurement(700.0),
+        fingerprint=fingerprint(),
+    )
     row = store.trial(trial_id).trial
     assert (row.tokens_per_second_per_gpu, row.num_measurements) == (700.0, 1)
 
@@ -672,7 +870,14 @@ def test_a_repeat_told_twice_counts_both_times_though_it_is_not_the_median(store
     taken = measurement(2000.0)
     taken = replace(taken, step_time=replace(taken.step_time, median=0.25))
     for _ in range(2):
-        assert record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
+        assert record_measurement(
+            store,
+            trial_id,
+            attempt,
+            epoch=bench.epoch,
+            measurement=taken,
+            fingerprint=fingerprint(),
+        )
     assert store.trial(trial_id).trial.num_measurements == 2
 
 
@@ -681,25 +886,54 @@ def test_the_peak_that_a_repeat_measured_is_known_though_it_is_not_the_median(st
     trial_id, attempt = bench.start(2)
     source = "measured: matmul, in trial 1"
     first = measurement(1000.0, peak_flops=1e12, peak_flops_source=source)
-    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=first, fingerprint=fingerprint())
+    record_measurement(
+        store, trial_id, attempt, epoch=bench.epoch, measurement=first, fingerprint=fingerprint()
+    )
     attempt = start_repeat(store, trial_id, bench.epoch, ["node-a", "node-b"])
     faster = measurement(2000.0, peak_flops=2e12, peak_flops_source=source)
     faster = replace(faster, step_time=replace(faster.step_time, median=0.25))
-    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=faster, fingerprint=fingerprint())
+    record_measurement(
+        store, trial_id, attempt, epoch=bench.epoch, measurement=faster, fingerprint=fingerprint()
+    )
     assert max(peak.flops for peak in store.measured_peaks(bench.sweep_id)) == 2e12
 
 
 def test_what_repeats_came_to_is_told_from_the_first_measurement_on(store: Store) -> None:
     bench = Bench.on(store)
     trial_id, attempt = bench.start(2)
-    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    record_failure(
+        store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.NODE_LOST),
+        event=TrialEvent.REQUEUED,
+    )
     attempt = start_attempt(store, trial_id, bench.epoch)
-    record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+    record_measurement(
+        store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        measurement=measurement(),
+        fingerprint=fingerprint(),
+    )
     assert store.repeats(bench.cell_id) == {}
     attempt = start_repeat(store, trial_id, bench.epoch)
-    record_failure(store, trial_id, attempt, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.REQUEUED)
+    record_failure(
+        store,
+        trial_id,
+        attempt,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.NODE_LOST),
+        event=TrialEvent.REQUEUED,
+    )
     assert not repeat(bench, trial_id, 900.0, 0.55, torch="9.9")
     found = store.repeats(bench.cell_id)[trial_id]
-    assert (len(found.runs), dict(found.failures), found.num_apart) == (1, {FailureKind.NODE_LOST: 1}, 1)
+    assert (len(found.runs), dict(found.failures), found.num_apart) == (
+        1,
+        {FailureKind.NODE_LOST: 1},
+        1,
+    )
     assert store.trials_that_met(bench.cell_id, FailureKind.NODE_LOST) == {trial_id}
     assert store.trials_that_met(bench.cell_id, FailureKind.OOM_HOST) == set()

@@ -40,21 +40,55 @@ def ask(url: str, sql: str) -> list[dict[str, Any]]:
 
 def test_v_trial_has_one_row_per_trial_however_many_attempts(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.HUNG),
+        event=TrialEvent.REQUEUED,
+    )
     second = start_attempt(bench.store, trial_id, bench.epoch, ["node-b"])
-    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=measurement(9999.0))
-    record_measurement(bench.store, trial_id, second, epoch=bench.epoch, measurement=measurement(50.0), fingerprint=fingerprint())
+    record_measurement(
+        bench.store, trial_id, number, epoch=bench.epoch, measurement=measurement(9999.0)
+    )
+    record_measurement(
+        bench.store,
+        trial_id,
+        second,
+        epoch=bench.epoch,
+        measurement=measurement(50.0),
+        fingerprint=fingerprint(),
+    )
     bench.add(2)
     measured, queued = ask(store_url, "SELECT * FROM v_trial ORDER BY trial_id")
-    assert (measured["attempt"], measured["num_attempts"], measured["tokens_per_second_per_gpu"]) == (2, 2, 50.0)
-    assert (measured["model"], measured["layout"], measured["is_current_fingerprint"]) == ("llama-tiny", layout().key, True)
-    assert (queued["state"], queued["tokens_per_second"], queued["is_current_fingerprint"]) == ("queued", None, None)
+    assert (
+        measured["attempt"],
+        measured["num_attempts"],
+        measured["tokens_per_second_per_gpu"],
+    ) == (2, 2, 50.0)
+    assert (measured["model"], measured["layout"], measured["is_current_fingerprint"]) == (
+        "llama-tiny",
+        layout().key,
+        True,
+    )
+    assert (queued["state"], queued["tokens_per_second"], queued["is_current_fingerprint"]) == (
+        "queued",
+        None,
+        None,
+    )
 
 
 def test_v_trial_shows_no_failure_that_was_invalidated(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
     record_failure(
-        bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.USER_ERROR), event=TrialEvent.FAILED, gpu_seconds=2.0
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.USER_ERROR),
+        event=TrialEvent.FAILED,
+        gpu_seconds=2.0,
     )
     columns = "state, last_attempt_state, failure_kind, failure_message, gpu_seconds"
     (before,) = ask(store_url, f"SELECT {columns} FROM v_trial")
@@ -71,8 +105,13 @@ def test_v_best_shows_results_of_another_fingerprint_apart(bench: Bench, store_u
     old = bench.measure(1, 5000.0, torch="2.12.0")
     bench.measure(2, 700.0)
     new = bench.measure(3, 800.0)
-    rows = ask(store_url, "SELECT trial_id, is_current, tokens_per_second_per_gpu FROM v_best ORDER BY is_current")
-    assert [(row["trial_id"], bool(row["is_current"]), row["tokens_per_second_per_gpu"]) for row in rows] == [
+    rows = ask(
+        store_url,
+        "SELECT trial_id, is_current, tokens_per_second_per_gpu FROM v_best ORDER BY is_current",
+    )
+    assert [
+        (row["trial_id"], bool(row["is_current"]), row["tokens_per_second_per_gpu"]) for row in rows
+    ] == [
         (old, False, 5000.0),
         (new, True, 800.0),
     ]
@@ -108,10 +147,17 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
         cell_id = store.ensure_cell(bench.sweep_id, cell(num_gpus=num_gpus), epoch)
         trial_id, number = begin_trial(store, cell_id, layout(), epoch=epoch, nodes=["n"])
         numbers = measurement(per_gpu, tokens_per_second=per_gpu * num_gpus)
-        record_measurement(store, trial_id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint())
-    rows = ask(store_url, "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus")
+        record_measurement(
+            store, trial_id, number, epoch=epoch, measurement=numbers, fingerprint=fingerprint()
+        )
+    rows = ask(
+        store_url,
+        "SELECT num_gpus, smallest_num_gpus, speed_up, efficiency, is_comparable FROM v_scaling ORDER BY num_gpus",
+    )
     assert [(row["num_gpus"], row["smallest_num_gpus"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
-    assert [row["speed_up"] for row in rows] == pytest.approx([1.0, 1.8, 3.0])  # 2000, 3600 and 6000 tokens/s over 2000
+    assert [row["speed_up"] for row in rows] == pytest.approx(
+        [1.0, 1.8, 3.0]
+    )  # 2000, 3600 and 6000 tokens/s over 2000
     assert [row["efficiency"] for row in rows] == pytest.approx([1.0, 0.9, 0.75])
     assert all(row["is_comparable"] for row in rows)
 
@@ -119,15 +165,32 @@ def test_v_scaling_is_relative_to_the_smallest_number_of_gpus(bench: Bench, stor
 def test_v_failure_names_the_node_rank_and_evidence(bench: Bench, store_url: str) -> None:
     trial_id, number = bench.start()
     crash = failure(FailureKind.SEGFAULT, signal=11, log_path="/runs/1/log-1.txt")
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=crash, event=TrialEvent.FAILED, processes_killed=2)
+    record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=crash,
+        event=TrialEvent.FAILED,
+        processes_killed=2,
+    )
     (row,) = ask(store_url, "SELECT * FROM v_failure")
-    names = ("failure_kind", "failure_node", "failure_rank", "failure_signal", "failure_log_path", "processes_killed")
+    names = (
+        "failure_kind",
+        "failure_node",
+        "failure_rank",
+        "failure_signal",
+        "failure_log_path",
+        "processes_killed",
+    )
     assert [row[name] for name in names] == ["segfault", "node-a", 1, 11, "/runs/1/log-1.txt", 2]
 
 
 def test_v_event_is_the_log_with_names(bench: Bench, store_url: str) -> None:
     bench.measure()
-    rows = ask(store_url, "SELECT sweep, cell, event, from_state, to_state FROM v_event ORDER BY event_id")
+    rows = ask(
+        store_url, "SELECT sweep, cell, event, from_state, to_state FROM v_event ORDER BY event_id"
+    )
     assert [row["event"] for row in rows] == ["added", "gang_placed", "first_step", "measured"]
     assert rows[0]["cell"] == "llama-tiny_2gpu_s128_gb64"
 
@@ -137,7 +200,9 @@ def test_options_that_vary_are_asked_for_by_name(bench: Bench, store_url: str) -
     bench.add(1, options=(("attention", "sdpa"), ("fused", False), ("threads", 2)))
     bench.add(1)
     assert eager.layout.options == (("attention", "eager"), ("fused", True), ("threads", 2))
-    (row,) = ask(store_url, "SELECT trial_id, layout FROM v_trial WHERE options ->> 'attention' = 'eager'")
+    (row,) = ask(
+        store_url, "SELECT trial_id, layout FROM v_trial WHERE options ->> 'attention' = 'eager'"
+    )
     assert row == {"trial_id": eager.id, "layout": eager.layout.key}
     assert ask(store_url, "SELECT count(*) AS n FROM v_trial WHERE options IS NULL") == [{"n": 1}]
     assert [trial.layout.options for trial in bench.store.trials(bench.sweep_id)][1:] == [
@@ -149,8 +214,17 @@ def test_options_that_vary_are_asked_for_by_name(bench: Bench, store_url: str) -
 def test_trials_are_measured_again_by_their_options(bench: Bench) -> None:
     for kernel in ("a", "b"):
         varied = layout(options=(("kernel", kernel),))
-        trial_id, attempt = begin_trial(bench.store, bench.cell_id, varied, epoch=bench.epoch, nodes=["node-a"])
-        record_measurement(bench.store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+        trial_id, attempt = begin_trial(
+            bench.store, bench.cell_id, varied, epoch=bench.epoch, nodes=["node-a"]
+        )
+        record_measurement(
+            bench.store,
+            trial_id,
+            attempt,
+            epoch=bench.epoch,
+            measurement=measurement(),
+            fingerprint=fingerprint(),
+        )
     bench.store.release(bench.sweep_id, bench.epoch)
     assert bench.store.invalidate("options ->> 'kernel' = 'a'") == 1
 
@@ -161,27 +235,64 @@ def test_v_run_shows_how_each_repeat_differs_from_the_first(bench: Bench, store_
         number = start_repeat(bench.store, trial_id, bench.epoch, ["node-a"], purpose=purpose)
         taken = measurement()
         taken = replace(taken, step_time=replace(taken.step_time, median=seconds))
-        record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=taken, fingerprint=fingerprint())
-    rows = ask(store_url, "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY attempt")
+        record_measurement(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            measurement=taken,
+            fingerprint=fingerprint(),
+        )
+    rows = ask(
+        store_url,
+        "SELECT attempt, purpose, step_seconds_median, change_since_first FROM v_run ORDER BY attempt",
+    )
     assert [(row["attempt"], row["purpose"], row["step_seconds_median"]) for row in rows] == [
         (1, "new", 0.5),
         (2, "anchor", 0.8),
         (3, "confirmation", 0.5),
     ]
-    assert [row["change_since_first"] for row in rows] == [None, pytest.approx(0.6), pytest.approx(0.0)]
+    assert [row["change_since_first"] for row in rows] == [
+        None,
+        pytest.approx(0.6),
+        pytest.approx(0.0),
+    ]
 
 
 def test_an_attempt_says_why_it_was_made(bench: Bench) -> None:
     trial_id, number = bench.start()
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(FailureKind.HUNG),
+        event=TrialEvent.REQUEUED,
+    )
     start_attempt(bench.store, trial_id, bench.epoch, ["node-b"])
-    assert [attempt.purpose for attempt in bench.store.trial(trial_id).attempts] == [Purpose.NEW, Purpose.RETRY]
+    assert [attempt.purpose for attempt in bench.store.trial(trial_id).attempts] == [
+        Purpose.NEW,
+        Purpose.RETRY,
+    ]
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_v_gpu_seconds_sorts_failures_as_the_core_does(bench: Bench, store_url: str, kind: FailureKind) -> None:
+def test_v_gpu_seconds_sorts_failures_as_the_core_does(
+    bench: Bench, store_url: str, kind: FailureKind
+) -> None:
     trial_id, number = bench.start()
-    record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(kind), event=TrialEvent.REQUEUED, gpu_seconds=2.0)
+    record_failure(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        failure=failure(kind),
+        event=TrialEvent.REQUEUED,
+        gpu_seconds=2.0,
+    )
     part = outcome_of(kind, counts=False)
-    (row,) = ask(store_url, f"SELECT {part}_gpu_seconds AS own, held_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL")
+    (row,) = ask(
+        store_url,
+        f"SELECT {part}_gpu_seconds AS own, held_gpu_seconds AS held FROM v_gpu_seconds WHERE cell_id IS NOT NULL",
+    )
     assert (row["own"], row["held"]) == (2.0, 2.0)

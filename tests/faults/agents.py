@@ -39,7 +39,9 @@ class AgentScheduler:
 
     def __init__(self, root: Path, *, num_nodes: int = 2) -> None:
         self._root = root
-        self._slots = Slots(device=Device.CPU, device_name=None, nodes={f"node-{i}": 2 for i in range(num_nodes)})
+        self._slots = Slots(
+            device=Device.CPU, device_name=None, nodes={f"node-{i}": 2 for i in range(num_nodes)}
+        )
         self._agents: dict[str, _Agent] = {}
         self._held_gpu_seconds = 0.0
         for node in self._slots.nodes:
@@ -57,13 +59,23 @@ class AgentScheduler:
         agent = self._agents[node]
         agent.request, agent.since = request, time.monotonic()
         try:
-            agent.pipe.send(LaunchOrder(request=request, program=f"workloads.{request.workload}", local_world_size=shape.slots_per_node))
+            agent.pipe.send(
+                LaunchOrder(
+                    request=request,
+                    program=f"workloads.{request.workload}",
+                    local_world_size=shape.slots_per_node,
+                )
+            )
         except OSError:
             pass  # it was killed: `poll` finds out
 
     def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
         pipes = {agent.pipe: node for node, agent in self._agents.items()}
-        return [event for pipe in wait(list(pipes), timeout_seconds) for event in self._said(pipes[pipe])]  # type: ignore[index]
+        return [
+            event
+            for pipe in wait(list(pipes), timeout_seconds)
+            for event in self._said(pipes[pipe])
+        ]  # type: ignore[index]
 
     def cancel(self, trial_id: int) -> None:
         for agent in self._agents.values():
@@ -72,7 +84,9 @@ class AgentScheduler:
 
     def leased(self) -> Leased:
         now = time.monotonic()
-        under_way = sum(2 * (now - agent.since) for agent in self._agents.values() if agent.request is not None)
+        under_way = sum(
+            2 * (now - agent.since) for agent in self._agents.values() if agent.request is not None
+        )
         return Leased(held=self._held_gpu_seconds + under_way, idle=0.0, capacity=None)
 
     def close(self) -> None:
@@ -91,13 +105,18 @@ class AgentScheduler:
             agent.pipe.close()
             os.waitpid(agent.pid, 0)
             self._agents[node] = self._begin(node)
-            failure, reports = Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on {node}", node=node), []
+            failure, reports = (
+                Failure(kind=FailureKind.NODE_LOST, message=f"lost the agent on {node}", node=node),
+                [],
+            )
         agent.request = None
         if request is None:
             return []
         held = 2 * (time.monotonic() - agent.since)
         self._held_gpu_seconds += held
-        return [Finished(trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=held)]
+        return [
+            Finished(trial_id=request.trial_id, reports=reports, failure=failure, gpu_seconds=held)
+        ]
 
     def _begin(self, node: str) -> _Agent:
         ours, theirs = Pipe()

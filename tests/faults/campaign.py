@@ -36,9 +36,20 @@ PATIENCE_SECONDS = 3.0  # for something new to be launched between two kills, wi
 LONGEST_SCRIPTED_SECONDS = 0.4  # from the fork of an orchestrator without processes to its death
 START_SECONDS = 180.0  # for an orchestrator to launch its first trial, however busy the machine
 # How often each is the victim; by how far it is below the orchestrator.
-VICTIMS = {"orchestrator": 3, "agent": 2, "warden": 1, "inner_warden": 1, "rank_server": 1, "rank": 6}
+VICTIMS = {
+    "orchestrator": 3,
+    "agent": 2,
+    "warden": 1,
+    "inner_warden": 1,
+    "rank_server": 1,
+    "rank": 6,
+}
 LEVELS = ("orchestrator", "agent", "warden", "inner_warden", "rank_server", "rank")
-KILLED = (*LEVELS, "raylet", "head")  # the kinds of victims that are processes, killed: others sleep, race, or are connections
+KILLED = (
+    *LEVELS,
+    "raylet",
+    "head",
+)  # the kinds of victims that are processes, killed: others sleep, race, or are connections
 LEAKS = {"fault": "leak_children", "at": "init", "probability": 0.2}
 
 
@@ -59,7 +70,9 @@ class Outcome:
     replaced: int = 0  # orchestrators that had begun, slept past their lease, and woke when another had the sweep
     cut_short: bool = False  # its seconds were over before it had done what it was asked for
     max_attempts: int = 0
-    slowest_takeover_seconds: float = 0.0  # from the death of an orchestrator to the next one's first launch
+    slowest_takeover_seconds: float = (
+        0.0  # from the death of an orchestrator to the next one's first launch
+    )
     seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
@@ -95,10 +108,21 @@ def spec(name: str, *, num_recomputations: int) -> SweepSpec:
             "device": "cpu",
             "sequence_length": 64,
             "global_batch_size": 1024,
-            "axes": {"data_parallel_size": [2], "recompute": recomputations, "zero_stage": [0, 1, 2, 3]},
+            "axes": {
+                "data_parallel_size": [2],
+                "recompute": recomputations,
+                "zero_stage": [0, 1, 2, 3],
+            },
             "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 5, "precision": 0.5},
-            "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50, "faults": [LEAKS]}},
-            "search": {"strategy": "exhaustive", "max_parallel_trials": 2, "confirm": {"repeats": 0}},
+            "workload": {
+                "name": "synthetic",
+                "options": {"device_memory_bytes": 1 << 50, "faults": [LEAKS]},
+            },
+            "search": {
+                "strategy": "exhaustive",
+                "max_parallel_trials": 2,
+                "confirm": {"repeats": 0},
+            },
         }
     )
 
@@ -108,13 +132,19 @@ class Campaign:
 
     VICTIMS: Mapping[str, int] = VICTIMS
 
-    def __init__(self, url: str, folder: Path, *, seed: int, name: str = "processes", scripted: bool = False) -> None:
+    def __init__(
+        self, url: str, folder: Path, *, seed: int, name: str = "processes", scripted: bool = False
+    ) -> None:
         self._chance, self._folder, self._url, self._name = random.Random(seed), folder, url, name
         self._scripted = scripted
-        self._num_recomputations = 2 if scripted else 40  # the fewer, the sooner an orchestrator has begun, and the sooner a sweep is over
+        self._num_recomputations = (
+            2 if scripted else 40
+        )  # the fewer, the sooner an orchestrator has begun, and the sooner a sweep is over
         self._num_sweeps = 0
         self._over = folder / "over"
-        self._seen: dict[int, int] = {}  # every process ever seen below an orchestrator -> its start time
+        self._seen: dict[
+            int, int
+        ] = {}  # every process ever seen below an orchestrator -> its start time
         self._out = Outcome(campaign=name, seed=seed)
 
     def run(self, *, kills: int, seconds: float) -> Outcome:
@@ -122,7 +152,11 @@ class Campaign:
         with WitnessedStore.seen_by(Log(self._folder / "none.jsonl"), self._url) as self._store:
             gc.freeze()
             self._begin_sweep()
-            while self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
+            while (
+                self._out.kills < kills
+                and time.monotonic() - began < seconds
+                and not self._out.complaints
+            ):
                 self._under_fire(kills, until=began + seconds)
             self._out.cut_short = self._out.kills < kills and not self._out.complaints
             self._over.touch()
@@ -143,7 +177,10 @@ class Campaign:
         verdict, out = judge(self._store, self._sweep, self._log.entries()), self._out
         out.acknowledged += verdict.acknowledged
         out.max_attempts = max(out.max_attempts, verdict.max_attempts)
-        out.lost, out.duplicated = out.lost + len(verdict.lost), out.duplicated + len(verdict.duplicated)
+        out.lost, out.duplicated = (
+            out.lost + len(verdict.lost),
+            out.duplicated + len(verdict.duplicated),
+        )
         out.stuck, out.broken = out.stuck + len(verdict.stuck), out.broken + len(verdict.broken)
         out.complaints += [f"{self._sweep}: {text}" for text in verdict.complaints]
 
@@ -151,8 +188,19 @@ class Campaign:
         stop: Callable[[], Stop] = lambda: Stop.DRAIN if self._over.exists() else Stop.GO_ON  # noqa: E731
         scheduler: Callable[[], Scheduler] = partial(AgentScheduler, self._folder / "runs")
         if self._scripted:
-            scheduler = partial(FakeScheduler, lambda request: 1e-4 * request.trial_id, nodes={"a": 2, "b": 2}, device=Device.CUDA)
-        small_sweep.run(self._store.as_another(), of=self._spec(), open_scheduler=scheduler, stop=stop, run_root=self._folder.joinpath)
+            scheduler = partial(
+                FakeScheduler,
+                lambda request: 1e-4 * request.trial_id,
+                nodes={"a": 2, "b": 2},
+                device=Device.CUDA,
+            )
+        small_sweep.run(
+            self._store.as_another(),
+            of=self._spec(),
+            open_scheduler=scheduler,
+            stop=stop,
+            run_root=self._folder.joinpath,
+        )
 
     def _spec(self) -> SweepSpec:
         return spec(self._sweep, num_recomputations=self._num_recomputations)
@@ -170,9 +218,13 @@ class Campaign:
             if self._chance.random() < 0.7:  # the others may die before they have begun
                 began = time.monotonic()
                 if not self._await_launch(orchestrator, START_SECONDS):
-                    self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
+                    self._out.complaints.append(
+                        f"an orchestrator launched nothing within {START_SECONDS:.0f} s"
+                    )
                     return
-                self._out.slowest_takeover_seconds = max(self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2))
+                self._out.slowest_takeover_seconds = max(
+                    self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2)
+                )
             while self._out.kills < kills and time.monotonic() < until:
                 if self._chance.random() < 0.8:
                     self._await_launch(orchestrator, PATIENCE_SECONDS)
@@ -200,7 +252,13 @@ class Campaign:
         level, levels = LEVELS.index(victim), self._levels(orchestrator)
         if level >= len(levels):
             return False
-        kill(self._chance.choice([pid for below in levels[level:] for pid in below] if victim == "rank" else levels[level]))
+        kill(
+            self._chance.choice(
+                [pid for below in levels[level:] for pid in below]
+                if victim == "rank"
+                else levels[level]
+            )
+        )
         self._out.strike(victim)
         return True
 
@@ -236,15 +294,36 @@ class Campaign:
             self._out.complaints.append(f"an orchestrator ended with {code}")
 
     def _num_launches(self) -> int:
-        return self._log.path.read_bytes().count(f'["{Seen.LAUNCHED}"'.encode()) if self._log.path.exists() else 0
+        return (
+            self._log.path.read_bytes().count(f'["{Seen.LAUNCHED}"'.encode())
+            if self._log.path.exists()
+            else 0
+        )
 
 
 def total(outcomes: Sequence[Outcome]) -> Counter[str]:
     """The sums over campaigns."""
-    names = ("kills", "acknowledged", "lost", "duplicated", "stuck", "broken", "leaked_processes", "looks", "replaced")
+    names = (
+        "kills",
+        "acknowledged",
+        "lost",
+        "duplicated",
+        "stuck",
+        "broken",
+        "leaked_processes",
+        "looks",
+        "replaced",
+    )
     return Counter({name: sum(getattr(outcome, name) for outcome in outcomes) for name in names})
 
 
 if __name__ == "__main__":
     _, url, folder, seed, kills, seconds = sys.argv
-    print("OUT " + json.dumps(Campaign(url, Path(folder), seed=int(seed)).run(kills=int(kills), seconds=float(seconds)).as_json()))
+    print(
+        "OUT "
+        + json.dumps(
+            Campaign(url, Path(folder), seed=int(seed))
+            .run(kills=int(kills), seconds=float(seconds))
+            .as_json()
+        )
+    )

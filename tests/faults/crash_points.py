@@ -38,7 +38,9 @@ class Deaths:
 
     num_points: int
     num_acknowledged: int  # by the orchestrators that died
-    within: Mapping[str, int]  # how many of them died in each of the store's methods, where only those were asked for
+    within: Mapping[
+        str, int
+    ]  # how many of them died in each of the store's methods, where only those were asked for
     complaints: Sequence[str]
 
 
@@ -48,7 +50,9 @@ class Play:
 
     of: SweepSpec
     num_trials: int
-    before: Callable[[WitnessedStore, Path], None] | None = None  # what an earlier orchestrator had done
+    before: Callable[[WitnessedStore, Path], None] | None = (
+        None  # what an earlier orchestrator had done
+    )
     run: Callable[[WitnessedStore, Path], object]  # with a folder for its run folders
     within: Sequence[str] = ()  # methods of the store, where only their statements are to die at
 
@@ -57,16 +61,29 @@ def small_play(of: SweepSpec, *, num_trials: int) -> Play:
     return Play(of=of, num_trials=num_trials, run=lambda store, _: small_sweep.run(store, of=of))
 
 
-def die_everywhere(play: Play, *, fresh: Fresh, folder: Path, every: int = 1, copied: bool = False) -> Deaths:
+def die_everywhere(
+    play: Play, *, fresh: Fresh, folder: Path, every: int = 1, copied: bool = False
+) -> Deaths:
     """Run a sweep once for each point, to its death there, and each time once more to its end.
 
     `every`: of so many points one. `copied`: only on SQLite, each death is a copy of what one orchestrator has on disk there: half the work.
     """
-    workers = [forks.start(partial(_work_through, worker, play, fresh, folder, every, copied)) for worker in range(WORKERS)]
+    workers = [
+        forks.start(partial(_work_through, worker, play, fresh, folder, every, copied))
+        for worker in range(WORKERS)
+    ]
     codes = [forks.wait(pid) for pid in workers]
-    told = [json.loads(line) for worker in range(WORKERS) for line in (folder / f"told-{worker}.jsonl").read_text().splitlines()]
-    complaints = [f"point {point}: {text}" for point, _, _, complaints in told for text in complaints]
-    complaints += [f"worker {worker} ended with {code}" for worker, code in enumerate(codes) if code]
+    told = [
+        json.loads(line)
+        for worker in range(WORKERS)
+        for line in (folder / f"told-{worker}.jsonl").read_text().splitlines()
+    ]
+    complaints = [
+        f"point {point}: {text}" for point, _, _, complaints in told for text in complaints
+    ]
+    complaints += [
+        f"worker {worker} ended with {code}" for worker, code in enumerate(codes) if code
+    ]
     return Deaths(
         num_points=len(told),
         num_acknowledged=sum(acknowledged for _, acknowledged, _, _ in told),
@@ -75,12 +92,17 @@ def die_everywhere(play: Play, *, fresh: Fresh, folder: Path, every: int = 1, co
     )
 
 
-def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: int, copied: bool) -> None:
+def _work_through(
+    worker: int, play: Play, fresh: Fresh, folder: Path, every: int, copied: bool
+) -> None:
     """One worker's share of the points, until one is beyond the end of the sweep."""
     at_home = home(folder, worker)
     at_home.mkdir(exist_ok=True)
     log, into = Log(at_home / "seen.jsonl"), folder / f"complaints-{worker}.json"
-    with WitnessedStore.seen_by(log, fresh(worker)) as store, (folder / f"told-{worker}.jsonl").open("w") as told:
+    with (
+        WitnessedStore.seen_by(log, fresh(worker)) as store,
+        (folder / f"told-{worker}.jsonl").open("w") as told,
+    ):
         stage = _Stage(play, store, home=at_home, fresh=partial(fresh, worker))
         # Forks find everything imported and every statement compiled: that is two thirds of what a sweep costs.
         stage.run()
@@ -92,8 +114,14 @@ def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: in
             if (code := die(point)) == 0:
                 return
             acknowledged = sum(entry.seen is not Seen.LAUNCHED for entry in log.entries())
-            method = next((name for number, name in enumerate(play.within) if code == DIED + number), None)
-            complaints = [] if code == DIED or method is not None else [f"the orchestrator ended with {code}"]
+            method = next(
+                (name for number, name in enumerate(play.within) if code == DIED + number), None
+            )
+            complaints = (
+                []
+                if code == DIED or method is not None
+                else [f"the orchestrator ended with {code}"]
+            )
             if (code := forks.outcome(partial(_finish, stage, into))) != 0:
                 complaints.append(f"the next one ended with {code}")
             else:
@@ -105,7 +133,9 @@ def _work_through(worker: int, play: Play, fresh: Fresh, folder: Path, every: in
 class _Stage:
     """Where a play is run again and again: a store and a folder, with what a worker's orchestrators leave there."""
 
-    def __init__(self, play: Play, store: WitnessedStore, *, home: Path, fresh: Callable[[], str]) -> None:
+    def __init__(
+        self, play: Play, store: WitnessedStore, *, home: Path, fresh: Callable[[], str]
+    ) -> None:
         self.play, self.store, self.home, self._fresh = play, store, home, fresh
 
     def run(self) -> None:
@@ -139,10 +169,17 @@ class _Copies:
     """
 
     def __init__(self, stage: _Stage, points: Sequence[int], folder: Path) -> None:
-        self._stage, self._points, self._folder, self._passed = stage, points, folder, folder / "passed"
+        self._stage, self._points, self._folder, self._passed = (
+            stage,
+            points,
+            folder,
+            folder / "passed",
+        )
         stage.clear()
         folder.mkdir()
-        if (code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.within))) != 0:
+        if (
+            code := forks.outcome(partial(at_points, self._keep, stage.run, stage.play.within))
+        ) != 0:
             raise RuntimeError(f"the orchestrator ended with {code}")
 
     def die(self, point: int) -> int:
@@ -159,7 +196,11 @@ class _Copies:
     def _keep(self, point: int, method: int) -> None:
         self._passed.write_text(str(point))
         if point in self._points:
-            shutil.copytree(self._stage.home, self._folder / f"{point}-{method}", ignore=shutil.ignore_patterns("*-shm"))
+            shutil.copytree(
+                self._stage.home,
+                self._folder / f"{point}-{method}",
+                ignore=shutil.ignore_patterns("*-shm"),
+            )
 
 
 def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -> None:
@@ -172,7 +213,9 @@ def die_at(fatal: int, work: Callable[[], object], within: Sequence[str] = ()) -
     at_points(at, work, within)
 
 
-def at_points(at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()) -> None:
+def at_points(
+    at: Callable[[int, int], None], work: Callable[[], object], within: Sequence[str] = ()
+) -> None:
     """Do something, and call `at` before each of its statements, and before and after each commit, with the number of that.
 
     Only in a fork: nobody takes the watch off again. `within`: only at statements that these methods of the store make, and with the
@@ -218,5 +261,7 @@ def _finish(stage: _Stage, into: Path) -> None:
         stage.run()
     except Exception as exc:  # noqa: BLE001  what it stumbled over is what the judge is to name
         raised = [f"the next one raised {type(exc).__name__}: {exc}"]
-    verdict = judge(stage.store, stage.play.of.name, stage.store.log.entries(), num_trials=stage.play.num_trials)
+    verdict = judge(
+        stage.store, stage.play.of.name, stage.store.log.entries(), num_trials=stage.play.num_trials
+    )
     into.write_text(json.dumps([*raised, *verdict.complaints]))

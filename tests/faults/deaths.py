@@ -29,30 +29,45 @@ from tests.faults.sick_nodes import AMONG_SICK_NODES
 def of_play(play: Play, url: str, folder: Path) -> dict[str, Any]:
     """`url`: of a database server, or of SQLite, where deaths are copies; the databases are made here."""
     is_sqlite = url.startswith("sqlite")
-    deaths = die_everywhere(play, fresh=fresh_sqlite(folder) if is_sqlite else fresh_postgresql(url), folder=folder, copied=is_sqlite)
+    deaths = die_everywhere(
+        play,
+        fresh=fresh_sqlite(folder) if is_sqlite else fresh_postgresql(url),
+        folder=folder,
+        copied=is_sqlite,
+    )
     return vars(deaths) | {"within": dict(deaths.within)}
 
 
 def of_making(url: str, folder: Path) -> dict[str, Any]:
     """A program dies while it makes the tables of a store, and the next one uses it."""
     _open(url)  # forks find alembic imported
-    return _until_it_is_done(partial(_empty, url), partial(_open, url), lambda point: partial(_use, url, measured=0))
+    return _until_it_is_done(
+        partial(_empty, url), partial(_open, url), lambda point: partial(_use, url, measured=0)
+    )
 
 
 def of_upgrade(url: str, folder: Path) -> dict[str, Any]:
     """A program dies while it upgrades a store, the next one does; all of one store, which gains a trial with each death."""
     _open(url)
-    _in_a_fork(partial(_use, url, measured=0))  # a process of its own: what holds a sweep has to be gone
+    _in_a_fork(
+        partial(_use, url, measured=0)
+    )  # a process of its own: what holds a sweep has to be gone
 
     def go_on(point: int) -> Callable[[], None]:
         migrate.upgrade(url)
         return partial(_use, url, measured=point + 1)
 
     with next_version.in_force(folder):
-        return _until_it_is_done(partial(next_version.take_back, url), partial(migrate.upgrade, url), go_on)
+        return _until_it_is_done(
+            partial(next_version.take_back, url), partial(migrate.upgrade, url), go_on
+        )
 
 
-def _until_it_is_done(before: Callable[[], None], work: Callable[[], object], after: Callable[[int], Callable[[], None]]) -> dict[str, Any]:
+def _until_it_is_done(
+    before: Callable[[], None],
+    work: Callable[[], object],
+    after: Callable[[int], Callable[[], None]],
+) -> dict[str, Any]:
     """Have a fork die at each statement of a piece of work in turn, and another go on after each; until one has come to the end."""
     for point in itertools.count():
         before()

@@ -41,7 +41,9 @@ def fresh_sqlite(folder: Path) -> Fresh:
 
 def fresh_postgresql(server_url: str) -> Fresh:
     """A database for each worker, emptied."""
-    with sa.create_engine(urls.resolve(server_url), isolation_level="AUTOCOMMIT").connect() as connection:
+    with sa.create_engine(
+        urls.resolve(server_url), isolation_level="AUTOCOMMIT"
+    ).connect() as connection:
         for worker in range(WORKERS):
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS crash_{worker} WITH (FORCE)")
             connection.exec_driver_sql(f"CREATE DATABASE crash_{worker}")
@@ -49,7 +51,9 @@ def fresh_postgresql(server_url: str) -> Fresh:
     for url in databases:
         Store.open(url).close()
 
-    connections: dict[int, psycopg.Connection] = {}  # kept: a new one has all of the catalogue to read
+    connections: dict[
+        int, psycopg.Connection
+    ] = {}  # kept: a new one has all of the catalogue to read
 
     def emptied(worker: int) -> str:
         if worker not in connections:

@@ -23,7 +23,14 @@ from db import schema
 from db.store import Store
 from db.types import AttemptState
 from db.write import event_log
-from orchestrator.core.trial.lifecycle import IN_FLIGHT, INITIAL, IllegalTransition, TrialEvent, TrialState, advance
+from orchestrator.core.trial.lifecycle import (
+    IN_FLIGHT,
+    INITIAL,
+    IllegalTransition,
+    TrialEvent,
+    TrialState,
+    advance,
+)
 
 BEGUN = (TrialEvent.GANG_PLACED, TrialEvent.REPEATED)  # one attempt each
 STANDING_STILL = (event_log.SUPERSEDED, event_log.REPEAT_FAILED)  # entries that change no state
@@ -53,7 +60,9 @@ class Log:
     def note(self, seen: Seen, trial_id: int, attempt: int, value: float | None = None) -> None:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, json.dumps([seen, trial_id, attempt, value, time.time()]).encode() + b"\n")
+            os.write(
+                file, json.dumps([seen, trial_id, attempt, value, time.time()]).encode() + b"\n"
+            )
         finally:
             os.close(file)
 
@@ -61,7 +70,10 @@ class Log:
         if not self.path.exists():
             return []
         rows = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [Entry(seen=Seen(seen), trial_id=trial, attempt=attempt, value=value, at=at) for seen, trial, attempt, value, at in rows]
+        return [
+            Entry(seen=Seen(seen), trial_id=trial, attempt=attempt, value=value, at=at)
+            for seen, trial, attempt, value, at in rows
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +89,15 @@ class Verdict:
 
     @property
     def complaints(self) -> list[str]:
-        kinds = [field.name for field in fields(self) if isinstance(getattr(self, field.name), Sequence)]
+        kinds = [
+            field.name for field in fields(self) if isinstance(getattr(self, field.name), Sequence)
+        ]
         return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
 
 
-def judge(store: Store, sweep: str, entries: Sequence[Entry], *, num_trials: int | None = None) -> Verdict:
+def judge(
+    store: Store, sweep: str, entries: Sequence[Entry], *, num_trials: int | None = None
+) -> Verdict:
     """Hold what was seen against the store. `num_trials`: the sweep has ended, and so many trials have to be at their end."""
     rows = _read(store, sweep)
     return Verdict(
@@ -126,9 +142,16 @@ def _read(store: Store, sweep: str) -> _Rows:
 
 def _select(connection: sa.Connection, sweep: str) -> dict[str, Sequence[Any]]:
     """The rows of a sweep, of one moment."""
-    trial, attempt, measurement, event = schema.trial, schema.attempt, schema.measurement, schema.event
+    trial, attempt, measurement, event = (
+        schema.trial,
+        schema.attempt,
+        schema.measurement,
+        schema.event,
+    )
     session, check, bench = schema.session, schema.node_check, schema.node_bench
-    sweep_id = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)).scalar_one()
+    sweep_id = connection.execute(
+        sa.select(schema.sweep.c.id).where(schema.sweep.c.name == sweep)
+    ).scalar_one()
     with_number = (
         sa.select(attempt, measurement.c.tokens_per_second_per_gpu)
         .join(trial, trial.c.id == attempt.c.trial_id)
@@ -138,7 +161,9 @@ def _select(connection: sa.Connection, sweep: str) -> dict[str, Sequence[Any]]:
         "trials": sa.select(trial).where(trial.c.sweep_id == sweep_id),
         "attempts": with_number.where(trial.c.sweep_id == sweep_id),
         "events": sa.select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.id),
-        "sessions": sa.select(session).where(session.c.sweep_id == sweep_id).order_by(session.c.epoch),
+        "sessions": sa.select(session)
+        .where(session.c.sweep_id == sweep_id)
+        .order_by(session.c.epoch),
         "checks": sa.select(check).where(check.c.sweep_id == sweep_id).order_by(check.c.id),
         "sick": sa.select(bench.c.node).where(bench.c.sweep_id == sweep_id, bench.c.is_remeasured),
     }
@@ -149,17 +174,28 @@ def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     found = []
     for entry in entries:
         name = f"trial {entry.trial_id} attempt {entry.attempt}"
-        attempt, trial = rows.attempts.get((entry.trial_id, entry.attempt)), rows.trials.get(entry.trial_id)
+        attempt, trial = (
+            rows.attempts.get((entry.trial_id, entry.attempt)),
+            rows.trials.get(entry.trial_id),
+        )
         if entry.seen is Seen.LAUNCHED or trial is None or attempt is None:
             if entry.seen is not Seen.LAUNCHED:
                 found.append(f"{name} was acknowledged and is not there")
         elif rows.is_taken_out(entry.trial_id, entry.attempt):
             continue
         elif entry.seen is Seen.MEASURED:
-            if trial.state != TrialState.MEASURED or attempt.state != AttemptState.MEASURED or not attempt.pooled:
-                found.append(f"{name} was measured, and is {attempt.state} of a trial that is {trial.state}")
+            if (
+                trial.state != TrialState.MEASURED
+                or attempt.state != AttemptState.MEASURED
+                or not attempt.pooled
+            ):
+                found.append(
+                    f"{name} was measured, and is {attempt.state} of a trial that is {trial.state}"
+                )
             elif attempt.tokens_per_second_per_gpu != entry.value:
-                found.append(f"{name} was measured at {entry.value}, and says {attempt.tokens_per_second_per_gpu}")
+                found.append(
+                    f"{name} was measured at {entry.value}, and says {attempt.tokens_per_second_per_gpu}"
+                )
         elif trial.state in {INITIAL, *IN_FLIGHT}:
             found.append(f"{name} was at its end, and its trial is {trial.state}")
     return found
@@ -167,12 +203,30 @@ def _lost(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
 
 def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     found = []
-    launches = Counter((entry.trial_id, entry.attempt) for entry in entries if entry.seen is Seen.LAUNCHED)
-    found += [f"trial {trial} attempt {number} was launched {times} times" for (trial, number), times in launches.items() if times > 1]
+    launches = Counter(
+        (entry.trial_id, entry.attempt) for entry in entries if entry.seen is Seen.LAUNCHED
+    )
+    found += [
+        f"trial {trial} attempt {number} was launched {times} times"
+        for (trial, number), times in launches.items()
+        if times > 1
+    ]
     places = Counter((trial.cell_id, trial.layout_key) for trial in rows.trials.values())
-    found += [f"layout {key} of cell {cell} has {times} trials" for (cell, key), times in places.items() if times > 1]
-    counting = Counter(trial for (trial, _), row in rows.attempts.items() if row.state == AttemptState.MEASURED and not row.superseded)
-    found += [f"trial {trial} has {times} attempts that count" for trial, times in counting.items() if times > 1]
+    found += [
+        f"layout {key} of cell {cell} has {times} trials"
+        for (cell, key), times in places.items()
+        if times > 1
+    ]
+    counting = Counter(
+        trial
+        for (trial, _), row in rows.attempts.items()
+        if row.state == AttemptState.MEASURED and not row.superseded
+    )
+    found += [
+        f"trial {trial} has {times} attempts that count"
+        for trial, times in counting.items()
+        if times > 1
+    ]
     ends: dict[int, int] = {}
     for entry in entries:
         if entry.seen is not Seen.LAUNCHED and not rows.is_taken_out(entry.trial_id, entry.attempt):
@@ -183,22 +237,39 @@ def _duplicated(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
         for row in rows.events[trial]
         if row.event == TrialEvent.GANG_PLACED and (row.attempt or 0) > number
     )
-    found += [f"trial {trial} was at its end, and was run again {times} times" for trial, times in begun_again.items()]
+    found += [
+        f"trial {trial} was at its end, and was run again {times} times"
+        for trial, times in begun_again.items()
+    ]
     measured = Counter(
         row.trial_id
         for of in rows.events.values()
         for row in of
-        if row.event == TrialEvent.MEASURED and row.from_state != row.to_state and not rows.is_taken_out(row.trial_id, row.attempt)
+        if row.event == TrialEvent.MEASURED
+        and row.from_state != row.to_state
+        and not rows.is_taken_out(row.trial_id, row.attempt)
     )
-    found += [f"trial {trial} was measured for the first time {times} times" for trial, times in measured.items() if times > 1]
+    found += [
+        f"trial {trial} was measured for the first time {times} times"
+        for trial, times in measured.items()
+        if times > 1
+    ]
     return found
 
 
 def _stuck(rows: _Rows, num_trials: int | None) -> list[str]:
     over = num_trials is not None
     never = {INITIAL, *IN_FLIGHT} if over else IN_FLIGHT
-    found = [f"trial {trial.id} is {trial.state}" for trial in rows.trials.values() if trial.state in never]
-    found += [f"trial {trial} attempt {number} runs" for (trial, number), row in rows.attempts.items() if row.state == AttemptState.RUNNING]
+    found = [
+        f"trial {trial.id} is {trial.state}"
+        for trial in rows.trials.values()
+        if trial.state in never
+    ]
+    found += [
+        f"trial {trial} attempt {number} runs"
+        for (trial, number), row in rows.attempts.items()
+        if row.state == AttemptState.RUNNING
+    ]
     if over and len(rows.trials) != num_trials:
         found.append(f"there are {len(rows.trials)} trials, of {num_trials}")
     return found
@@ -218,22 +289,33 @@ def _broken(rows: _Rows, entries: Sequence[Entry]) -> list[str]:
     for (trial_id, number), row in rows.attempts.items():
         has_number = row.tokens_per_second_per_gpu is not None
         if has_number != (row.state == AttemptState.MEASURED) and not row.superseded:
-            found.append(f"trial {trial_id} attempt {number} is {row.state} {'with' if has_number else 'without'} a measurement")
+            found.append(
+                f"trial {trial_id} attempt {number} is {row.state} {'with' if has_number else 'without'} a measurement"
+            )
     found += _stale(rows)
-    unwritten = {(e.trial_id, e.attempt) for e in entries if e.seen is Seen.LAUNCHED} - rows.attempts.keys()
-    found += [f"trial {trial} attempt {number} was launched, and nobody wrote it down" for trial, number in sorted(unwritten)]
+    unwritten = {
+        (e.trial_id, e.attempt) for e in entries if e.seen is Seen.LAUNCHED
+    } - rows.attempts.keys()
+    found += [
+        f"trial {trial} attempt {number} was launched, and nobody wrote it down"
+        for trial, number in sorted(unwritten)
+    ]
     return found
 
 
 def _stale(rows: _Rows) -> list[str]:
     """What an orchestrator wrote that had been replaced: after an epoch's first row there is none of an older one, in any table."""
     events = sorted((row for of in rows.events.values() for row in of), key=lambda row: row.id)
-    found = _after_a_later_epoch([(row.epoch, f"trial {row.trial_id}: {row.event}") for row in events])
+    found = _after_a_later_epoch(
+        [(row.epoch, f"trial {row.trial_id}: {row.event}") for row in events]
+    )
     found += _after_a_later_epoch([(row.epoch, f"node {row.node}: a look") for row in rows.checks])
     # A session is one row that is written again and again: by the database's clock, as its successor's beginning is.
     for old, new in pairwise(rows.sessions):
         if max(old.seen_at, old.ended_at or old.seen_at) > new.started_at:
-            found.append(f"the session of epoch {old.epoch} was written after epoch {new.epoch} had begun")
+            found.append(
+                f"the session of epoch {old.epoch} was written after epoch {new.epoch} had begun"
+            )
     return found
 
 

@@ -19,26 +19,38 @@ from tests.sweep.fake_scheduler import FakeScheduler
 
 NAME = "many"
 MOST_SECONDS_APART = 0.15  # of two ends of all connections
-FEWEST_RESULTS = 101  # with fewer, little could be lost; on a busy machine they take longer than the ends
+FEWEST_RESULTS = (
+    101  # with fewer, little could be lost; on a busy machine they take longer than the ends
+)
 RESULTS_SECONDS = 120.0
 
 
-def terminations(postgresql: Server, folder: Path, *, seed: int, count: int, away_seconds: float) -> Outcome:
+def terminations(
+    postgresql: Server, folder: Path, *, seed: int, count: int, away_seconds: float
+) -> Outcome:
     """End so many connections; half-way kill the server, which is back after some seconds."""
     log, over, began = Log(folder / "seen.jsonl"), folder / "over", time.monotonic()
     out = Outcome(campaign="outages", seed=seed)
     Store.open(postgresql.url).close()
 
     def orchestrate() -> None:
-        of = SweepSpec.model_validate({**SWEEP, "name": NAME, "search": {"strategy": "exhaustive", "confirm": {"repeats": 0}}})
-        scheduler = FakeScheduler(lambda request: 0.001 * request.trial_id, slots=4, device=Device.CUDA)
+        of = SweepSpec.model_validate(
+            {**SWEEP, "name": NAME, "search": {"strategy": "exhaustive", "confirm": {"repeats": 0}}}
+        )
+        scheduler = FakeScheduler(
+            lambda request: 0.001 * request.trial_id, slots=4, device=Device.CUDA
+        )
         with WitnessedStore.seen_by(log, postgresql.url) as store:
             stop = lambda: Stop.DRAIN if over.exists() else Stop.GO_ON  # noqa: E731
-            small_sweep.run(store, of=of, open_scheduler=lambda: scheduler, run_root=folder.joinpath, stop=stop)
+            small_sweep.run(
+                store, of=of, open_scheduler=lambda: scheduler, run_root=folder.joinpath, stop=stop
+            )
 
     before = postgresql.num_ended
     with forks.running(orchestrate) as orchestrator:
-        _await_results(log, orchestrator, fewest=1)  # on a busy machine a sweep would else never be begun
+        _await_results(
+            log, orchestrator, fewest=1
+        )  # on a busy machine a sweep would else never be begun
         with postgresql.ending_connections(most_seconds=MOST_SECONDS_APART, seed=seed):
             _wait_for(postgresql, before + count // 2, orchestrator)
             postgresql.kill()

@@ -42,11 +42,16 @@ class Server:
     def start(self) -> None:
         """Have it recover, as soon as the last backend of the dead one is gone. Nothing happens where it runs."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(started is not None and start_time(pid) == started for pid, started in self._dead):
+        while any(
+            started is not None and start_time(pid) == started for pid, started in self._dead
+        ):
             assert time.monotonic() < deadline, "backends of the dead server are left"
             time.sleep(0.02)
         if self._dead:  # nobody may have waited for it, and a zombie looks alive
-            for lock in (self._server.pgdata / "postmaster.pid", *self._server.pgdata.glob(".s.PGSQL.*.lock")):
+            for lock in (
+                self._server.pgdata / "postmaster.pid",
+                *self._server.pgdata.glob(".s.PGSQL.*.lock"),
+            ):
                 lock.unlink(missing_ok=True)
         self._dead = []
         self._server.ensure_postgres_running()
@@ -91,7 +96,9 @@ class Server:
 @contextmanager
 def server() -> Iterator[Server]:
     """One that is gone afterwards, with its files."""
-    folder = Path(tempfile.mkdtemp(prefix="sweep-pg-"))  # short: a socket's path may have 107 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix="sweep-pg-")
+    )  # short: a socket's path may have 107 characters
     try:
         opened = Server(folder)
         try:

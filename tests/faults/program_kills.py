@@ -62,7 +62,11 @@ def alive(evidence: Iterable[Path]) -> list[str]:
                     found[int(pid)] = kind
     names = {str(file) for file in files}
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) not in found and names.intersection(_open_files(process)):
+        if (
+            process.name.isdigit()
+            and int(process.name) not in found
+            and names.intersection(_open_files(process))
+        ):
             found[int(process.name)] = "unknown"
     return [f"{kind} {pid}" for pid, kind in sorted(found.items())]
 
@@ -91,7 +95,9 @@ class ProgramCampaign(Campaign):
 
     def _spec(self) -> SweepSpec:
         usual = super()._spec()
-        return usual.model_validate(usual.model_dump() | {"workload": {"name": "command", "options": options("end")}})
+        return usual.model_validate(
+            usual.model_dump() | {"workload": {"name": "command", "options": options("end")}}
+        )
 
     def _strike(self, orchestrator: int, victim: str) -> bool:
         if victim != "agent_and_children":
@@ -138,9 +144,17 @@ class RayProgramKills:
         folder.mkdir()
         with (folder / "said.txt").open("wb") as said:
             call = subprocess.Popen(
-                [Path(sys.executable).parent / "sweep", "run", _sweep_file(folder, self._chance.choice(["stop", "go on"]))],
+                [
+                    Path(sys.executable).parent / "sweep",
+                    "run",
+                    _sweep_file(folder, self._chance.choice(["stop", "go on"])),
+                ],
                 cwd=folder,
-                env={name: value for name, value in os.environ.items() if name not in ("SWEEP_HOME", "RAY_ADDRESS")}
+                env={
+                    name: value
+                    for name, value in os.environ.items()
+                    if name not in ("SWEEP_HOME", "RAY_ADDRESS")
+                }
                 | {"SWEEP_DB": f"sqlite:///{folder}/sweep.sqlite"},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
@@ -150,7 +164,9 @@ class RayProgramKills:
         try:
             evidence = self._await_programs(call, folder)
             if not evidence:
-                self._out.complaints.append(f"{folder.name}: no program ran: {(folder / 'said.txt').read_text()[-500:]}")
+                self._out.complaints.append(
+                    f"{folder.name}: no program ran: {(folder / 'said.txt').read_text()[-500:]}"
+                )
                 return
             time.sleep(self._chance.uniform(0.0, MOST_LATE_SECONDS))
             self._kill(call.pid, victims, evidence)
@@ -176,7 +192,10 @@ class RayProgramKills:
         if "orchestrator" in victims:
             left += _named(_left_of(seen, until=until))
         self._out.leaked_processes += len(left)
-        self._out.complaints += [f"{' and '.join(victims)} killed, alive after {SURVIVOR_SECONDS:.0f} s: {text}" for text in left]
+        self._out.complaints += [
+            f"{' and '.join(victims)} killed, alive after {SURVIVOR_SECONDS:.0f} s: {text}"
+            for text in left
+        ]
 
     def _await_programs(self, call: subprocess.Popen[bytes], folder: Path) -> list[Path]:
         until = time.monotonic() + START_SECONDS
@@ -193,7 +212,9 @@ class RayProgramKills:
         while (left := _ray_folders(call)) and time.monotonic() < until:
             time.sleep(0.05)
         if left and "guard" not in victims:
-            self._out.complaints.append(f"{' and '.join(victims)} killed, Ray's folder is left: {left}")
+            self._out.complaints.append(
+                f"{' and '.join(victims)} killed, Ray's folder is left: {left}"
+            )
 
 
 def _ray_folders(call: int) -> list[str]:
@@ -201,7 +222,9 @@ def _ray_folders(call: int) -> list[str]:
 
 
 def _left_of(seen: Mapping[int, int | None], *, until: float) -> list[int]:
-    while alive := [pid for pid, started in seen.items() if started is not None and start_time(pid) == started]:
+    while alive := [
+        pid for pid, started in seen.items() if started is not None and start_time(pid) == started
+    ]:
         if time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -220,7 +243,9 @@ def _who(call: int, below: Sequence[int]) -> dict[str, int]:
     """The processes of one call by what they are."""
     commands = {pid: _command(pid) for pid in below}
     chain = [pid for pid in below if "orchestrator.node.rank_server" in commands[pid]]
-    found = {"orchestrator": call} | dict(zip(("warden", "inner_warden", "rank_server", "rank"), chain, strict=False))
+    found = {"orchestrator": call} | dict(
+        zip(("warden", "inner_warden", "rank_server", "rank"), chain, strict=False)
+    )
     for pid, command in commands.items():
         for name, sign in {
             "raylet": "/raylet/raylet",
@@ -235,7 +260,9 @@ def _who(call: int, below: Sequence[int]) -> dict[str, int]:
 
 def _command(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     return ""
 
 
@@ -259,9 +286,13 @@ def _sweep_file(folder: Path, then: str) -> Path:
 def main() -> int:
     what, url, folder, seed, kills, seconds = sys.argv[1:]
     if what == "agents":
-        out = ProgramCampaign(url, Path(folder), seed=int(seed), name="programs").run(kills=int(kills), seconds=float(seconds))
+        out = ProgramCampaign(url, Path(folder), seed=int(seed), name="programs").run(
+            kills=int(kills), seconds=float(seconds)
+        )
     else:
-        out = RayProgramKills(Path(folder), seed=int(seed)).run(kills=int(kills), seconds=float(seconds))
+        out = RayProgramKills(Path(folder), seed=int(seed)).run(
+            kills=int(kills), seconds=float(seconds)
+        )
     print("OUT " + json.dumps(out.as_json()))
     return 0 if out.is_clean else 1
 

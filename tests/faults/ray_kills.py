@@ -34,8 +34,12 @@ NUM_TRIALS = 40
 LONGEST_WAIT_SECONDS = 1.5
 POISONED = 5  # a trial among others
 MOST_CALLS = 10
-MOST_CALL_SECONDS = START_SECONDS + 120  # in which nothing ends and no node is started anew: the call hangs
-RPC_SECONDS = 600.0  # for all calls together: an agent that does not come is given up after two minutes
+MOST_CALL_SECONDS = (
+    START_SECONDS + 120
+)  # in which nothing ends and no node is started anew: the call hangs
+RPC_SECONDS = (
+    600.0  # for all calls together: an agent that does not come is given up after two minutes
+)
 POISON_SECONDS = 300.0  # for all other trials
 LAST_SECONDS = 600.0  # for an orchestrator that nobody disturbs to measure all that is left
 # Read by Ray's processes when they start: of so many calls in a hundred the request, or the answer, is lost; and one kind is late.
@@ -68,9 +72,16 @@ class RayKills:
 
     def run(self, *, kills: int, seconds: float) -> Outcome:
         began = time.monotonic()
-        while not self._is_over and self._out.kills < kills and time.monotonic() - began < seconds and not self._out.complaints:
+        while (
+            not self._is_over
+            and self._out.kills < kills
+            and time.monotonic() - began < seconds
+            and not self._out.complaints
+        ):
             self._under_fire(kills, until=began + seconds)
-        self._out.cut_short = self._out.kills < kills and not self._is_over and not self._out.complaints
+        self._out.cut_short = (
+            self._out.kills < kills and not self._is_over and not self._out.complaints
+        )
         self._lose_the_head()
         self._finish(self._undisturbed())
         self._out.seconds = round(time.monotonic() - began, 1)
@@ -79,7 +90,10 @@ class RayKills:
     def run_poison(self) -> Outcome:
         """One trial takes its node down whenever it runs: it is stopped after two, and all others are measured."""
         began = time.monotonic()
-        self._out.campaign, self._time_scale = "ray-poison", 300.0  # so that a trial is still there when its node is
+        self._out.campaign, self._time_scale = (
+            "ray-poison",
+            300.0,
+        )  # so that a trial is still there when its node is
         with self._orchestrator() as orchestrator:
             for attempt in (1, 2, 3):
                 if not self._await_attempt(orchestrator, POISONED, attempt):
@@ -89,10 +103,14 @@ class RayKills:
                 self._lose_a_node(worker)
                 self._out.strike("raylet")
             if code_within(POISON_SECONDS, orchestrator) is None:
-                self._out.complaints.append(f"an orchestrator with a poison trial went on for {POISON_SECONDS:.0f} s")
+                self._out.complaints.append(
+                    f"an orchestrator with a poison trial went on for {POISON_SECONDS:.0f} s"
+                )
         self._finish(self._undisturbed())
         if self._out.kills != 2:
-            self._out.complaints.append(f"the poison trial took {self._out.kills} nodes down, not 2")
+            self._out.complaints.append(
+                f"the poison trial took {self._out.kills} nodes down, not 2"
+            )
         self._out.seconds = round(time.monotonic() - began, 1)
         return self._out
 
@@ -122,7 +140,9 @@ class RayKills:
         until = moved_at + seconds
         with self._orchestrator() as orchestrator:
             late, num_entries = self._num_late(), 0
-            while (code := code_within(1.0, orchestrator)) is None and time.monotonic() < min(until, moved_at + MOST_CALL_SECONDS):
+            while (code := code_within(1.0, orchestrator)) is None and time.monotonic() < min(
+                until, moved_at + MOST_CALL_SECONDS
+            ):
                 if len(self._log.entries()) > num_entries:
                     moved_at, num_entries = time.monotonic(), len(self._log.entries())
                 if self._num_late() > late:
@@ -138,12 +158,21 @@ class RayKills:
             return code_within(LAST_SECONDS, orchestrator)
 
     def _num_late(self) -> int:
-        return (self._folder / "orchestrator.txt").read_text(errors="replace").count("launch_failed: no agent on ")
+        return (
+            (self._folder / "orchestrator.txt")
+            .read_text(errors="replace")
+            .count("launch_failed: no agent on ")
+        )
 
-    def _await_attempt(self, orchestrator: subprocess.Popen[bytes], trial_id: int, attempt: int) -> bool:
+    def _await_attempt(
+        self, orchestrator: subprocess.Popen[bytes], trial_id: int, attempt: int
+    ) -> bool:
         """False: the orchestrator has ended without it."""
         while orchestrator.poll() is None:
-            if any((e.seen, e.trial_id, e.attempt) == (Seen.LAUNCHED, trial_id, attempt) for e in self._log.entries()):
+            if any(
+                (e.seen, e.trial_id, e.attempt) == (Seen.LAUNCHED, trial_id, attempt)
+                for e in self._log.entries()
+            ):
                 return True
             time.sleep(0.05)
         return False
@@ -154,7 +183,11 @@ class RayKills:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             for worker in self._workers:
-                below = [pid for process in worker.all_processes["raylet"] for pid in descendants(process.process.pid)]
+                below = [
+                    pid
+                    for process in worker.all_processes["raylet"]
+                    for pid in descendants(process.process.pid)
+                ]
                 if any(folder in path for pid in below for path in _open_files(pid)):
                     return worker
             time.sleep(0.05)
@@ -168,20 +201,29 @@ class RayKills:
 
     def _orchestrator(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
         what = [self._cluster.address, self._url, str(self._folder), str(self._time_scale)]
-        return running([sys.executable, "-m", "tests.faults.ray_orchestrator", *what], self._folder / "orchestrator.txt")
+        return running(
+            [sys.executable, "-m", "tests.faults.ray_orchestrator", *what],
+            self._folder / "orchestrator.txt",
+        )
 
     def _under_fire(self, kills: int, *, until: float) -> None:
         began = time.monotonic()
         with self._orchestrator() as orchestrator:
             if not self._await_launch(orchestrator, START_SECONDS):
-                self._out.complaints.append(f"an orchestrator launched nothing within {START_SECONDS:.0f} s")
+                self._out.complaints.append(
+                    f"an orchestrator launched nothing within {START_SECONDS:.0f} s"
+                )
                 return
-            self._out.slowest_takeover_seconds = max(self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2))
+            self._out.slowest_takeover_seconds = max(
+                self._out.slowest_takeover_seconds, round(time.monotonic() - began, 2)
+            )
             while self._out.kills < kills and time.monotonic() < until:
                 time.sleep(self._chance.uniform(0.0, LONGEST_WAIT_SECONDS))
                 if orchestrator.poll() is not None:
                     if orchestrator.returncode not in (0, ClusterUnavailable.exit_code):
-                        self._out.complaints.append(f"an orchestrator ended with {orchestrator.returncode}")
+                        self._out.complaints.append(
+                            f"an orchestrator ended with {orchestrator.returncode}"
+                        )
                     self._is_over = orchestrator.returncode == 0
                     return
                 (victim,) = self._chance.choices(list(VICTIMS), list(VICTIMS.values()))
@@ -198,7 +240,9 @@ class RayKills:
                 self._lose_a_node(self._chance.choice(self._workers))
             case "agent" | "rank":
                 pids = (
-                    agents if victim == "agent" else [pid for agent in agents for pid in descendants(agent)[3:]]
+                    agents
+                    if victim == "agent"
+                    else [pid for agent in agents for pid in descendants(agent)[3:]]
                 )  # below wardens and server
                 if not pids:
                     return False
@@ -223,7 +267,9 @@ class RayKills:
                 code = code_within(HEAD_SECONDS, orchestrator)
                 if code not in (0, ClusterUnavailable.exit_code):
                     said = f"ended with {code}" if code is not None else "went on"
-                    self._out.complaints.append(f"an orchestrator without a head {said}, {time.monotonic() - began:.0f} s later")
+                    self._out.complaints.append(
+                        f"an orchestrator without a head {said}, {time.monotonic() - began:.0f} s later"
+                    )
         self._cluster.shutdown()
         self._begin_cluster()
 
@@ -293,7 +339,9 @@ def code_within(seconds: float, process: subprocess.Popen[bytes]) -> int | None:
 
 def _command(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     return ""
 
 

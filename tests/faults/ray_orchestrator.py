@@ -35,8 +35,19 @@ def spec(time_scale: float) -> SweepSpec:
                 "zero_stage": [0, 1, 2, 3],
             },
             "measurement": {"warmup_steps": 2, "min_steps": 5, "max_steps": 5, "precision": 0.5},
-            "workload": {"name": "synthetic", "options": {"device_memory_bytes": 1 << 50, "sleep": True, "time_scale": time_scale}},
-            "search": {"strategy": "exhaustive", "max_parallel_trials": 2, "confirm": {"repeats": 0}},
+            "workload": {
+                "name": "synthetic",
+                "options": {
+                    "device_memory_bytes": 1 << 50,
+                    "sleep": True,
+                    "time_scale": time_scale,
+                },
+            },
+            "search": {
+                "strategy": "exhaustive",
+                "max_parallel_trials": 2,
+                "confirm": {"repeats": 0},
+            },
         }
     )
 
@@ -47,7 +58,12 @@ def main() -> int:
     scheduler = partial(RayScheduler, address=address, device=Device.CPU, root=folder / "runs")
     try:
         with WitnessedStore.seen_by(Log(folder / "seen.jsonl"), url) as store:
-            small_sweep.run(store, of=spec(float(sys.argv[4])), open_scheduler=scheduler, run_root=folder.joinpath)
+            small_sweep.run(
+                store,
+                of=spec(float(sys.argv[4])),
+                open_scheduler=scheduler,
+                run_root=folder.joinpath,
+            )
     except SweepError as exc:
         logging.error("%s", exc)
         return exc.exit_code

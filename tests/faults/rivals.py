@@ -41,7 +41,9 @@ class Rivalry:
     """What came of it."""
 
     rounds: int = 0
-    replaced: int = 0  # orchestrators that had launched something, slept past their lease, and ended with 5
+    replaced: int = (
+        0  # orchestrators that had launched something, slept past their lease, and ended with 5
+    )
     acknowledged: int = 0
     complaints: list[str] = field(default_factory=list)
     cut_short: bool = False  # the seconds were over first
@@ -49,7 +51,14 @@ class Rivalry:
 
 
 def pauses(
-    fresh: Fresh, folder: Path, *, count: int, seed: int, seconds: float = 600.0, worker: int = 0, enough: float = math.inf
+    fresh: Fresh,
+    folder: Path,
+    *,
+    count: int,
+    seed: int,
+    seconds: float = 600.0,
+    worker: int = 0,
+    enough: float = math.inf,
 ) -> Rivalry:
     """Stop an orchestrator past its lease, start another, and let the first go on while the other works. `enough`: replaced ones."""
     chance, found = random.Random(seed), Rivalry()
@@ -67,7 +76,9 @@ def pauses(
                     _await_launch(log, first)
                 time.sleep(chance.uniform(0.0, run_seconds / 2))
                 os.kill(first, signal.SIGSTOP)
-                had_begun = bool(log.entries())  # of nobody else: what it launched, and perhaps was acknowledged
+                had_begun = bool(
+                    log.entries()
+                )  # of nobody else: what it launched, and perhaps was acknowledged
                 time.sleep(LEASE_SECONDS * 1.2)
                 with forks.running(partial(_orchestrate, store)) as second:
                     time.sleep(chance.uniform(0.0, run_seconds))

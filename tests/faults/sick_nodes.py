@@ -18,7 +18,10 @@ OF = small_sweep.spec(
     gpus=[1],
     precision="bf16",
     global_batch_size=64,
-    axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full", "selective_ops", "selective_attention"]},
+    axes={
+        "micro_batch_size": [1, 2, 4, 8],
+        "recompute": ["none", "full", "selective_ops", "selective_attention"],
+    },
 )
 
 
@@ -26,7 +29,10 @@ class SlowNode(ProbedScheduler):
     """Of four nodes one never answers, and one takes half as long again for everything."""
 
     def __init__(self) -> None:
-        super().__init__(physics(lambda: self, {"n1": 0.5}), {"n3": "no answer", **{f"n{i}": node(f"n{i}") for i in range(3)}})
+        super().__init__(
+            physics(lambda: self, {"n1": 0.5}),
+            {"n3": "no answer", **{f"n{i}": node(f"n{i}") for i in range(3)}},
+        )
 
 
 class DiesWithAnEnd(SlowNode):
@@ -48,8 +54,12 @@ def _die_with_an_end(store: WitnessedStore, runs: Path) -> None:
     _run(store, runs, scheduler=lambda: DiesWithAnEnd(Spool(runs / FOLDER)))
 
 
-def _run(store: WitnessedStore, runs: Path, *, scheduler: Callable[[], SlowNode] = SlowNode) -> None:
-    small_sweep.run(store, of=OF, open_scheduler=scheduler, hardware=lambda _: H100, run_root=lambda _: runs)
+def _run(
+    store: WitnessedStore, runs: Path, *, scheduler: Callable[[], SlowNode] = SlowNode
+) -> None:
+    small_sweep.run(
+        store, of=OF, open_scheduler=scheduler, hardware=lambda _: H100, run_root=lambda _: runs
+    )
 
 
 AMONG_SICK_NODES = Play(
@@ -57,5 +67,10 @@ AMONG_SICK_NODES = Play(
     num_trials=16,
     before=_die_with_an_end,
     run=_run,
-    within=("record_node_checks", "bench", "remeasure", "record_ends"),  # the last is what a spool is taken up by
+    within=(
+        "record_node_checks",
+        "bench",
+        "remeasure",
+        "record_ends",
+    ),  # the last is what a spool is taken up by
 )

@@ -55,12 +55,21 @@ def ending(request: TrialRequest) -> float | FailureKind:
 
 
 def run(
-    store: WitnessedStore, *, of: SweepSpec | None = None, open_scheduler: Callable[[], Scheduler] | None = None, **options: Any
+    store: WitnessedStore,
+    *,
+    of: SweepSpec | None = None,
+    open_scheduler: Callable[[], Scheduler] | None = None,
+    **options: Any,
 ) -> SweepResult:
     """Work on it until all is known, as the same command does after whatever happened before."""
 
     def opened() -> Scheduler:
-        return witnessed(open_scheduler() if open_scheduler is not None else FakeScheduler(ending, slots=3, device=Device.CUDA), store.log)
+        return witnessed(
+            open_scheduler()
+            if open_scheduler is not None
+            else FakeScheduler(ending, slots=3, device=Device.CUDA),
+            store.log,
+        )
 
     own = {"code": CODE, "hardware": lambda _: None, "clock": time.monotonic}
     return run_sweep(of or spec(), store=store, open_scheduler=opened, **own | options)

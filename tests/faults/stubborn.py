@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-THEN_VARIABLE = "STUBBORN_THEN"  # end: leave the others behind; stop: stop itself; nothing: go on for ever
+THEN_VARIABLE = (
+    "STUBBORN_THEN"  # end: leave the others behind; stop: stop itself; nothing: go on for ever
+)
 
 _evidence = -1
 _NOTHING: dict[str, str] = {}

@@ -24,9 +24,19 @@ def test_kills_at_random_lose_nothing_double_nothing_and_leave_nobody(
     seed = random.SystemRandom().randrange(1 << 30)
     kills = KILLS[request.node.callspec.params["store_url"]]
     arguments = [store_url, str(tmp_path), str(seed), str(kills), str(MOST_SECONDS)]
-    out = outcome_of(programs.told("tests.faults.campaign", *arguments, seconds=MOST_SECONDS + ENDING_SECONDS))
+    out = outcome_of(
+        programs.told("tests.faults.campaign", *arguments, seconds=MOST_SECONDS + ENDING_SECONDS)
+    )
     print(json.dumps(out.as_json()))
     assert out.complaints == []
-    assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (0, 0, 0, 0, 0)
-    assert out.acknowledged > 0 and out.kills >= kills and set(out.victims) == set(LEVELS), "the machine is too busy to say anything"
+    assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
+    assert out.acknowledged > 0 and out.kills >= kills and set(out.victims) == set(LEVELS), (
+        "the machine is too busy to say anything"
+    )
     assert out.slowest_takeover_seconds <= 30.0

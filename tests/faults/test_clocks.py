@@ -20,7 +20,9 @@ from tests.sweep.fake_scheduler import FakeScheduler
 HOUR = 3600.0
 
 
-def test_a_clock_that_jumps_changes_no_lease_and_no_duration(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_no_lease_and_no_duration(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance, real = random.Random(7), time.time
     monkeypatch.setattr(time, "time", lambda: real() + chance.uniform(-HOUR, HOUR))
     refused: list[str] = []
@@ -34,9 +36,18 @@ def test_a_clock_that_jumps_changes_no_lease_and_no_duration(store_url: str, tmp
     log = Log(tmp_path / "seen.jsonl")
     with WitnessedStore.seen_by(log, store_url) as store:
         small_sweep.run(store, open_scheduler=lambda: FakeScheduler(ending))
-        assert judge(store, small_sweep.NAME, log.entries(), num_trials=small_sweep.NUM_TRIALS).complaints == []
-        details = [store.trial(trial.id) for trial in store.trials(store.sweep_named(small_sweep.NAME).id)]
-    assert len(refused) >= small_sweep.NUM_TRIALS - 2, "a lease ended early, by the clock of who asked"
+        assert (
+            judge(
+                store, small_sweep.NAME, log.entries(), num_trials=small_sweep.NUM_TRIALS
+            ).complaints
+            == []
+        )
+        details = [
+            store.trial(trial.id) for trial in store.trials(store.sweep_named(small_sweep.NAME).id)
+        ]
+    assert len(refused) >= small_sweep.NUM_TRIALS - 2, (
+        "a lease ended early, by the clock of who asked"
+    )
     for attempt in (attempt for detail in details for attempt in detail.attempts):
         assert attempt.ended_at is not None and attempt.ended_at >= attempt.started_at
         assert attempt.gpu_seconds is not None and attempt.gpu_seconds >= 0

@@ -16,16 +16,22 @@ MOST_SECONDS = 580.0
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_death_at_any_statement_loses_nothing_and_doubles_nothing(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Of one of the cells; `make chaos` dies in both."""
     url = "sqlite" if database == "sqlite" else request.getfixturevalue("postgresql_server")
     deaths = _died("one-cell", url, tmp_path)
     # Of 5 launched trials, a retry and a repeat, with 20 statements and more each, and on PostgreSQL those that hold the sweep.
     assert deaths["num_points"] > (140 if database == "sqlite" else 150)
-    assert deaths["num_acknowledged"] > deaths["num_points"]  # otherwise nothing could have been lost
+    assert (
+        deaths["num_acknowledged"] > deaths["num_points"]
+    )  # otherwise nothing could have been lost
 
 
-def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool_loses_nothing(tmp_path: Path) -> None:
+def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool_loses_nothing(
+    tmp_path: Path,
+) -> None:
     """One of its nodes never answers, one is slow and gets benched, and an earlier orchestrator died with an end in its spool. On PostgreSQL: `make chaos`."""
     deaths = _died("sick-nodes", "sqlite", tmp_path)
     assert set(deaths["within"]) == set(AMONG_SICK_NODES.within), "each of them was died in"
@@ -34,6 +40,8 @@ def test_a_death_in_the_middle_of_what_is_written_of_nodes_or_taken_from_a_spool
 
 def _died(play: str, url: str, folder: Path) -> dict[str, Any]:
     deaths = programs.told("tests.faults.deaths", play, url, str(folder), seconds=MOST_SECONDS)
-    print(f"{deaths['num_points']} points, {deaths['num_acknowledged']} results acknowledged before a death; {deaths['within']}")
+    print(
+        f"{deaths['num_points']} points, {deaths['num_acknowledged']} results acknowledged before a death; {deaths['within']}"
+    )
     assert deaths["complaints"] == []
     return deaths

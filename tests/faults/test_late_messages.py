@@ -11,20 +11,40 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 
 from db.types import AttemptState
 from orchestrator.core.errors import LeaseLost
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import IN_FLIGHT, IllegalTransition, TrialEvent, TrialState
 from tests import new_store
-from tests.db.builders import Bench, failure, layout, measurement, record_failure, record_measurement, start_repeat
+from tests.db.builders import (
+    Bench,
+    failure,
+    layout,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_repeat,
+)
 from tests.faults.history import judge
 
 pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nobody else uses the cores
 
 Attempt = tuple[int, int]
-ENDS = {TrialEvent.OUT_OF_MEMORY: TrialState.OUT_OF_MEMORY, TrialEvent.FAILED: TrialState.FAILED, TrialEvent.REQUEUED: TrialState.QUEUED}
+ENDS = {
+    TrialEvent.OUT_OF_MEMORY: TrialState.OUT_OF_MEMORY,
+    TrialEvent.FAILED: TrialState.FAILED,
+    TrialEvent.REQUEUED: TrialState.QUEUED,
+}
 
 
 class LateMessages(RuleBasedStateMachine):
@@ -51,7 +71,14 @@ class LateMessages(RuleBasedStateMachine):
 
     @rule(target=attempts, size=st.integers(1, 6))
     def begin(self, size: int) -> Any:
-        known = next((trial for trial in self.store.trials(self.bench.sweep_id) if trial.layout == layout(size)), None)
+        known = next(
+            (
+                trial
+                for trial in self.store.trials(self.bench.sweep_id)
+                if trial.layout == layout(size)
+            ),
+            None,
+        )
         if known is not None and self.state[known.id] is not TrialState.QUEUED:
             with pytest.raises(IllegalTransition):
                 self.bench.start(size)
@@ -73,17 +100,29 @@ class LateMessages(RuleBasedStateMachine):
     def step(self, attempt: Attempt) -> None:
         trial_id, number = attempt
         if self._is_running(attempt) and self.state[trial_id] is TrialState.LAUNCHING:
-            self.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number)
+            self.store.transition(
+                trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number
+            )
             self.state[trial_id] = TrialState.RUNNING
         else:
             with pytest.raises(IllegalTransition):
-                self.store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number)
+                self.store.transition(
+                    trial_id, TrialEvent.FIRST_STEP, epoch=self.bench.epoch, attempt=number
+                )
 
     @rule(attempt=attempts, value=st.integers(1, 9))
     def measure(self, attempt: Attempt, value: int) -> None:
         trial_id, number = attempt
-        counts = record_measurement(self.store, trial_id, number, epoch=self.bench.epoch, measurement=measurement(float(value)))
-        assert counts == (self._is_running(attempt) or attempt in self.value), "only what runs may count, and what counts goes on to"
+        counts = record_measurement(
+            self.store,
+            trial_id,
+            number,
+            epoch=self.bench.epoch,
+            measurement=measurement(float(value)),
+        )
+        assert counts == (self._is_running(attempt) or attempt in self.value), (
+            "only what runs may count, and what counts goes on to"
+        )
         if self._is_running(attempt):
             del self.running[trial_id]
             self.state[trial_id], self.value[attempt] = TrialState.MEASURED, float(value)
@@ -91,8 +130,12 @@ class LateMessages(RuleBasedStateMachine):
     @rule(attempt=attempts, event=st.sampled_from(sorted(ENDS)))
     def fail(self, attempt: Attempt, event: TrialEvent) -> None:
         trial_id, number = attempt
-        told = failure(FailureKind.OOM_GPU if event is TrialEvent.OUT_OF_MEMORY else FailureKind.KILLED)
-        state = record_failure(self.store, trial_id, number, epoch=self.bench.epoch, failure=told, event=event)
+        told = failure(
+            FailureKind.OOM_GPU if event is TrialEvent.OUT_OF_MEMORY else FailureKind.KILLED
+        )
+        state = record_failure(
+            self.store, trial_id, number, epoch=self.bench.epoch, failure=told, event=event
+        )
         if self._is_running(attempt):
             del self.running[trial_id]
             if self.state[trial_id] in IN_FLIGHT:
@@ -108,7 +151,9 @@ class LateMessages(RuleBasedStateMachine):
         for trial_id in self.running:
             lost = sum(a.state is AttemptState.LOST for a in self.store.trial(trial_id).attempts)
             if self.state[trial_id] in IN_FLIGHT:
-                self.state[trial_id] = TrialState.QUEUED if lost <= 5 else TrialState.FAILED  # of POLICIES: five retries
+                self.state[trial_id] = (
+                    TrialState.QUEUED if lost <= 5 else TrialState.FAILED
+                )  # of POLICIES: five retries
         self.running.clear()
         return old
 
@@ -116,9 +161,18 @@ class LateMessages(RuleBasedStateMachine):
     def write_as_one_that_was_replaced(self, epoch: int, attempt: Attempt) -> None:
         trial_id, number = attempt
         with pytest.raises(LeaseLost):
-            record_measurement(self.store, trial_id, number, epoch=epoch, measurement=measurement(6.66))
+            record_measurement(
+                self.store, trial_id, number, epoch=epoch, measurement=measurement(6.66)
+            )
         with pytest.raises(LeaseLost):
-            record_failure(self.store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+            record_failure(
+                self.store,
+                trial_id,
+                number,
+                epoch=epoch,
+                failure=failure(),
+                event=TrialEvent.OUT_OF_MEMORY,
+            )
 
     @invariant()
     def the_store_says_what_came_of_it(self) -> None:
@@ -127,9 +181,15 @@ class LateMessages(RuleBasedStateMachine):
         rows = self.store.trials(self.bench.sweep_id)
         assert {row.id: row.state for row in rows} == self.state
         for row in rows:
-            values = sorted(value for (trial_id, _), value in self.value.items() if trial_id == row.id)
+            values = sorted(
+                value for (trial_id, _), value in self.value.items() if trial_id == row.id
+            )
             assert row.num_measurements == len(values)
-            assert row.tokens_per_second_per_gpu is None if not values else row.tokens_per_second_per_gpu in values
+            assert (
+                row.tokens_per_second_per_gpu is None
+                if not values
+                else row.tokens_per_second_per_gpu in values
+            )
 
     @invariant()
     def its_log_leads_to_its_rows(self) -> None:
@@ -143,5 +203,8 @@ class LateMessages(RuleBasedStateMachine):
 
 TestLateMessages = LateMessages.TestCase
 TestLateMessages.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=50,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

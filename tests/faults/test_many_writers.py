@@ -36,12 +36,23 @@ def test_eight_writers_and_a_reader_are_never_refused(sqlite_url: str, tmp_path:
     reader = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM trial").fetchall()
-    pids = [forks.start(partial(write, sqlite_url, number, tmp_path / f"{number}.json")) for number in range(NUM_WRITERS)]
+    pids = [
+        forks.start(partial(write, sqlite_url, number, tmp_path / f"{number}.json"))
+        for number in range(NUM_WRITERS)
+    ]
     assert [forks.wait(pid) for pid in pids] == [0] * NUM_WRITERS
     assert reader.execute("SELECT count(*) FROM trial").fetchone() == (0,)
     reader.close()
-    seconds = sorted(s for number in range(NUM_WRITERS) for s in json.loads((tmp_path / f"{number}.json").read_text()))
-    print(f"a trial's two commits: median {seconds[len(seconds) // 2] * 1e3:.0f} ms, slowest {seconds[-1] * 1e3:.0f} ms")
+    seconds = sorted(
+        s
+        for number in range(NUM_WRITERS)
+        for s in json.loads((tmp_path / f"{number}.json").read_text())
+    )
+    print(
+        f"a trial's two commits: median {seconds[len(seconds) // 2] * 1e3:.0f} ms, slowest {seconds[-1] * 1e3:.0f} ms"
+    )
     with Store.open(sqlite_url) as store:
         for sweep in store.sweeps():
-            assert [trial.state for trial in store.trials(sweep.id)] == [TrialState.MEASURED] * NUM_TRIALS
+            assert [trial.state for trial in store.trials(sweep.id)] == [
+                TrialState.MEASURED
+            ] * NUM_TRIALS

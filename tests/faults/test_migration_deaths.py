@@ -23,6 +23,8 @@ MOST_SECONDS = 380.0
 def test_a_store_whose_making_or_upgrade_was_cut_short_is_finished_by_the_next(
     play: str, least: int, store_url: str, tmp_path: Path
 ) -> None:
-    deaths = programs.told("tests.faults.deaths", play, store_url, str(tmp_path), seconds=MOST_SECONDS)
+    deaths = programs.told(
+        "tests.faults.deaths", play, store_url, str(tmp_path), seconds=MOST_SECONDS
+    )
     assert deaths["complaints"] == []
     assert deaths["num_points"] > least

@@ -32,10 +32,14 @@ MOST_RACES = 40
 def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep is looked at in one transaction, and taken in another."""
 
-    def acquire(self: Store, sweep_id: int, *, host: str, pid: int, ttl_seconds: float, **_: Any) -> int:
+    def acquire(
+        self: Store, sweep_id: int, *, host: str, pid: int, ttl_seconds: float, **_: Any
+    ) -> int:
         sweep = schema.sweep
         row = self._database.read(
-            lambda connection: connection.execute(sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id)).one()
+            lambda connection: connection.execute(
+                sa.select(sweep, now().label("now")).where(sweep.c.id == sweep_id)
+            ).one()
         )
         holder = live_holder(row)
         if holder is not None and not holder_is_gone(holder):
@@ -50,7 +54,11 @@ def claims_by_select_and_then_update(monkeypatch: pytest.MonkeyPatch) -> None:
             "owner_epoch": row.owner_epoch + 1,
             "lease_until": now(ttl_seconds),
         }
-        self._database.write(lambda connection, _: connection.execute(sa.update(sweep).where(sweep.c.id == sweep_id).values(**values)))
+        self._database.write(
+            lambda connection, _: connection.execute(
+                sa.update(sweep).where(sweep.c.id == sweep_id).values(**values)
+            )
+        )
         return int(row.owner_epoch) + 1
 
     monkeypatch.setattr(Store, "acquire", acquire)
@@ -70,13 +78,19 @@ def writes_the_state_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
         if self.trial(end.trial_id).trial.state is TrialState.LAUNCHING:
             self.note_first_steps([(end.trial_id, end.attempt)], epoch=epoch)
         moves, measured = [(end.trial_id, end.attempt)], TrialEvent.MEASURED
-        self._database.write(lambda connection, change: changes.transition(connection, change, moves, measured, epoch, None))
+        self._database.write(
+            lambda connection, change: changes.transition(
+                connection, change, moves, measured, epoch, None
+            )
+        )
 
         def result(connection: sa.Connection, _: Any) -> None:
             table = schema.attempt
             of = (table.c.trial_id == end.trial_id, table.c.number == end.attempt)
             attempt_id = connection.execute(sa.select(table.c.id).where(*of)).scalar_one()
-            columns = records.measurement_columns(outcome.measurement, outcome.gpu, outcome.memory_by_part)
+            columns = records.measurement_columns(
+                outcome.measurement, outcome.gpu, outcome.memory_by_part
+            )
             connection.execute(sa.insert(schema.measurement), {"attempt_id": attempt_id, **columns})
             connection.execute(sa.update(table).where(*of).values(pooled=True))
 
@@ -91,21 +105,43 @@ def writes_whatever_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     standings, fence_cells = batch._standings, changes._fence_cells
 
     def newest(connection: sa.Connection) -> int:
-        return int(connection.execute(sa.select(sa.func.max(schema.sweep.c.owner_epoch))).scalar_one())
+        return int(
+            connection.execute(sa.select(sa.func.max(schema.sweep.c.owner_epoch))).scalar_one()
+        )
 
-    monkeypatch.setattr(lease, "_is_owner", lambda sweep_id, epoch: (schema.sweep.c.id == sweep_id,))
-    monkeypatch.setattr(batch, "_standings", lambda connection, ids, _: standings(connection, ids, newest(connection)))
-    monkeypatch.setattr(changes, "_fence_cells", lambda connection, ids, _: fence_cells(connection, ids, newest(connection)))
+    monkeypatch.setattr(
+        lease, "_is_owner", lambda sweep_id, epoch: (schema.sweep.c.id == sweep_id,)
+    )
+    monkeypatch.setattr(
+        batch,
+        "_standings",
+        lambda connection, ids, _: standings(connection, ids, newest(connection)),
+    )
+    monkeypatch.setattr(
+        changes,
+        "_fence_cells",
+        lambda connection, ids, _: fence_cells(connection, ids, newest(connection)),
+    )
 
 
 def die(folder: Path) -> list[str]:
     of = small_sweep.spec(gpus=[1], search={"strategy": "exhaustive", "confirm": {"repeats": 0}})
-    return list(die_everywhere(small_play(of, num_trials=6), fresh=fresh_sqlite(folder), folder=folder, every=6, copied=True).complaints)
+    return list(
+        die_everywhere(
+            small_play(of, num_trials=6),
+            fresh=fresh_sqlite(folder),
+            folder=folder,
+            every=6,
+            copied=True,
+        ).complaints
+    )
 
 
 def race(folder: Path) -> list[str]:
     """Until one of them shows something: whether two come between each other's statements is for the scheduler of the cores to say."""
-    complaints = (races(fresh_sqlite(folder), folder, count=5).complaints for _ in range(MOST_RACES // 5))
+    complaints = (
+        races(fresh_sqlite(folder), folder, count=5).complaints for _ in range(MOST_RACES // 5)
+    )
     return next(filter(None, complaints), [])
 
 

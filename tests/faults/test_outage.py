@@ -64,14 +64,27 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path / "seen.jsonl")
 
 
-def run(url: str, log: Log, ending: Callable[[TrialRequest], float | FailureKind], *, patience_seconds: float = 60.0) -> dict[int, int]:
+def run(
+    url: str,
+    log: Log,
+    ending: Callable[[TrialRequest], float | FailureKind],
+    *,
+    patience_seconds: float = 60.0,
+) -> dict[int, int]:
     """Work on it, three trials at a time; every trial with the number of its attempts."""
     scheduler = FakeScheduler(ending, slots=AT_ONCE, device=Device.CUDA)
     with WitnessedStore.seen_by(log, url, patience_seconds=patience_seconds) as store:
-        small_sweep.run(store, of=OF, open_scheduler=lambda: scheduler, run_root=lambda folder: log.path.parent / folder)
+        small_sweep.run(
+            store,
+            of=OF,
+            open_scheduler=lambda: scheduler,
+            run_root=lambda folder: log.path.parent / folder,
+        )
         verdict = judge(store, OF.name, log.entries(), num_trials=NUM_TRIALS)
         assert verdict.complaints == []
-        return {trial.id: trial.num_attempts for trial in store.trials(store.sweep_named(OF.name).id)}
+        return {
+            trial.id: trial.num_attempts for trial in store.trials(store.sweep_named(OF.name).id)
+        }
 
 
 def spooled(log: Log) -> list[Path]:
@@ -98,7 +111,9 @@ def once(act: Callable[[], object]) -> Callable[[TrialRequest], float]:
     return ending
 
 
-def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(postgresql: Server, url: str, log: Log) -> None:
+def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(
+    postgresql: Server, url: str, log: Log
+) -> None:
     seen: list[tuple[int, int]] = []
 
     def come_back() -> None:
@@ -115,13 +130,17 @@ def test_what_ends_while_the_database_is_away_waits_on_disk_and_arrives(postgres
 
     attempts = run(url, log, once(go_away))
     thread.join()
-    assert seen == [(AT_ONCE, AT_ONCE)], "all three have ended, and nothing was acknowledged or started meanwhile"
+    assert seen == [(AT_ONCE, AT_ONCE)], (
+        "all three have ended, and nothing was acknowledged or started meanwhile"
+    )
     assert set(attempts.values()) == {1}
     assert spooled(log) == []
 
 
 @contextmanager
-def whose_database_goes_away(postgresql: Server, url: str, log: Log, *, patience_seconds: float) -> Iterator[int]:
+def whose_database_goes_away(
+    postgresql: Server, url: str, log: Log, *, patience_seconds: float
+) -> Iterator[int]:
     """An orchestrator in a process of its own, that has heard of its first end when the server is killed."""
     Store.open(url).close()
     ended, away = log.path.with_name("ended"), log.path.with_name("away")
@@ -130,7 +149,9 @@ def whose_database_goes_away(postgresql: Server, url: str, log: Log, *, patience
         ended.touch()
         until(away.exists)
 
-    with forks.running(partial(run, url, log, once(end), patience_seconds=patience_seconds)) as orchestrator:
+    with forks.running(
+        partial(run, url, log, once(end), patience_seconds=patience_seconds)
+    ) as orchestrator:
         until(ended.exists)
         postgresql.kill()
         away.touch()
@@ -146,18 +167,26 @@ def test_a_database_that_stays_away_ends_the_call_and_the_next_one_writes_down_w
     with whose_database_goes_away(postgresql, url, log, patience_seconds=3.0) as orchestrator:
         assert forks.wait(orchestrator) == StoreUnavailable.exit_code
         assert len(spooled(log)) == AT_ONCE
-    assert set(run(url, log, once(lambda: None)).values()) == {1}, "what was measured was measured again"
+    assert set(run(url, log, once(lambda: None)).values()) == {1}, (
+        "what was measured was measured again"
+    )
     assert spooled(log) == []
 
 
-def test_an_orchestrator_that_is_killed_while_the_database_is_away_has_lost_nothing(postgresql: Server, url: str, log: Log) -> None:
+def test_an_orchestrator_that_is_killed_while_the_database_is_away_has_lost_nothing(
+    postgresql: Server, url: str, log: Log
+) -> None:
     with whose_database_goes_away(postgresql, url, log, patience_seconds=60.0) as orchestrator:
         until(lambda: len(spooled(log)) == AT_ONCE)
         os.kill(orchestrator, signal.SIGKILL)
-    assert set(run(url, log, once(lambda: None)).values()) == {1}, "what was measured was measured again"
+    assert set(run(url, log, once(lambda: None)).values()) == {1}, (
+        "what was measured was measured again"
+    )
 
 
-def test_a_cancel_is_obeyed_while_the_database_is_away(postgresql: Server, url: str, log: Log) -> None:
+def test_a_cancel_is_obeyed_while_the_database_is_away(
+    postgresql: Server, url: str, log: Log
+) -> None:
     asked: list[Stop] = []
 
     def go_away() -> None:
@@ -166,7 +195,10 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(postgresql: Server, url: 
 
     scheduler = FakeScheduler(once(go_away), slots=AT_ONCE, device=Device.CUDA)
     began = time.monotonic()
-    with WitnessedStore.seen_by(log, url) as store, pytest.raises(StoreUnavailable, match="waits here for the same command"):
+    with (
+        WitnessedStore.seen_by(log, url) as store,
+        pytest.raises(StoreUnavailable, match="waits here for the same command"),
+    ):
         small_sweep.run(
             store,
             of=OF,
@@ -179,7 +211,9 @@ def test_a_cancel_is_obeyed_while_the_database_is_away(postgresql: Server, url: 
     postgresql.start()
 
 
-def test_a_hundred_ended_connections_and_a_killed_server_lose_nothing(postgresql: Server, url: str, tmp_path: Path) -> None:
+def test_a_hundred_ended_connections_and_a_killed_server_lose_nothing(
+    postgresql: Server, url: str, tmp_path: Path
+) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     out = terminations(postgresql, tmp_path, seed=seed, count=NUM_TERMINATIONS, away_seconds=1.0)
     print(json.dumps(out.as_json()))

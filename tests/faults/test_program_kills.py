@@ -23,22 +23,44 @@ MOST_SECONDS = 200.0
 ENDING_SECONDS = 300.0
 
 
-@pytest.mark.parametrize(("where", "kills"), [("agents", KILLS), pytest.param("ray", RAY_KILLS, marks=pytest.mark.ray)])
-def test_kills_around_programs_that_leave_daemons_behind_leave_nobody(tmp_path: Path, sqlite_url: str, where: str, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("where", "kills"), [("agents", KILLS), pytest.param("ray", RAY_KILLS, marks=pytest.mark.ray)]
+)
+def test_kills_around_programs_that_leave_daemons_behind_leave_nobody(
+    tmp_path: Path, sqlite_url: str, where: str, kills: int
+) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     arguments = [where, sqlite_url, str(tmp_path), str(seed), str(kills), str(MOST_SECONDS)]
-    out = outcome_of(programs.told("tests.faults.program_kills", *arguments, seconds=MOST_SECONDS + ENDING_SECONDS))
+    out = outcome_of(
+        programs.told(
+            "tests.faults.program_kills", *arguments, seconds=MOST_SECONDS + ENDING_SECONDS
+        )
+    )
     print(out.as_json())
     assert out.complaints == []
-    assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (0, 0, 0, 0, 0)
+    assert (out.lost, out.duplicated, out.stuck, out.broken, out.leaked_processes) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert out.looks > 0 and sum(out.victims.values()) >= kills
 
 
 def test_the_campaign_sees_what_shows_no_sign_of_whose_it_is(tmp_path: Path) -> None:
     """Daemons without an environment, whose parents have ended: by what they wrote of themselves, and by a file that they hold open."""
     evidence = tmp_path / "evidence"
-    environment = os.environ | {stubborn.THEN_VARIABLE: "end", "SWEEP_METRICS_FILE": str(tmp_path / "metrics"), "SWEEP_NUM_STEPS": "1"}
-    subprocess.run([sys.executable, stubborn.__file__, str(evidence), "emptied", "stopped"], env=environment, check=True)
+    environment = os.environ | {
+        stubborn.THEN_VARIABLE: "end",
+        "SWEEP_METRICS_FILE": str(tmp_path / "metrics"),
+        "SWEEP_NUM_STEPS": "1",
+    }
+    subprocess.run(
+        [sys.executable, stubborn.__file__, str(evidence), "emptied", "stopped"],
+        env=environment,
+        check=True,
+    )
     until = time.monotonic() + 60.0
     while {who.split()[0] for who in alive([evidence])} != {"emptied", "stopped"}:
         assert time.monotonic() < until

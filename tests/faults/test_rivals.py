@@ -14,16 +14,22 @@ pytestmark = pytest.mark.timeout(900)
 
 NUM_RACES = 5
 NUM_REPLACED = 5
-MOST_PAUSES = 40  # some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
+MOST_PAUSES = (
+    40  # some are stopped before they begin, or when they have ended; 1,000 pauses in `make chaos`
+)
 
 
-def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(fresh: Fresh, tmp_path: Path) -> None:
+def test_of_several_that_begin_at_once_one_works_and_the_others_end_with_5(
+    fresh: Fresh, tmp_path: Path
+) -> None:
     found = races(fresh, tmp_path, count=NUM_RACES)
     assert found.complaints == []
     assert all(HELD in codes for codes in found.exits), found.exits
 
 
-def test_an_orchestrator_that_slept_past_its_lease_is_replaced_and_writes_nothing_more(fresh: Fresh, tmp_path: Path) -> None:
+def test_an_orchestrator_that_slept_past_its_lease_is_replaced_and_writes_nothing_more(
+    fresh: Fresh, tmp_path: Path
+) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     found = pauses(fresh, tmp_path, count=MOST_PAUSES, seed=seed, enough=NUM_REPLACED)

@@ -41,8 +41,15 @@ class WitnessedStore(Store):
         for end, came_to in zip(ends, recorded, strict=True):
             if isinstance(end.outcome, MeasuredEnd):
                 if came_to.counts:
-                    self.log.note(Seen.MEASURED, end.trial_id, end.attempt, end.outcome.measurement.tokens_per_second_per_gpu)
-            elif came_to.state in WITHOUT_A_NUMBER:  # else it waits for another attempt, or a repeat failed
+                    self.log.note(
+                        Seen.MEASURED,
+                        end.trial_id,
+                        end.attempt,
+                        end.outcome.measurement.tokens_per_second_per_gpu,
+                    )
+            elif (
+                came_to.state in WITHOUT_A_NUMBER
+            ):  # else it waits for another attempt, or a repeat failed
                 self.log.note(Seen.ENDED, end.trial_id, end.attempt)
         return recorded
 
@@ -96,4 +103,8 @@ class WitnessedProber(WitnessedScheduler):
 
 def witnessed(inner: Scheduler, log: Log) -> Scheduler:
     """The scheduler, with every launch in the log."""
-    return WitnessedProber(inner, inner, log) if isinstance(inner, Prober) else WitnessedScheduler(inner, log)
+    return (
+        WitnessedProber(inner, inner, log)
+        if isinstance(inner, Prober)
+        else WitnessedScheduler(inner, log)
+    )

@@ -13,7 +13,12 @@ import pytest
 from tests.multi_host.hosts import Network
 from tests.multi_host.ray_hosts import RayHosts
 
-NEEDED = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}  # program: Debian's package
+NEEDED = {
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+}  # program: Debian's package
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +28,10 @@ def namespaces() -> None:
         pytest.skip("hosts are network namespaces, which only root may make")
     need({program: package for program, package in NEEDED.items() if program == "unshare"})
     tried = subprocess.run(
-        ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "true"], capture_output=True, text=True, check=False
+        ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if tried.returncode != 0:
         pytest.skip(f"namespaces cannot be made here: {tried.stderr.strip()}")
@@ -33,7 +41,11 @@ def namespaces() -> None:
 def need(programs: dict[str, str]) -> None:
     """Skip with what is missing; the checks on a new machine install it, and fail without."""
     missing = sorted(
-        {package for program, package in programs.items() if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None}
+        {
+            package
+            for program, package in programs.items()
+            if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None
+        }
     )
     if missing:
         reason = f"not installed: apt-get install {' '.join(missing)}"

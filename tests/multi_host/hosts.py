@@ -62,7 +62,9 @@ class Host:
     def folder(self) -> Path:
         return self.base / self.name
 
-    def start(self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start a program in the host. What it prints is kept in pipes."""
         process = subprocess.Popen(
             self._within(command, cwd),
@@ -78,7 +80,11 @@ class Host:
         return process
 
     def run(
-        self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 180.0
+        self,
+        *command: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 180.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in the host, with its output in a file: what it leaves behind may hold that open."""
         with tempfile.TemporaryFile("w+", errors="replace") as out:
@@ -96,7 +102,9 @@ class Host:
 
     def ok(self, *command: str | Path, **options: Any) -> str:
         done = self.run(*command, **options)
-        assert done.returncode == 0, f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}"
+        assert done.returncode == 0, (
+            f"{self.name}: {' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}"
+        )
         return str(done.stdout)
 
     def signal(self, process: subprocess.Popen[str], number: int) -> None:
@@ -111,7 +119,9 @@ class Host:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    if (entry / "ns/pid").readlink() == namespace and containing in (entry / "cmdline").read_text(errors="replace"):
+                    if (entry / "ns/pid").readlink() == namespace and containing in (
+                        entry / "cmdline"
+                    ).read_text(errors="replace"):
                         found.append(int(entry.name))
                 except OSError:  # it has ended meanwhile
                     continue
@@ -126,7 +136,16 @@ class Host:
             process.communicate(timeout=END_SECONDS)
 
     def _within(self, command: Sequence[str | Path], cwd: Path | None) -> list[str]:
-        enter = ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--uts", "--ipc", "--"]
+        enter = [
+            "nsenter",
+            f"--target={self.pid}",
+            "--net",
+            "--pid",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--",
+        ]
         # nsenter's own option for a folder means the folder outside.
         return [*enter, "env", f"--chdir={cwd or self.base}", *map(str, command)]
 
@@ -138,20 +157,35 @@ class Network:
     names: Sequence[str]
     seen_by_first: Sequence[Path] = ()
     hosts: list[Host] = field(default_factory=list)
-    base: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp")))  # short: Ray's sockets lie below it
+    base: Path = field(
+        default_factory=lambda: Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
+    )  # short: Ray's sockets lie below it
 
     def __enter__(self) -> Network:
         try:
-            self._switch = _hold(["--net"], "ip link add switch0 type bridge && ip link set switch0 up && echo ready; read", {})
+            self._switch = _hold(
+                ["--net"],
+                "ip link add switch0 type bridge && ip link set switch0 up && echo ready; read",
+                {},
+            )
             self._switch_pid = self._switch.pid
             for number, name in enumerate(self.names, 1):
-                self.hosts.append(self._add(name, f"10.77.0.{number}", seen=self.seen_by_first if number == 1 else []))
+                self.hosts.append(
+                    self._add(
+                        name, f"10.77.0.{number}", seen=self.seen_by_first if number == 1 else []
+                    )
+                )
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for host in self.hosts:
             host.end()
         if hasattr(self, "_switch"):
@@ -172,16 +206,48 @@ class Network:
         # As Debian writes it: a host's own name means loopback to itself.
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
         (folder / "resolv.conf").write_text("")
-        programs = {path for path in (PROJECT, Path(sys.prefix), Path(sys.base_prefix)) if path.is_relative_to("/tmp")}
+        programs = {
+            path
+            for path in (PROJECT, Path(sys.prefix), Path(sys.base_prefix))
+            if path.is_relative_to("/tmp")
+        }
         first = _hold(
-            ["--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"],
+            [
+                "--net",
+                "--pid",
+                "--mount",
+                "--uts",
+                "--ipc",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+            ],
             _FIRST_PROCESS,
             {"BASE": str(self.base), "NAME": name, "SEEN": " ".join(map(str, [*programs, *seen]))},
         )
         (pid,) = _children(first.pid)
-        host = Host(name=name, address=address, base=self.base, first=first, pid=pid, environment=self._environment())
+        host = Host(
+            name=name,
+            address=address,
+            base=self.base,
+            first=first,
+            pid=pid,
+            environment=self._environment(),
+        )
         plug = f"to-{name}"
-        self._on_switch("ip", "link", "add", plug, "type", "veth", "peer", "name", host.interface, "netns", str(pid))
+        self._on_switch(
+            "ip",
+            "link",
+            "add",
+            plug,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            host.interface,
+            "netns",
+            str(pid),
+        )
         self._on_switch("ip", "link", "set", plug, "master", "switch0", "up")
         host.ok("ip", "addr", "add", f"{address}/24", "dev", host.interface)
         host.ok("ip", "link", "set", host.interface, "up")
@@ -190,14 +256,26 @@ class Network:
     def _environment(self) -> dict[str, str]:
         dropped = ("RAY_", "SWEEP_", "PG", "TMPDIR", "XDG_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        own = {"HOME": str(self.base), "TMPDIR": str(self.base), "PYTHONPATH": str(PROJECT), "NO_COLOR": "1"}
+        own = {
+            "HOME": str(self.base),
+            "TMPDIR": str(self.base),
+            "PYTHONPATH": str(PROJECT),
+            "NO_COLOR": "1",
+        }
         return kept | own
 
     def _on_switch(self, *command: str) -> None:
-        subprocess.run(["nsenter", f"--target={self._switch_pid}", "--net", "--", *command], check=True, capture_output=True, text=True)
+        subprocess.run(
+            ["nsenter", f"--target={self._switch_pid}", "--net", "--", *command],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
 
 
-def _hold(namespaces: Sequence[str], script: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _hold(
+    namespaces: Sequence[str], script: str, environment: Mapping[str, str]
+) -> subprocess.Popen[str]:
     """A process that holds new namespaces until it is killed, or the test is."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "bash", "-c", script]
     process = subprocess.Popen(

@@ -27,7 +27,9 @@ def runs_one(file: Path) -> bool:
         return False
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         try:
-            return connection.execute("SELECT count(*) FROM trial WHERE state = 'running'").fetchone() != (0,)
+            return connection.execute(
+                "SELECT count(*) FROM trial WHERE state = 'running'"
+            ).fetchone() != (0,)
         except sqlite3.OperationalError:  # its tables are still being made
             return False
 
@@ -63,11 +65,25 @@ class RayHosts:
         share = [f"--num-cpus={num_cpus}", "--object-store-memory=80000000"]
         head = self.head
         head.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{DASHBOARD_PORT}"
-        shown = ["--include-dashboard=true", "--dashboard-host=127.0.0.1"] if dashboard else ["--include-dashboard=false"]
-        place = [f"--port={PORT}", f"--node-ip-address={head.address}", f"--temp-dir={head.base}/ray"]
+        shown = (
+            ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
+            if dashboard
+            else ["--include-dashboard=false"]
+        )
+        place = [
+            f"--port={PORT}",
+            f"--node-ip-address={head.address}",
+            f"--temp-dir={head.base}/ray",
+        ]
         head.ok(RAY, "start", "--head", *place, *shown, *share, timeout=START_SECONDS)
         joining = [
-            host.start(RAY, "start", f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", *share)
+            host.start(
+                RAY,
+                "start",
+                f"--address={head.address}:{PORT}",
+                f"--node-ip-address={host.address}",
+                *share,
+            )
             for host in self.workers
         ]
         for process in joining:
@@ -76,13 +92,27 @@ class RayHosts:
     def job(self, *arguments: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
         """`ray job submit` with the files of a folder, and an environment for its entrypoint."""
         told = json.dumps({"env_vars": dict(env)})
-        return self.head.start(RAY, "job", "submit", "--working-dir", ".", "--runtime-env-json", told, *arguments, cwd=cwd)
+        return self.head.start(
+            RAY,
+            "job",
+            "submit",
+            "--working-dir",
+            ".",
+            "--runtime-env-json",
+            told,
+            *arguments,
+            cwd=cwd,
+        )
 
-    def sweep(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
+    def sweep(
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0
+    ) -> str:
         """What a command about a sweep printed to stdout, on the head."""
         process = self.head.start(SWEEP, *arguments, env=env)
         out, err = process.communicate(timeout=timeout)
-        assert process.returncode == 0, f"sweep {' '.join(arguments)} ended with {process.returncode}\n{out}\n{err}"
+        assert process.returncode == 0, (
+            f"sweep {' '.join(arguments)} ended with {process.returncode}\n{out}\n{err}"
+        )
         return out
 
     def answer(self, *arguments: str, env: Mapping[str, str] | None = None) -> Any:

@@ -17,7 +17,12 @@ from tests.multi_host.ray_hosts import BIN, RAY, SWEEP
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
-WORKER = {"resources": {"CPU": 2, "object_store_memory": 80_000_000}, "node_config": {}, "min_workers": 0, "max_workers": 2}
+WORKER = {
+    "resources": {"CPU": 2, "object_store_memory": 80_000_000},
+    "node_config": {},
+    "min_workers": 0,
+    "max_workers": 2,
+}
 HEAD = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
 
 
@@ -46,28 +51,45 @@ def head(namespaces: None) -> Iterator[Host]:
 
 
 def test_nodes_that_are_waited_for_are_ordered_and_used(head: Host) -> None:
-    measured = head.run(SWEEP, "run", "grown.yaml", "--ray-address", "auto", "--wait-for-nodes", "2min", timeout=180)
+    measured = head.run(
+        SWEEP, "run", "grown.yaml", "--ray-address", "auto", "--wait-for-nodes", "2min", timeout=180
+    )
     assert measured.returncode == 0, measured.stdout
     (attempt,) = json.loads(head.ok(SWEEP, "show", "1", "--json"))["attempts"]
     assert attempt["state"] == "measured"
     assert len(attempt["nodes"]) == 2
 
 
-def test_more_nodes_than_the_cluster_may_have_are_waited_for_in_vain_and_no_longer_than_asked(head: Host) -> None:
-    gave_up = head.run(SWEEP, "run", "grown.yaml", "gpus=[8]", "--ray-address", "auto", "--wait-for-nodes", "3s")
+def test_more_nodes_than_the_cluster_may_have_are_waited_for_in_vain_and_no_longer_than_asked(
+    head: Host,
+) -> None:
+    gave_up = head.run(
+        SWEEP, "run", "grown.yaml", "gpus=[8]", "--ray-address", "auto", "--wait-for-nodes", "3s"
+    )
     assert gave_up.returncode == 75, gave_up.stdout
     assert "4 x 2 are needed. Is the autoscaler's upper limit high enough?" in gave_up.stdout
 
 
 def _write_cluster(path: Path) -> None:
-    lists = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands", "rsync_exclude", "rsync_filter")
+    lists = (
+        "initialization_commands",
+        "setup_commands",
+        "head_setup_commands",
+        "worker_setup_commands",
+        "rsync_exclude",
+        "rsync_filter",
+    )
     commands = ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
     config = {
         "cluster_name": "fake",
         "max_workers": 2,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
-        "provider": {"type": "fake_multinode", "disable_node_updaters": True, "disable_launch_config_check": True},
+        "provider": {
+            "type": "fake_multinode",
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
         "auth": {},
         "docker": {},
         "file_mounts": {},

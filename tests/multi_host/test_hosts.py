@@ -70,7 +70,11 @@ def _within(namespace: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "ns/pid").readlink() == namespace and int(entry.name) != os.getpid():
+            if (
+                entry.name.isdigit()
+                and (entry / "ns/pid").readlink() == namespace
+                and int(entry.name) != os.getpid()
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue

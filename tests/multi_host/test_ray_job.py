@@ -17,7 +17,9 @@ from tests.multi_host.ray_hosts import RAY, SWEEP, RayHosts, runs_one
 
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(900)]
 
-JOB_SECONDS = 300.0  # for one job from its submission to its end, on a machine that is full of other work
+JOB_SECONDS = (
+    300.0  # for one job from its submission to its end, on a machine that is full of other work
+)
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent", "sweep run")
 MORE_THAN_A_JOB_MAY_UPLOAD = 101 << 20  # Ray refuses 100 MiB
 
@@ -53,7 +55,10 @@ def told(head: RayHosts) -> Told:
     (host.folder / "kept").mkdir()
     _write(project)
     store = {"SWEEP_DB": f"sqlite:///{kept}/sweep.sqlite"}
-    of_job = store | {"SWEEP_HOME": str(kept / "home"), "RAY_JOB_STOP_WAIT_TIME_S": "60"}  # Ray's default of 3 s is short on a busy machine
+    of_job = store | {
+        "SWEEP_HOME": str(kept / "home"),
+        "RAY_JOB_STOP_WAIT_TIME_S": "60",
+    }  # Ray's default of 3 s is short on a busy machine
     command = ["--", "sweep", "run", "mine.yaml"]
 
     refused = head.job(*command, cwd=host.base / "project", env={})
@@ -111,9 +116,18 @@ def test_nothing_is_left_of_jobs_that_ended(told: Told) -> None:
 def test_a_client_without_the_token_is_told_what_to_look_at(head: RayHosts) -> None:
     host = head.head
     write_sweep(host.folder)
-    asked = host.run(SWEEP, "run", "t.yaml", "--ray-address", "auto", env={"RAY_AUTH_TOKEN_PATH": str(host.base / "absent")})
+    asked = host.run(
+        SWEEP,
+        "run",
+        "t.yaml",
+        "--ray-address",
+        "auto",
+        env={"RAY_AUTH_TOKEN_PATH": str(host.base / "absent")},
+    )
     assert asked.returncode == 75, asked.stdout
-    assert "does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?" in asked.stdout
+    assert (
+        "does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?" in asked.stdout
+    )
 
 
 def _write(project: Path) -> None:
@@ -142,17 +156,23 @@ def _until_it_runs(head: RayHosts, store: dict[str, str]) -> Any:
 def _still_there(host: Host) -> list[int]:
     """Processes of ours that do not end."""
     until = time.monotonic() + JOB_SECONDS
-    while (left := [pid for text in OF_OURS for pid in host.processes(text)]) and time.monotonic() < until:
+    while (
+        left := [pid for text in OF_OURS for pid in host.processes(text)]
+    ) and time.monotonic() < until:
         time.sleep(0.1)
     return left
 
 
 def _upload(host: Host) -> Path:
-    (found,) = (host.folder / "ray").glob("session_2*/runtime_resources/working_dir_files/_ray_pkg_*/")
+    (found,) = (host.folder / "ray").glob(
+        "session_2*/runtime_resources/working_dir_files/_ray_pkg_*/"
+    )
     return found
 
 
-def test_the_doctor_finds_a_cluster_with_a_token_in_order_and_one_whose_token_is_readable_not(head: RayHosts) -> None:
+def test_the_doctor_finds_a_cluster_with_a_token_in_order_and_one_whose_token_is_readable_not(
+    head: RayHosts,
+) -> None:
     host = head.head
     said = host.run(SWEEP, "doctor", "--ray-address", "auto").stdout
     assert "others on this machine can read the token" not in said, said

@@ -49,17 +49,33 @@ def told(namespaces: None) -> Iterator[Told]:
         _let_in(head, worker)
         _write(head, worker)
         head.ok(RAY, "up", "--yes", "--no-config-cache", "cluster.yaml", timeout=STEP_SECONDS)
-        head.ok(RAY, "rsync-up", "cluster.yaml", "mine.yaml", f"{head.base}/sent.yaml", timeout=STEP_SECONDS)
+        head.ok(
+            RAY,
+            "rsync-up",
+            "cluster.yaml",
+            "mine.yaml",
+            f"{head.base}/sent.yaml",
+            timeout=STEP_SECONDS,
+        )
         run = ["run", "sent.yaml", "--wait-for-nodes", "90s"]
         submitted = head.ok(RAY, "submit", "cluster.yaml", DRIVER, "--", *run, timeout=STEP_SECONDS)
         best = head.ok(RAY, "exec", "cluster.yaml", "sweep best --json", timeout=STEP_SECONDS)
         attempts = json.loads(head.ok(BIN / "sweep", "show", "1", "--json"))["attempts"]
         mode = worker.ok("stat", "--format=%a", worker.base / ".ray/auth_token")
         head.ok(RAY, "down", "--yes", "cluster.yaml", timeout=STEP_SECONDS)
-        left = {host.name: [pid for text in OF_OURS for pid in host.processes(text)] for host in network.hosts}
+        left = {
+            host.name: [pid for text in OF_OURS for pid in host.processes(text)]
+            for host in network.hosts
+        }
         # `ray down` reaches the head alone with this provider; a worker's Ray ends by itself within a minute of its head's.
         left["head"] += head.processes("raylet") + head.processes("gcs_server")
-        yield Told(submitted=submitted, attempts=attempts, best=_document(best), token_mode=mode.strip(), left=left)
+        yield Told(
+            submitted=submitted,
+            attempts=attempts,
+            best=_document(best),
+            token_mode=mode.strip(),
+            left=left,
+        )
 
 
 def test_a_submitted_script_measures_on_every_machine_of_the_cluster(told: Told) -> None:
@@ -90,7 +106,9 @@ def _let_in(*hosts: Host) -> None:
         host.ok("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", host.base / ".ssh/host_key")
     first.ok("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", first.base / ".ssh/id_ed25519")
     for host in hosts:
-        (host.folder / ".ssh/authorized_keys").write_text((first.folder / ".ssh/id_ed25519.pub").read_text())
+        (host.folder / ".ssh/authorized_keys").write_text(
+            (first.folder / ".ssh/id_ed25519.pub").read_text()
+        )
         for name, text in (("passwd", _USERS), ("shadow", _PASSWORDS), ("sshd_config", _SSHD)):
             (host.folder / name).write_text(text.format(home=host.base))
         for name in ("passwd", "shadow"):
@@ -115,14 +133,26 @@ def _write(head: Host, worker: Host) -> None:
     config["setup_commands"] = []
     for name, more in (("head", f"{SMALL} --include-dashboard=false"), ("worker", SMALL)):
         stop, start = config[f"{name}_start_ray_commands"]
-        config[f"{name}_start_ray_commands"] = [stop, start.replace("ulimit -n 65536;", "").replace("ray start", f"ray start {more}")]
+        config[f"{name}_start_ray_commands"] = [
+            stop,
+            start.replace("ulimit -n 65536;", "").replace("ray start", f"ray start {more}"),
+        ]
     (head.folder / "cluster.yaml").write_text(json.dumps(config))
     token = head.folder / ".ray/auth_token"
     token.parent.mkdir()
     token.touch(mode=0o600)
     token.write_text("f" * 64)
-    head.environment |= {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(head.base), "PATH": f"{BIN}:{head.environment['PATH']}"}
-    write_sweep(head.folder, "mine", gpus_per_node=1, axes={"micro_batch_size": [8], "recompute": ["none"], "zero_stage": [0]})
+    head.environment |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_TMPDIR": str(head.base),
+        "PATH": f"{BIN}:{head.environment['PATH']}",
+    }
+    write_sweep(
+        head.folder,
+        "mine",
+        gpus_per_node=1,
+        axes={"micro_batch_size": [8], "recompute": ["none"], "zero_stage": [0]},
+    )
 
 
 def _document(said: str) -> Any:

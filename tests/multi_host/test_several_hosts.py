@@ -25,7 +25,9 @@ from tests.multi_host.ray_hosts import RayHosts
 pytestmark = [pytest.mark.cluster, pytest.mark.ray, pytest.mark.timeout(600)]
 
 NODE_LOSS_SECONDS = 30.0  # what this project promises
-CLEAN_SECONDS = 60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
+CLEAN_SECONDS = (
+    60.0  # for a host that is cut off to end its ranks; they end after HeadWatch.CUT_SECONDS = 30
+)
 OF_OURS = ("orchestrator.node.rank_server", "NodeAgent")
 SERVER_PROCESSES = 3  # two wardens and the rank server; one more is a rank
 
@@ -42,7 +44,9 @@ class Told:
     remarks: str = ""
     attempts: list[Any] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=dict)  # under SWEEP_HOME, by host
-    left: dict[str, list[int]] = field(default_factory=dict)  # processes of ours after the end, by host
+    left: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # processes of ours after the end, by host
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,15 @@ def told(three_hosts: RayHosts, store: str) -> Told:
     head, told = three_hosts.head, Told()
     _write(head.folder)
     environment = {"SWEEP_DB": store, "NCCL_ALGO": "Ring"}
-    running = three_hosts.begin("run", "span.yaml", "--ray-address", "auto", "--json", env=environment)
+    running = three_hosts.begin(
+        "run", "span.yaml", "--ray-address", "auto", "--json", env=environment
+    )
     _until(lambda: _happened(store, "gang_placed"), running)
     victim = _one_to_cut(three_hosts, store)
     told.victim = victim.name
-    _until(lambda: len(victim.processes("orchestrator.node.rank_server")) > SERVER_PROCESSES, running)
+    _until(
+        lambda: len(victim.processes("orchestrator.node.rank_server")) > SERVER_PROCESSES, running
+    )
     three_hosts.network.cut(victim)
     cut_at = time.monotonic()
     _until(lambda: _happened(store, "requeued"), running)
@@ -66,7 +74,10 @@ def told(three_hosts: RayHosts, store: str) -> Told:
     told.exit_code, told.answer = running.returncode, json.loads(out)
     told.attempts = three_hosts.answer("show", "1", env=environment)["attempts"]
     told.left = {host.name: _still_there(host) for host in three_hosts.network.hosts}
-    told.files = {host.name: [path.name for path in (host.folder / ".sweep").rglob("*")] for host in three_hosts.network.hosts}
+    told.files = {
+        host.name: [path.name for path in (host.folder / ".sweep").rglob("*")]
+        for host in three_hosts.network.hosts
+    }
     return told
 
 
@@ -78,15 +89,27 @@ def store(postgresql_server: str) -> str:
     return postgresql_server.replace("/postgres?", "/hosts?")
 
 
-def test_the_environment_of_the_ranks_is_kept_with_the_interface_that_was_chosen(told: Told) -> None:
+def test_the_environment_of_the_ranks_is_kept_with_the_interface_that_was_chosen(
+    told: Told,
+) -> None:
     attempt = told.attempts[-1]
-    assert attempt["environment"] == {"GLOO_SOCKET_IFNAME": "fabric0", "NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "=fabric0"}
-    assert attempt["fingerprint"]["settings"] == {"NCCL_ALGO": "Ring"}  # which was not chosen, but asked for
+    assert attempt["environment"] == {
+        "GLOO_SOCKET_IFNAME": "fabric0",
+        "NCCL_ALGO": "Ring",
+        "NCCL_SOCKET_IFNAME": "=fabric0",
+    }
+    assert attempt["fingerprint"]["settings"] == {
+        "NCCL_ALGO": "Ring"
+    }  # which was not chosen, but asked for
 
 
 def test_a_host_that_is_cut_off_is_seen_in_time_and_its_trial_waits(told: Told) -> None:
     first = told.attempts[0]
-    assert (first["state"], first["failure"]["kind"], first["failure"]["node"]) == ("requeued", "node_lost", told.victim)
+    assert (first["state"], first["failure"]["kind"], first["failure"]["node"]) == (
+        "requeued",
+        "node_lost",
+        told.victim,
+    )
     assert told.seen_after_seconds < NODE_LOSS_SECONDS
 
 
@@ -101,7 +124,9 @@ def test_what_ray_says_of_a_dead_node_stays_out_of_the_answer(told: Told) -> Non
     assert [row["num_gpus"] for row in told.answer["best"]] == [2]
 
 
-def test_nothing_of_the_sweep_is_left_on_any_host_not_on_the_one_that_was_cut_off_either(told: Told) -> None:
+def test_nothing_of_the_sweep_is_left_on_any_host_not_on_the_one_that_was_cut_off_either(
+    told: Told,
+) -> None:
     assert told.left == {"head": [], "worker-1": [], "worker-2": []}
     assert told.clean_after_seconds < CLEAN_SECONDS
 
@@ -110,8 +135,13 @@ def test_each_host_has_the_files_of_its_own_ranks_and_no_store(told: Told) -> No
     for name, files in told.files.items():
         assert any(file.startswith("log-") for file in files), name
         assert not any("sqlite" in file for file in files), name
-    results = {name: sum(file.startswith("result-") for file in files) for name, files in told.files.items()}
-    assert dict.fromkeys(told.attempts[-1]["nodes"], 1) | {told.victim: 0} == results  # each rank's on its own host alone
+    results = {
+        name: sum(file.startswith("result-") for file in files)
+        for name, files in told.files.items()
+    }
+    assert (
+        dict.fromkeys(told.attempts[-1]["nodes"], 1) | {told.victim: 0} == results
+    )  # each rank's on its own host alone
 
 
 def _write(folder: Path) -> None:
@@ -150,7 +180,9 @@ def _one_to_cut(cluster: RayHosts, store: str) -> Host:
     return next(host for host in cluster.workers if host.name in nodes)
 
 
-def _until(condition: Callable[[], object], running: subprocess.Popen[str], *, seconds: float = 180.0) -> None:
+def _until(
+    condition: Callable[[], object], running: subprocess.Popen[str], *, seconds: float = 180.0
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert running.poll() is None, running.communicate()

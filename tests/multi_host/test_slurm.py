@@ -46,7 +46,10 @@ def told(namespaces: None) -> Iterator[Told]:
             host.folder,
             "mine",
             axes={"micro_batch_size": [1], "recompute": ["none", "full"], "zero_stage": [0, 1]},
-            workload={"name": "synthetic", "options": {"sleep": True, "time_scale": 100}},  # eight steps of 8 ms or more, times that
+            workload={
+                "name": "synthetic",
+                "options": {"sleep": True, "time_scale": 100},
+            },  # eight steps of 8 ms or more, times that
         )
         first = host.start("bash", SBATCH, "mine.yaml")
         _until_one_runs(host)
@@ -61,7 +64,9 @@ def told(namespaces: None) -> Iterator[Told]:
         )
 
 
-def test_when_the_time_runs_out_what_runs_may_finish_and_the_job_is_queued_again(told: Told) -> None:
+def test_when_the_time_runs_out_what_runs_may_finish_and_the_job_is_queued_again(
+    told: Told,
+) -> None:
     assert told.code == 130, told.said
     assert told.after["state"] == "stopped"
     trials = told.after["num_trials"]

@@ -31,7 +31,8 @@ SBATCH = DEPLOY / "slurm/sweep.sbatch"
 RAY_JOB = DEPLOY / "kuberay/rayjob.yaml"
 IMAGE = DEPLOY / "kuberay/Dockerfile"
 _CALL = re.compile(
-    r"(?:^|[\s'\"(;&|])(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)", re.MULTILINE
+    r"(?:^|[\s'\"(;&|])(sweep (?:run|cancel|validate|status|best|doctor|plan|show|logs|sql|export)\b[^|;&)#\n]*)",
+    re.MULTILINE,
 )
 _SHELL_VARIABLE = re.compile(r"\$\{?[A-Za-z_@][A-Za-z_]*\}?")
 
@@ -39,7 +40,9 @@ _SHELL_VARIABLE = re.compile(r"\$\{?[A-Za-z_@][A-Za-z_]*\}?")
 def lines_of_documents() -> Iterator[str]:
     """What a person is shown to type, line by line; a line that ends with a backslash goes on."""
     for document in documents():
-        for block in re.findall(r"^```console\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE):
+        for block in re.findall(
+            r"^```console\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE
+        ):
             yield from re.findall(r"^\$ (.*)$", block.replace("\\\n", " "), re.MULTILINE)
 
 
@@ -47,7 +50,11 @@ def commands(text: str) -> Iterator[list[str]]:
     """The calls of `sweep` in some lines of shell; shell variables and the name TRIAL are filled in."""
     for found in _CALL.finditer(text):
         words = shlex.split(found[1].split("'")[0].split(" > ")[0])
-        yield [_SHELL_VARIABLE.sub("x", word).replace("TRIAL", "7") for word in words[1:] if word != "..."]
+        yield [
+            _SHELL_VARIABLE.sub("x", word).replace("TRIAL", "7")
+            for word in words[1:]
+            if word != "..."
+        ]
 
 
 def calls_in(template: Path) -> list[list[str]]:
@@ -78,7 +85,12 @@ def test_a_ray_cluster_holds_against_the_schema_that_ray_checks(path: Path) -> N
 @pytest.mark.parametrize("path", RAY_CLUSTERS, ids=lambda path: path.parent.name)
 def test_a_ray_cluster_has_a_token_and_its_dashboard_stays_on_loopback(path: Path) -> None:
     (config,) = documents_of(path)
-    starts = [command for name in ("head", "worker") for command in config[f"{name}_start_ray_commands"] if "ray start" in command]
+    starts = [
+        command
+        for name in ("head", "worker")
+        for command in config[f"{name}_start_ray_commands"]
+        if "ray start" in command
+    ]
     assert len(starts) == 2
     assert all("export RAY_AUTH_MODE=token" in command for command in starts)
     assert "--dashboard-host=127.0.0.1" in starts[0]
@@ -87,7 +99,9 @@ def test_a_ray_cluster_has_a_token_and_its_dashboard_stays_on_loopback(path: Pat
         assert flags(command.partition("ray start")[2]) <= known_flags("start")
 
 
-def test_the_autoscaled_nodes_are_those_that_the_documents_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_autoscaled_nodes_are_those_that_the_documents_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (config,) = documents_of(RAY_CLUSTERS[1])
     p5 = config["available_node_types"]["p5"]
     assert (p5["min_workers"], p5["max_workers"]) == (0, config["max_workers"])
@@ -143,20 +157,33 @@ def test_the_sweep_on_kubernetes_fits_the_nodes_that_it_asks_for() -> None:
     assert spec.gpus_per_node == per_node
     assert max(spec.gpus) == per_node * workers["replicas"]
     for cell in spec.cells():
-        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=per_node).candidates) > 0, cell.key
+        assert len(plan_cell(spec, cell, hardware=None, gpus_per_node=per_node).candidates) > 0, (
+            cell.key
+        )
 
 
-def test_the_image_on_kubernetes_is_the_one_that_the_documents_build_with_every_package_in_it() -> None:
+def test_the_image_on_kubernetes_is_the_one_that_the_documents_build_with_every_package_in_it() -> (
+    None
+):
     _, job = documents_of(RAY_JOB)
     (image,) = {container["image"] for container in containers(job)}
     shown = [line for line in lines_of_documents() if line.startswith("docker ")]
     assert [line.split()[-2 if line.split()[-1] == "." else -1] for line in shown] == [image, image]
     assert f"--file {IMAGE.relative_to(PROJECT)} " in shown[0]
-    copied = {word for line in re.findall(r"^COPY (.*)$", IMAGE.read_text(), re.MULTILINE) for word in line.split()[:-1]}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (.*)$", IMAGE.read_text(), re.MULTILINE)
+        for word in line.split()[:-1]
+    }
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    packages = {
+        name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
     assert copied == packages | {"pyproject.toml", "constraints.txt", project["project"]["readme"]}
-    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in (PROJECT / "constraints.txt").read_text().splitlines()
+    assert (
+        f"ray=={job['spec']['rayClusterSpec']['rayVersion']}"
+        in (PROJECT / "constraints.txt").read_text().splitlines()
+    )
 
 
 def containers(job: Any) -> list[Any]:
@@ -184,7 +211,9 @@ def known_flags(command: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(path for path in DEPLOY.rglob("*") if path.is_file()), ids=lambda path: str(path.relative_to(DEPLOY))
+    "path",
+    sorted(path for path in DEPLOY.rglob("*") if path.is_file()),
+    ids=lambda path: str(path.relative_to(DEPLOY)),
 )
 def test_every_call_of_sweep_in_a_template_is_one_that_the_program_takes(path: Path) -> None:
     for words in calls_in(path):
@@ -193,7 +222,9 @@ def test_every_call_of_sweep_in_a_template_is_one_that_the_program_takes(path: P
 
 def test_the_templates_have_calls_of_sweep_to_be_parsed() -> None:
     """A pattern that found none would pass all of them."""
-    found = {path: {words[0] for words in calls_in(path)} for path in DEPLOY.rglob("*") if path.is_file()}
+    found = {
+        path: {words[0] for words in calls_in(path)} for path in DEPLOY.rglob("*") if path.is_file()
+    }
     assert {path for path, called in found.items() if "run" in called} == {SBATCH, RAY_JOB}
     assert {"validate", "cancel"} <= found[SBATCH]
 
@@ -212,6 +243,8 @@ def test_a_command_that_the_program_does_not_take_is_found() -> None:
 
 
 def test_the_batch_script_and_the_documents_name_programs_of_this_project_only() -> None:
-    for name in re.findall(r"deploy/[\w./-]+\.\w+", "".join(path.read_text() for path in documents())):
+    for name in re.findall(
+        r"deploy/[\w./-]+\.\w+", "".join(path.read_text() for path in documents())
+    ):
         assert (PROJECT / name).exists(), name
     assert shutil.which("bash")

@@ -14,11 +14,18 @@ from tests.node.launching import faulty, order
 
 
 def _run_program(launcher: NodeLauncher, then: str) -> None:
-    launcher.run(order("workloads.command", trial_id=0, world_size=1, options=stubborn_options(then)))
+    launcher.run(
+        order("workloads.command", trial_id=0, world_size=1, options=stubborn_options(then))
+    )
 
 
 def _run_for_ever(launcher: NodeLauncher) -> None:
-    options = {"faults": [*faulty("leak_children", at="init")["faults"], *faulty("hang", at="step_3", rank=1)["faults"]]}
+    options = {
+        "faults": [
+            *faulty("leak_children", at="init")["faults"],
+            *faulty("hang", at="step_3", rank=1)["faults"],
+        ]
+    }
     for number in itertools.count():
         launcher.run(order(trial_id=number, options=options, limits={"steady": 0.3}))
         if number == 0:

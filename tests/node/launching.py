@@ -10,10 +10,23 @@ from typing import Any
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.protocol import Device, LaunchOrder, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.core.trial.protocol import (
+    Device,
+    LaunchOrder,
+    MeasurementPlan,
+    PhaseLimits,
+    TrialRequest,
+)
 from orchestrator.node.processes import LAUNCHER_VARIABLE, descendants, start_time
 
-LIMITS = {"start": 30.0, "rendezvous": 30.0, "first_step": 30.0, "steady": 30.0, "teardown": 30.0, "total": 60.0}
+LIMITS = {
+    "start": 30.0,
+    "rendezvous": 30.0,
+    "first_step": 30.0,
+    "steady": 30.0,
+    "teardown": 30.0,
+    "total": 60.0,
+}
 
 _SYNTHETIC = "workloads.synthetic"
 
@@ -39,15 +52,21 @@ def order(
         sequence_length=128,
         layout=Layout(data_parallel_size=world_size),
         device=Device.CPU,
-        measurement=MeasurementPlan(warmup_steps=1, min_steps=5, max_steps=8, relative_confidence=0.02),
+        measurement=MeasurementPlan(
+            warmup_steps=1, min_steps=5, max_steps=8, relative_confidence=0.02
+        ),
         limits=PhaseLimits(**(LIMITS | (limits or {}))),
         seed=7,
         one_rank_per_node=one_rank_per_node,
     )
-    return LaunchOrder(**({"request": request, "program": program, "local_world_size": world_size} | launch))
+    return LaunchOrder(
+        **({"request": request, "program": program, "local_world_size": world_size} | launch)
+    )
 
 
-def faulty(fault: str, *, at: str = "forward", rank: int | None = None, **known: Any) -> dict[str, Any]:
+def faulty(
+    fault: str, *, at: str = "forward", rank: int | None = None, **known: Any
+) -> dict[str, Any]:
     """Options of the synthetic workload."""
     return {"faults": [{"fault": fault, "at": at, "rank": rank} | known]}
 
@@ -63,13 +82,19 @@ def with_start_times(pids: Iterable[int]) -> dict[int, int | None]:
     return {pid: start_time(pid) for pid in pids}
 
 
-def survivors(seen: Iterable[tuple[int, int | None]], *, root: object, patience_seconds: float = 5.0) -> list[int]:
+def survivors(
+    seen: Iterable[tuple[int, int | None]], *, root: object, patience_seconds: float = 5.0
+) -> list[int]:
     """Of processes once seen, and of all that carry the tag of a launcher with this root, those alive after some time."""
     deadline = time.monotonic() + patience_seconds
     seen = list(seen)
     while True:
         left = {pid for pid, start in seen if start is not None and start_time(pid) == start}
-        left |= {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _carries_tag(int(path.name), root)}
+        left |= {
+            int(path.name)
+            for path in Path("/proc").iterdir()
+            if path.name.isdigit() and _carries_tag(int(path.name), root)
+        }
         if not left or time.monotonic() > deadline:
             return sorted(left)
         time.sleep(0.02)
@@ -80,4 +105,7 @@ def _carries_tag(pid: int, root: object) -> bool:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) and entry.endswith(f":{root}".encode()) for entry in entries)
+    return any(
+        entry.startswith(f"{LAUNCHER_VARIABLE}=".encode()) and entry.endswith(f":{root}".encode())
+        for entry in entries
+    )

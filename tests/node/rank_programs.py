@@ -32,7 +32,9 @@ def _all_reduce(rank: Rank) -> RankResult:
         os.kill(os.getpid(), int(options["signal"]))
     if options:
         dist.all_reduce(total)  # with a rank gone, the others hang here or lose their connection
-    result = RankResult(step_seconds=[0.1] * 6, tokens_per_step=torch.get_num_threads(), loss_first=total.item())
+    result = RankResult(
+        step_seconds=[0.1] * 6, tokens_per_step=torch.get_num_threads(), loss_first=total.item()
+    )
     rank.finish(result)
     dist.destroy_process_group()
     return result

@@ -68,7 +68,9 @@ def launcher(tmp_path: Path) -> Iterator[NodeLauncher]:
 
 def computing(launcher: NodeLauncher, trial_id: int) -> tuple[MachineLoad, float]:
     argv = [sys.executable, "-c", PROGRAM.replace("{", "{{").replace("}", "}}")]
-    report = launcher.run(order("workloads.command", trial_id=trial_id, world_size=1, options={"argv": argv}))
+    report = launcher.run(
+        order("workloads.command", trial_id=trial_id, world_size=1, options={"argv": argv})
+    )
     assert report.failure is None, report.failure
     return report.load, report.seconds
 
@@ -76,7 +78,11 @@ def computing(launcher: NodeLauncher, trial_id: int) -> tuple[MachineLoad, float
 def test_an_attempt_s_own_use_of_all_cores_is_not_somebody_else_s(launcher: NodeLauncher) -> None:
     load, seconds = computing(launcher, 1)
     assert load.cpu_cores == len(os.sched_getaffinity(0))
-    assert load.own_cpu_cores is not None and load.others_cpu_cores is not None and load.sweep_cpu_cores is not None
+    assert (
+        load.own_cpu_cores is not None
+        and load.others_cpu_cores is not None
+        and load.sweep_cpu_cores is not None
+    )
     # Timed steps begin after one of six, and children may be further than the program: but most of it was in the steps that count.
     assert load.own_cpu_cores * seconds > 1.2 * SPIN_SECONDS
     assert load.own_cpu_cores + load.others_cpu_cores + load.sweep_cpu_cores < 1.15 * load.cpu_cores
@@ -90,18 +96,24 @@ def test_endless_loops_beside_an_attempt_are_somebody_else_s(launcher: NodeLaunc
     assert load.others_cpu_cores is not None and load.others_cpu_cores > 0.2 * cores, load
 
 
-def test_a_short_attempt_is_not_looked_at(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_attempt_is_not_looked_at(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("orchestrator.node.cpu_watch.SOON_SECONDS", 60.0)
     monkeypatch.setattr("orchestrator.node.cpu_watch._processes", lambda: pytest.fail("it was"))
     assert launcher.run(order()).load == NO_LOAD
 
 
-def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_only(tmp_path: Path) -> None:
+def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_only(
+    tmp_path: Path,
+) -> None:
     mine, other = NodeLauncher(tmp_path / "a", node="n"), NodeLauncher(tmp_path / "a", node="n")
     stranger = NodeLauncher(tmp_path / "b", node="n")
     try:
         for launcher in (mine, other, stranger):
-            assert launcher.run(order(trial_id=id(launcher))).failure is None  # its server is there from now on
+            assert (
+                launcher.run(order(trial_id=id(launcher))).failure is None
+            )  # its server is there from now on
         watch = CpuWatch(root=mine.root, warden=mine._warden, orchestrator="")
         from orchestrator.node.cpu_watch import _processes
 
@@ -120,15 +132,24 @@ def test_another_launcher_s_ranks_are_the_sweep_s_where_they_share_its_folder_on
 def test_what_is_used_between_two_readings_adds_up() -> None:
     before = CpuTimes(at=10.0, busy=100.0, own=20.0, sweep=5.0)
     load = load_between(before, CpuTimes(at=12.0, busy=103.8, own=20.3, sweep=5.1), cores=2.0)
-    assert (load.cpu_cores, load.own_cpu_cores, load.sweep_cpu_cores) == (2.0, pytest.approx(0.15), pytest.approx(0.05))
+    assert (load.cpu_cores, load.own_cpu_cores, load.sweep_cpu_cores) == (
+        2.0,
+        pytest.approx(0.15),
+        pytest.approx(0.05),
+    )
     assert load.others_cpu_cores == pytest.approx(1.7)
     backwards = load_between(before, CpuTimes(at=12.0, busy=100.1, own=20.3, sweep=1.0), cores=2.0)
     assert (backwards.others_cpu_cores, backwards.sweep_cpu_cores) == (0.0, 0.0)
-    assert load_between(before, CpuTimes(at=10.1, busy=100.1, own=20.0, sweep=5.0), cores=2.0) == NO_LOAD
+    assert (
+        load_between(before, CpuTimes(at=10.1, busy=100.1, own=20.0, sweep=5.0), cores=2.0)
+        == NO_LOAD
+    )
     assert load_between(before, None, cores=2.0) == NO_LOAD
 
 
-def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     now = 0.0
     monkeypatch.setattr("orchestrator.node.cpu_watch.time.monotonic", lambda: now)
 
@@ -137,15 +158,26 @@ def test_timed_steps_count_where_they_are_long_enough_and_else_the_attempt(monke
         now = 0.0
         watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="", cpus=[0])
         # Others use the whole core before the timed steps and after them, and nothing meanwhile.
-        monkeypatch.setattr(watch, "_read", lambda: CpuTimes(at=now, busy=min(now, 1.0) + max(0.0, now - 3.0), own=0.0, sweep=0.0))
+        monkeypatch.setattr(
+            watch,
+            "_read",
+            lambda: CpuTimes(at=now, busy=min(now, 1.0) + max(0.0, now - 3.0), own=0.0, sweep=0.0),
+        )
         for at, timed in ticks:
             now = at
             watch.tick(timed)
         now = 5.0
         return watch.load()
 
-    assert watched([(0.0, False), (0.5, False), (1.0, True), (2.0, True), (3.0, False)]).others_cpu_cores == 0.0
-    assert watched([(0.0, False), (0.5, False), (1.0, True), (1.1, False)]).others_cpu_cores == pytest.approx(2.5 / 4.5)
+    assert (
+        watched(
+            [(0.0, False), (0.5, False), (1.0, True), (2.0, True), (3.0, False)]
+        ).others_cpu_cores
+        == 0.0
+    )
+    assert watched(
+        [(0.0, False), (0.5, False), (1.0, True), (1.1, False)]
+    ).others_cpu_cores == pytest.approx(2.5 / 4.5)
     assert watched([(0.0, False), (0.1, True)]) == NO_LOAD
 
 
@@ -174,7 +206,10 @@ def test_the_limit_of_a_container_counts_where_it_has_one_and_tells_its_use(
 ) -> None:
     (tmp_path / "cpu.max").write_text(limit)
     (tmp_path / "cpu.stat").write_text(usage)
-    monkeypatch.setattr("orchestrator.node.cpu_watch.cgroup_files", lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]))
+    monkeypatch.setattr(
+        "orchestrator.node.cpu_watch.cgroup_files",
+        lambda name_v2, *_: iter([tmp_path / "absent", tmp_path / name_v2]),
+    )
     watch = CpuWatch(root=tmp_path, warden=lambda: None, orchestrator="")
     assert watch._quota == quota
     assert watch._cores == (quota or len(os.sched_getaffinity(0)))

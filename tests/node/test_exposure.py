@@ -17,16 +17,24 @@ from orchestrator.node.exposure import look
 LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
 # A raylet starts its agents, which write their titles over the environment that the kernel shows.
 AGENT = "import ray._raylet; ray._raylet.setproctitle('ray::DashboardAgent'); " + LISTEN
-RAYLET = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {AGENT!r}, sys.argv[1]])"
+RAYLET = (
+    f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {AGENT!r}, sys.argv[1]])"
+)
 
 
 @contextmanager
-def pretending(folder: Path, program: str, address: str, *options: str, code: str = LISTEN, **environment: str) -> Iterator[int]:
+def pretending(
+    folder: Path, program: str, address: str, *options: str, code: str = LISTEN, **environment: str
+) -> Iterator[int]:
     """A process that the kernel calls so, and that takes connections; yields its port."""
     named = folder / program
     named.symlink_to(shutil.which(sys.executable) or sys.executable)
     with subprocess.Popen(
-        [named, "-S", "-c", code, address, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [named, "-S", "-c", code, address, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -37,20 +45,35 @@ def pretending(folder: Path, program: str, address: str, *options: str, code: st
 
 
 @pytest.mark.parametrize(("address", "reachable"), [("127.0.0.1", False), ("0.0.0.0", True)])
-def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(tmp_path: Path, address: str, reachable: bool) -> None:
-    for number, (environment, mode) in enumerate((({"RAY_AUTH_MODE": "token"}, "token"), ({}, "disabled"))):
+def test_a_head_is_seen_with_its_address_and_whether_it_asks_for_a_token(
+    tmp_path: Path, address: str, reachable: bool
+) -> None:
+    for number, (environment, mode) in enumerate(
+        (({"RAY_AUTH_MODE": "token"}, "token"), ({}, "disabled"))
+    ):
         folder = tmp_path / str(number)
         folder.mkdir()
         with pretending(folder, "gcs_server", address, **environment) as port:
             (found,) = [one for one in look({}).listeners if one.port == port]
-        assert (found.program, found.address, found.is_reachable, found.auth_mode) == ("gcs_server", address, reachable, mode)
+        assert (found.program, found.address, found.is_reachable, found.auth_mode) == (
+            "gcs_server",
+            address,
+            reachable,
+            mode,
+        )
 
 
 @pytest.mark.parametrize(
     ("program", "called"),
-    [("raylet", "raylet"), ("ray::RuntimeEnvAgent", "runtime environment agent"), ("ray.util.client.server", "client server")],
+    [
+        ("raylet", "raylet"),
+        ("ray::RuntimeEnvAgent", "runtime environment agent"),
+        ("ray.util.client.server", "client server"),
+    ],
 )
-def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: str, called: str) -> None:
+def test_every_program_of_ray_s_that_listens_is_seen(
+    tmp_path: Path, program: str, called: str
+) -> None:
     with pretending(tmp_path, program, "127.0.0.1") as port:
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
@@ -59,7 +82,9 @@ def test_every_program_of_ray_s_that_listens_is_seen(tmp_path: Path, program: st
     ("of_metrics", "takes_jobs", "called"),
     [(True, False, "dashboard metrics"), (False, False, "dashboard"), (True, True, "dashboard")],
 )
-def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(tmp_path: Path, of_metrics: bool, takes_jobs: bool, called: str) -> None:
+def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(
+    tmp_path: Path, of_metrics: bool, takes_jobs: bool, called: str
+) -> None:
     """They have a port of their own, on every interface whatever the dashboard's host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -70,10 +95,16 @@ def test_the_dashboard_s_counters_are_told_from_what_takes_jobs(tmp_path: Path, 
         assert [one.program for one in look({}).listeners if one.port == port] == [called]
 
 
-@pytest.mark.parametrize("beside", [{}, {"A": "1" * 2000}, {"Z": "1" * 2000}], ids=["alone", "after much", "before much"])
-def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(tmp_path: Path, beside: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "beside", [{}, {"A": "1" * 2000}, {"Z": "1" * 2000}], ids=["alone", "after much", "before much"]
+)
+def test_an_agent_asks_for_a_token_where_the_raylet_that_started_it_does(
+    tmp_path: Path, beside: dict[str, str]
+) -> None:
     pytest.importorskip("ray")
-    environment = dict(sorted((beside | {"RAY_AUTH_MODE": "token"}).items()))  # as much of it is written over as the title is long
+    environment = dict(
+        sorted((beside | {"RAY_AUTH_MODE": "token"}).items())
+    )  # as much of it is written over as the title is long
     with pretending(tmp_path, "raylet", "127.0.0.1", code=RAYLET, **environment) as port:
         (found,) = [one for one in look({}).listeners if one.port == port]
     assert (found.program, found.auth_mode) == ("dashboard agent", "token")
@@ -89,8 +120,13 @@ def test_the_token_is_measured_and_never_kept(tmp_path: Path) -> None:
     token.write_text("canary-token-of-26-letters\n")
     token.chmod(0o640)
     facts = look(
-        {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "canary"}, cluster_address="[fd00::1]:6379"
+        {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "canary"},
+        cluster_address="[fd00::1]:6379",
     )
-    assert (facts.token_file_mode, facts.token_characters, facts.token_in_environment) == (0o640, 26, True)
+    assert (facts.token_file_mode, facts.token_characters, facts.token_in_environment) == (
+        0o640,
+        26,
+        True,
+    )
     assert facts.cluster_host == "fd00::1"
     assert "canary" not in repr(facts)

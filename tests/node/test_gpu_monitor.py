@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
-from orchestrator.node.gpu_monitor import GpuMemory, GpuMonitor, clean, driver_version, gpu_facts, wait_until_clean
+from orchestrator.node.gpu_monitor import (
+    GpuMemory,
+    GpuMonitor,
+    clean,
+    driver_version,
+    gpu_facts,
+    wait_until_clean,
+)
 
 GIB = 1 << 30
 
@@ -66,7 +73,9 @@ def nvml(
         nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a": 0, "GPU-b": 1}[uuid],
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=[60, 80][handle]),
         nvmlDeviceGetPowerUsage=power_usage,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle] * GIB, total=80 * GIB),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+            used=used[handle] * GIB, total=80 * GIB
+        ),
         nvmlDeviceGetComputeRunningProcesses=lambda handle: (processes or {}).get(handle, []),
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
@@ -74,7 +83,9 @@ def nvml(
         nvmlDeviceGetMaxClockInfo=lambda handle, kind: 2000,
         nvmlDeviceGetTemperature=lambda handle, sensor: [61, 84][handle],
         nvmlDeviceGetCurrentClocksEventReasons=lambda handle: reasons[handle],
-        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(domain=0, bus=[0x3B, 0x5E][handle], device=0),
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(
+            domain=0, bus=[0x3B, 0x5E][handle], device=0
+        ),
         nvmlEventTypeXidCriticalError=8,
         nvmlEventSetCreate=lambda: "set",
         nvmlDeviceRegisterEvents=lambda handle, kind, events: None,
@@ -118,18 +129,25 @@ def test_clocks_heat_and_throttling_are_those_of_timed_steps() -> None:
     load = monitor.load(MachineLoad(cpu_cores=2.0, others_cpu_cores=0.5), own=())
     assert (load.cpu_cores, load.others_cpu_cores) == (2.0, 0.5)
     assert load.gpu_clock_ratio == pytest.approx(0.875)
-    assert (load.gpu_temperature_celsius, load.gpu_throttled_fraction) == (84.0, 0.5), "a power cap slows nothing that is well"
+    assert (load.gpu_temperature_celsius, load.gpu_throttled_fraction) == (84.0, 0.5), (
+        "a power cap slows nothing that is well"
+    )
     assert load.gpu_throttle_reasons == ("hw_thermal_slowdown", "sw_power_cap")
 
 
 def test_processes_on_a_device_are_foreign_where_ours_are_seen_too() -> None:
-    ours, theirs = SimpleNamespace(pid=100, usedGpuMemory=1), SimpleNamespace(pid=4711, usedGpuMemory=1)
+    ours, theirs = (
+        SimpleNamespace(pid=100, usedGpuMemory=1),
+        SimpleNamespace(pid=4711, usedGpuMemory=1),
+    )
     monitor = GpuMonitor(["0", "1"], nvml=nvml(processes={0: [ours], 1: [ours, theirs]}))
     monitor.count(True)
     monitor.sample()
     assert monitor.load(NO_LOAD, own={100, 101}).foreign_gpu_processes == 1
     assert monitor.load(NO_LOAD, own={100, 4711}).foreign_gpu_processes == 0
-    assert monitor.load(NO_LOAD, own={7}).foreign_gpu_processes is None, "ids of another container say nothing"
+    assert monitor.load(NO_LOAD, own={7}).foreign_gpu_processes is None, (
+        "ids of another container say nothing"
+    )
 
 
 def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
@@ -139,7 +157,9 @@ def test_errors_are_told_by_the_driver_whether_steps_are_timed_or_not() -> None:
         raise NvmlError("GPU is lost")
 
     with GpuMonitor(["0"], nvml=fallen) as monitor:
-        fallen.nvmlDeviceGetPciInfo = lost  # as after Xid 79: then the kernel's log is searched by what was told before
+        fallen.nvmlDeviceGetPciInfo = (
+            lost  # as after Xid 79: then the kernel's log is searched by what was told before
+        )
     assert monitor.xids == (45, 79)
     assert monitor.addresses == {"0000:3b:00"}
     silent = nvml()
@@ -182,15 +202,33 @@ def test_a_device_that_another_process_holds_is_not_clean() -> None:
 
 
 def test_memory_that_nobody_seems_to_hold_keeps_a_device_from_being_clean() -> None:
-    assert clean(["0", "1"], nvml=nvml(used_gib=[1, 12])) == "GPU 1 has 12288 MiB in use by no process that can be seen"
+    assert (
+        clean(["0", "1"], nvml=nvml(used_gib=[1, 12]))
+        == "GPU 1 has 12288 MiB in use by no process that can be seen"
+    )
 
 
 def test_the_driver_says_how_healthy_each_device_is() -> None:
     held = {1: [SimpleNamespace(pid=4711, usedGpuMemory=3 << 30)]}
     first, second = gpu_facts(nvml=nvml(used_gib=[0, 12], processes=held))
-    assert (first.index, first.name, first.processes, first.memory_total_bytes) == ("0", "NVIDIA H100 80GB HBM3", (), 80 * GIB)
-    assert (first.ecc_uncorrected, first.ecc_corrected, first.row_remap_pending, first.row_remap_failed) == (0, 4, None, None)
-    assert (second.ecc_uncorrected, second.ecc_corrected, second.row_remap_pending, second.row_remap_failed) == (2, 7, True, False)
+    assert (first.index, first.name, first.processes, first.memory_total_bytes) == (
+        "0",
+        "NVIDIA H100 80GB HBM3",
+        (),
+        80 * GIB,
+    )
+    assert (
+        first.ecc_uncorrected,
+        first.ecc_corrected,
+        first.row_remap_pending,
+        first.row_remap_failed,
+    ) == (0, 4, None, None)
+    assert (
+        second.ecc_uncorrected,
+        second.ecc_corrected,
+        second.row_remap_pending,
+        second.row_remap_failed,
+    ) == (2, 7, True, False)
     assert second.processes == ("process 4711 with 3072 MiB",)
     assert driver_version(nvml=nvml()) == "580.1"
 
@@ -202,7 +240,10 @@ def test_only_the_devices_that_are_meant_are_asked() -> None:
 
 def test_the_driver_is_given_time_to_take_memory_back() -> None:
     processes = {0: [SimpleNamespace(pid=4711, usedGpuMemory=None)]}
-    assert wait_until_clean(["0"], patience_seconds=0.1, nvml=nvml(processes=processes)) == "GPU 0 is held by process 4711"
+    assert (
+        wait_until_clean(["0"], patience_seconds=0.1, nvml=nvml(processes=processes))
+        == "GPU 0 is held by process 4711"
+    )
     asked = nvml(processes=processes)
     answers = iter([processes[0], []])
     asked.nvmlDeviceGetComputeRunningProcesses = lambda _: next(answers)

@@ -36,11 +36,16 @@ def test_ranks_that_share_a_node_stay_on_loopback() -> None:
 
 
 def test_ranks_of_several_nodes_use_the_interface_that_holds_the_nodes_address() -> None:
-    assert rank_interfaces("127.0.0.1", {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert rank_interfaces("127.0.0.1", {}) == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+    }
 
 
 def test_an_interface_that_somebody_named_is_left_alone() -> None:
-    assert rank_interfaces("127.0.0.1", {"NCCL_SOCKET_IFNAME": "ib0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert rank_interfaces("127.0.0.1", {"NCCL_SOCKET_IFNAME": "ib0"}) == {
+        "GLOO_SOCKET_IFNAME": "lo"
+    }
     assert rank_interfaces(None, {"GLOO_SOCKET_IFNAME": "eth0"}) == {}
 
 

@@ -19,7 +19,12 @@ import pytest
 
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, LaunchOrder, NodeReport, Phase
-from orchestrator.node.launcher import DEVICES_CLEAN_SECONDS, NodeLauncher, gang_environment, hold_port
+from orchestrator.node.launcher import (
+    DEVICES_CLEAN_SECONDS,
+    NodeLauncher,
+    gang_environment,
+    hold_port,
+)
 from tests.node.launching import LIMITS, faulty, order, survivors, tree_of, with_start_times
 
 K = FailureKind
@@ -59,17 +64,25 @@ def test_a_gang_measures_and_its_results_come_back(launcher: NodeLauncher, tmp_p
     report = launcher.run(order())
     assert report.failure is None
     assert [outcome.rank for outcome in report.ranks] == [0, 1]
-    assert all(outcome.result is not None and outcome.exit_code == 0 and outcome.phase is Phase.TEARDOWN for outcome in report.ranks)
+    assert all(
+        outcome.result is not None and outcome.exit_code == 0 and outcome.phase is Phase.TEARDOWN
+        for outcome in report.ranks
+    )
     assert report.processes_killed == 0
     names = {path.name for path in (tmp_path / "trial-1" / "attempt-1" / "node-0").iterdir()}
     assert {"request.json", "result-0.json", "result-1.json", "log-0.txt", "log-1.txt"} <= names
 
 
-def test_two_gloo_ranks_meet_on_the_port_that_was_held_for_them(torch_launcher: NodeLauncher) -> None:
+def test_two_gloo_ranks_meet_on_the_port_that_was_held_for_them(
+    torch_launcher: NodeLauncher,
+) -> None:
     report = torch_launcher.run(gloo(cpus=sorted(os.sched_getaffinity(0))[:1]))
     assert report.failure is None, report.failure
     assert [outcome.result.loss_first for outcome in report.ranks if outcome.result] == [3.0, 3.0]
-    assert [outcome.result.tokens_per_step for outcome in report.ranks if outcome.result] == [1, 1]  # threads: one core for two ranks
+    assert [outcome.result.tokens_per_step for outcome in report.ranks if outcome.result] == [
+        1,
+        1,
+    ]  # threads: one core for two ranks
 
 
 def test_two_launchers_share_a_gang_across_nodes(torch_launcher: NodeLauncher) -> None:
@@ -111,12 +124,20 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
     slowest = 0.0
     for number, (fault, (kind, died_of)) in enumerate(DEATHS.items()):
         bad, others = chance.sample(range(3), 2)
-        faults = faulty(fault, at="step_2", rank=bad)["faults"] + faulty("hang_ignoring_signals", at="step_3")["faults"]
+        faults = (
+            faulty(fault, at="step_2", rank=bad)["faults"]
+            + faulty("hang_ignoring_signals", at="step_3")["faults"]
+        )
         report = launcher.run(order(trial_id=number, world_size=3, options={"faults": faults}))
         gone_at = time.time()
         failure = report.failure
         assert failure is not None
-        assert (failure.kind, failure.rank, failure.signal, failure.node) == (kind, bad, died_of, "node-a"), (fault, failure)
+        assert (failure.kind, failure.rank, failure.signal, failure.node) == (
+            kind,
+            bad,
+            died_of,
+            "node-a",
+        ), (fault, failure)
         assert failure.log_path.endswith(f"log-{bad}.txt")
         assert report.failed_at_unix_seconds is not None
         slowest = max(slowest, gone_at - report.failed_at_unix_seconds)
@@ -126,13 +147,22 @@ def test_the_first_bad_rank_is_named_and_the_gang_is_gone_at_once(launcher: Node
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang_in_c", "hang_ignoring_signals", "stop"])
-def test_a_hang_is_ended_and_the_least_advanced_rank_named(launcher: NodeLauncher, fault: str) -> None:
-    options = {"faults": [*faulty(fault, at="step_3", rank=1)["faults"], *faulty("hang", at="step_4")["faults"]]}
+def test_a_hang_is_ended_and_the_least_advanced_rank_named(
+    launcher: NodeLauncher, fault: str
+) -> None:
+    options = {
+        "faults": [
+            *faulty(fault, at="step_3", rank=1)["faults"],
+            *faulty("hang", at="step_4")["faults"],
+        ]
+    }
     report = launcher.run(order(options=options, limits={"steady": HUNG_SECONDS}))
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank, report.failure.step) == (K.HUNG, 1, 3)
     assert f"steady limit of {HUNG_SECONDS:.0f} s passed" in report.failure.message
-    assert "faults.py" in report.failure.log_tail or fault in ("stop",), report.failure.log_tail  # where it hangs
+    assert "faults.py" in report.failure.log_tail or fault in ("stop",), (
+        report.failure.log_tail
+    )  # where it hangs
 
 
 @pytest.mark.parametrize(("at", "phase"), [("init", "rendezvous"), ("forward", "first_step")])
@@ -143,12 +173,16 @@ def test_each_phase_has_a_limit_of_its_own(launcher: NodeLauncher, at: str, phas
     assert report.failure.phase == phase
 
 
-@pytest.mark.parametrize(("hangs_at", "is_timed"), [("step_3", False), ("step_4", True)])  # the warm-up has three steps
+@pytest.mark.parametrize(
+    ("hangs_at", "is_timed"), [("step_3", False), ("step_4", True)]
+)  # the warm-up has three steps
 def test_gpu_usage_counts_while_every_rank_times_its_steps(
     launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch, hangs_at: str, is_timed: bool
 ) -> None:
     told: list[bool] = []
-    monkeypatch.setattr("orchestrator.node.launcher.GpuMonitor.count", lambda _, timed: told.append(timed))
+    monkeypatch.setattr(
+        "orchestrator.node.launcher.GpuMonitor.count", lambda _, timed: told.append(timed)
+    )
     hanging = order(options=faulty("hang", at=hangs_at), limits={"steady": HUNG_SECONDS})
     plan = hanging.request.measurement.model_copy(update={"warmup_steps": 3})
     launcher.run(replace(hanging, request=hanging.request.model_copy(update={"measurement": plan})))
@@ -157,13 +191,17 @@ def test_gpu_usage_counts_while_every_rank_times_its_steps(
 
 
 def test_the_total_limit_ends_what_still_makes_progress(launcher: NodeLauncher) -> None:
-    report = launcher.run(order(options={"sleep": True, "time_scale": 1000.0}, limits={"total": 0.5}))
+    report = launcher.run(
+        order(options={"sleep": True, "time_scale": 1000.0}, limits={"total": 0.5})
+    )
     assert report.failure is not None and report.failure.kind is K.HUNG
     assert "total limit" in report.failure.message
 
 
 def test_a_hang_in_teardown_costs_nothing_once_all_is_measured(launcher: NodeLauncher) -> None:
-    report = launcher.run(order(options=faulty("hang", at="teardown", rank=1), limits={"teardown": 0.3}))
+    report = launcher.run(
+        order(options=faulty("hang", at="teardown", rank=1), limits={"teardown": 0.3})
+    )
     assert report.failure is None
     assert all(outcome.result is not None for outcome in report.ranks)
 
@@ -174,19 +212,29 @@ def test_a_crash_in_teardown_costs_nothing_either(launcher: NodeLauncher) -> Non
 
 
 def test_an_out_of_memory_beats_the_hang_that_it_causes(launcher: NodeLauncher) -> None:
-    options = {"faults": [*faulty("oom", at="step_2", rank=1)["faults"], *faulty("nccl_error", at="step_2", rank=0)["faults"]]}
+    options = {
+        "faults": [
+            *faulty("oom", at="step_2", rank=1)["faults"],
+            *faulty("nccl_error", at="step_2", rank=0)["faults"],
+        ]
+    }
     report = launcher.run(order(options=options))
     assert report.failure is not None
     assert (report.failure.kind, report.failure.rank) == (K.OOM_GPU, 1)
 
 
 @pytest.mark.parametrize("death", ["raises", signal.SIGKILL, signal.SIGSEGV])
-def test_a_real_gloo_peer_that_loses_its_connection_is_not_blamed(torch_launcher: NodeLauncher, death: str | signal.Signals) -> None:
+def test_a_real_gloo_peer_that_loses_its_connection_is_not_blamed(
+    torch_launcher: NodeLauncher, death: str | signal.Signals
+) -> None:
     options = {"raises_on": 1} if death == "raises" else {"dies_on": 1, "signal": int(death)}
     report = torch_launcher.run(gloo(options=options))
     assert report.failure is not None
     assert report.failure.rank == 1
-    assert report.failure.kind is {"raises": K.USER_ERROR, signal.SIGKILL: K.KILLED, signal.SIGSEGV: K.SEGFAULT}[death]  # type: ignore[index]
+    assert (
+        report.failure.kind
+        is {"raises": K.USER_ERROR, signal.SIGKILL: K.KILLED, signal.SIGSEGV: K.SEGFAULT}[death]
+    )  # type: ignore[index]
 
 
 def test_noise_in_the_log_is_no_failure(launcher: NodeLauncher) -> None:
@@ -213,7 +261,9 @@ def test_an_attempt_never_writes_into_the_directory_of_another(launcher: NodeLau
     assert launcher.run(order(attempt=2)).failure is None
 
 
-def test_nothing_is_started_on_a_gpu_that_another_process_holds(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_started_on_a_gpu_that_another_process_holds(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[list[str], float]] = []
 
     def held(devices: Sequence[str], *, patience_seconds: float) -> str:
@@ -228,7 +278,9 @@ def test_nothing_is_started_on_a_gpu_that_another_process_holds(launcher: NodeLa
     assert report.ranks == ()
 
 
-def test_whatever_a_rank_started_is_gone_when_the_report_comes(launcher: NodeLauncher, tmp_path: Path) -> None:
+def test_whatever_a_rank_started_is_gone_when_the_report_comes(
+    launcher: NodeLauncher, tmp_path: Path
+) -> None:
     seen: dict[int, int | None] = {}
     stop = threading.Event()
 
@@ -239,14 +291,28 @@ def test_whatever_a_rank_started_is_gone_when_the_report_comes(launcher: NodeLau
     watcher = threading.Thread(target=watch)
     watcher.start()
     for trial_id, fault in enumerate(["leak_children", "crash"]):
-        leaks = faulty("leak_children", at="init")["faults"] + faulty("leak_unmarked_child", at="init")["faults"]
-        report = launcher.run(order(trial_id=trial_id, options={"faults": leaks + faulty(fault, at="step_4")["faults"]}))
+        leaks = (
+            faulty("leak_children", at="init")["faults"]
+            + faulty("leak_unmarked_child", at="init")["faults"]
+        )
+        report = launcher.run(
+            order(
+                trial_id=trial_id, options={"faults": leaks + faulty(fault, at="step_4")["faults"]}
+            )
+        )
         assert report.processes_killed >= 2 * 7
     stop.set()
     watcher.join()
     kept = set(tree_of(tmp_path))
     assert len(kept) == 3  # two wardens and the server
-    assert survivors([item for item in seen.items() if item[0] not in kept], root="/nowhere", patience_seconds=0) == []
+    assert (
+        survivors(
+            [item for item in seen.items() if item[0] not in kept],
+            root="/nowhere",
+            patience_seconds=0,
+        )
+        == []
+    )
     assert len(seen) > 20
 
 
@@ -293,14 +359,18 @@ def test_progress_is_told_while_ranks_run(launcher: NodeLauncher) -> None:
     thread = threading.Thread(target=launcher.run, args=[hanging])
     thread.start()
     deadline = time.monotonic() + 60
-    while ((heartbeat := launcher.progress()) is None or heartbeat.phase is not Phase.STEADY) and time.monotonic() < deadline:
+    while (
+        (heartbeat := launcher.progress()) is None or heartbeat.phase is not Phase.STEADY
+    ) and time.monotonic() < deadline:
         time.sleep(0.02)
     launcher.kill(hanging.request.tag)
     thread.join()
     assert heartbeat is not None and (heartbeat.phase, heartbeat.step) == (Phase.STEADY, 3)
 
 
-def test_a_launcher_runs_one_attempt_at_a_time_and_none_once_closed(launcher: NodeLauncher, tmp_path: Path) -> None:
+def test_a_launcher_runs_one_attempt_at_a_time_and_none_once_closed(
+    launcher: NodeLauncher, tmp_path: Path
+) -> None:
     thread = threading.Thread(target=launcher.run, args=[order(options=faulty("hang"))])
     thread.start()
     while launcher.progress() is None:
@@ -314,11 +384,16 @@ def test_a_launcher_runs_one_attempt_at_a_time_and_none_once_closed(launcher: No
 
 
 @pytest.mark.parametrize("victim", ["outer warden", "inner warden", "server"])
-def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLauncher, tmp_path: Path, victim: str) -> None:
+def test_the_next_attempt_gets_a_new_server_when_one_was_killed(
+    launcher: NodeLauncher, tmp_path: Path, victim: str
+) -> None:
     def strike() -> None:
         while launcher.progress() is None or len(tree_of(tmp_path)) < 5:
             time.sleep(0.01)
-        os.kill(tree_of(tmp_path)[("outer warden", "inner warden", "server").index(victim)], signal.SIGKILL)
+        os.kill(
+            tree_of(tmp_path)[("outer warden", "inner warden", "server").index(victim)],
+            signal.SIGKILL,
+        )
 
     thread = threading.Thread(target=strike)
     thread.start()
@@ -331,11 +406,15 @@ def test_the_next_attempt_gets_a_new_server_when_one_was_killed(launcher: NodeLa
 
 
 @pytest.mark.parametrize("victim", ["outer warden", "inner warden", "server"])
-def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(launcher: NodeLauncher, tmp_path: Path, victim: str) -> None:
+def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(
+    launcher: NodeLauncher, tmp_path: Path, victim: str
+) -> None:
     def strike() -> None:
         while launcher.progress() is None or len(tree_of(tmp_path)) < 5:
             time.sleep(0.01)
-        victims = dict(zip(("outer warden", "inner warden", "server"), tree_of(tmp_path), strict=False))
+        victims = dict(
+            zip(("outer warden", "inner warden", "server"), tree_of(tmp_path), strict=False)
+        )
         os.kill(victims[victim], signal.SIGTERM)
 
     thread = threading.Thread(target=strike)
@@ -343,11 +422,15 @@ def test_a_rank_server_that_is_asked_from_outside_to_end_was_preempted(launcher:
     report = launcher.run(order(options=faulty("hang")))
     thread.join()
     assert report.failure is not None
-    assert (report.failure.kind, report.failure.signal) == (K.PREEMPTED, signal.SIGTERM), report.failure
+    assert (report.failure.kind, report.failure.signal) == (K.PREEMPTED, signal.SIGTERM), (
+        report.failure
+    )
     assert launcher.run(order(trial_id=2)).failure is None
 
 
-def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     records = [
         f"4,1,{now - 10**9},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python",  # before
@@ -356,13 +439,20 @@ def test_an_error_in_the_kernel_s_log_tells_what_a_rank_on_a_gpu_died_of(launche
     ]
     monkeypatch.setattr("orchestrator.node.launcher.kernel_records", lambda: iter(records))
     monkeypatch.setattr("orchestrator.node.launcher.GpuMonitor.addresses", {"0000:3b:00"})
-    report = launcher.run(order(world_size=1, devices=["0"], options=faulty("lost_rank", at="step_2")))
+    report = launcher.run(
+        order(world_size=1, devices=["0"], options=faulty("lost_rank", at="step_2"))
+    )
     assert report.failure is not None
     assert (report.failure.kind, report.failure.node) == (K.XID, "node-a")
-    assert report.failure.message == "rank 0 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): died of SIGKILL"
+    assert (
+        report.failure.message
+        == "rank 0 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): died of SIGKILL"
+    )
 
 
-def test_a_server_is_replaced_before_it_grows_old(launcher: NodeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_replaced_before_it_grows_old(
+    launcher: NodeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("orchestrator.node.launcher.MAX_GANGS_PER_SERVER", 2)
     servers = []
     for trial_id in range(4):
@@ -374,10 +464,15 @@ def test_a_server_is_replaced_before_it_grows_old(launcher: NodeLauncher, tmp_pa
 def test_a_program_that_cannot_be_imported_says_so_in_its_log(launcher: NodeLauncher) -> None:
     report = launcher.run(order("workloads.of_another_project"))
     assert report.failure is not None and report.failure.kind is K.USER_ERROR
-    assert "No module named 'workloads.of_another_project'" in report.failure.message + report.failure.log_tail
+    assert (
+        "No module named 'workloads.of_another_project'"
+        in report.failure.message + report.failure.log_tail
+    )
 
 
-def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_nothing(launcher: NodeLauncher, tmp_path: Path) -> None:
+def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_nothing(
+    launcher: NodeLauncher, tmp_path: Path
+) -> None:
     core = max(os.sched_getaffinity(0))
     report = launcher.run(order("tests.node.rank_facts", world_size=1, cpus=[core]))
     facts = json.loads(report.ranks[0].log_tail)
@@ -391,7 +486,9 @@ def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_n
         "cuda": "",  # a trial on CPUs must not touch a GPU
         "omp": "1",
     }
-    assert report.failure is not None and report.failure.kind is K.BAD_RESULT  # it ended well, and wrote none
+    assert (
+        report.failure is not None and report.failure.kind is K.BAD_RESULT
+    )  # it ended well, and wrote none
 
 
 @pytest.mark.parametrize(
@@ -404,18 +501,30 @@ def test_a_rank_is_a_session_of_its_own_that_dies_with_its_server_and_inherits_n
     ],
 )
 def test_ranks_of_all_gangs_share_the_cores_of_their_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int, known: dict[str, Any], threads: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_cores: int,
+    known: dict[str, Any],
+    threads: int,
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cores)))
-    assert gang_environment(order(world_size=1, **known), 29500, tmp_path)["OMP_NUM_THREADS"] == str(threads)
+    assert gang_environment(order(world_size=1, **known), 29500, tmp_path)[
+        "OMP_NUM_THREADS"
+    ] == str(threads)
 
 
 @pytest.mark.parametrize(
     ("known", "interfaces"),
     [
         ({}, {"GLOO_SOCKET_IFNAME": "lo"}),
-        ({"local_world_size": 1, "master_port": 29500, "address": "127.0.0.1"}, {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}),
-        ({"local_world_size": 1, "master_port": 29500, "address": "192.0.2.77"}, {}),  # RFC 5737: held by no interface
+        (
+            {"local_world_size": 1, "master_port": 29500, "address": "127.0.0.1"},
+            {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"},
+        ),
+        (
+            {"local_world_size": 1, "master_port": 29500, "address": "192.0.2.77"},
+            {},
+        ),  # RFC 5737: held by no interface
     ],
 )
 def test_ranks_of_several_nodes_are_told_the_interface_that_holds_the_nodes_address(
@@ -425,7 +534,9 @@ def test_ranks_of_several_nodes_are_told_the_interface_that_holds_the_nodes_addr
     assert {name: value for name, value in told.items() if name.endswith("_IFNAME")} == interfaces
 
 
-def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(
+    launcher: NodeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     report = launcher.run(order(environment={"NCCL_SECRET": "s3cr3t", "HF_TOKEN": "s3cr3t"}))
     assert report.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_ALGO": "Ring"}
@@ -435,7 +546,13 @@ def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(launche
 def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:
     on_cpu = order()
     with pytest.raises(ValueError, match="one device per rank"):
-        launcher.run(replace(on_cpu, request=on_cpu.request.model_copy(update={"device": Device.CUDA}), devices=["0"]))
+        launcher.run(
+            replace(
+                on_cpu,
+                request=on_cpu.request.model_copy(update={"device": Device.CUDA}),
+                devices=["0"],
+            )
+        )
 
 
 def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
@@ -445,7 +562,9 @@ def test_programs_see_neither_the_way_into_the_database_nor_our_python_path(
         monkeypatch.setenv(name, "secret")
     report = launcher.run(order("workloads.command", options={"argv": ["env"]}, world_size=1))
     assert "MASTER_PORT=" in report.ranks[0].log_tail
-    assert f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n" in report.ranks[0].log_tail  # a foreign Python must not see our packages
+    assert (
+        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n" in report.ranks[0].log_tail
+    )  # a foreign Python must not see our packages
     assert "secret" not in report.ranks[0].log_tail
 
 
@@ -454,10 +573,18 @@ def test_a_gang_of_several_nodes_needs_a_port_that_all_know(launcher: NodeLaunch
         launcher.run(order(world_size=2, local_world_size=1))
 
 
-def test_one_process_may_stand_for_the_ranks_of_a_node_where_nothing_is_trained(launcher: NodeLauncher) -> None:
+def test_one_process_may_stand_for_the_ranks_of_a_node_where_nothing_is_trained(
+    launcher: NodeLauncher,
+) -> None:
     whole = launcher.run(order(world_size=8))
     stood_for = launcher.run(
-        order(trial_id=2, world_size=8, local_world_size=1, one_rank_per_node=True, devices=[str(n) for n in range(8)])
+        order(
+            trial_id=2,
+            world_size=8,
+            local_world_size=1,
+            one_rank_per_node=True,
+            devices=[str(n) for n in range(8)],
+        )
     )
     assert stood_for.failure is None
     assert [outcome.rank for outcome in stood_for.ranks] == [0]
@@ -472,6 +599,8 @@ def test_nobody_else_can_take_a_port_while_it_is_held() -> None:
         port = held.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             thief.bind(("", port))
-        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libuv, under torch's store, does
+        owner.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as libuv, under torch's store, does
         owner.bind(("::", port))
         owner.listen()

@@ -50,30 +50,47 @@ def test_two_hundred_kills_at_random_moments_leave_nobody(tmp_path: Path) -> Non
         below = tree_of(tmp_path)  # two wardens, server, then ranks and what they started
         if below:
             # The server or a warden in one of ten: a new one costs a quarter of a second.
-            choice = chance.choice(below[:3]) if chance.random() < 1 / 10 or len(below) <= 3 else chance.choice(below[3:])
+            choice = (
+                chance.choice(below[:3])
+                if chance.random() < 1 / 10 or len(below) <= 3
+                else chance.choice(below[3:])
+            )
             num_servers_killed += choice in below[:3]
             num_kills += 1
             _kill(choice)
         time.sleep(0.01)
         launcher.kill(tag)  # what was hit may not have mattered
 
-    options = {"faults": [*faulty("leak_children", at="init")["faults"], *faulty("hang", at="step_3")["faults"]]}
+    options = {
+        "faults": [
+            *faulty("leak_children", at="init")["faults"],
+            *faulty("hang", at="step_3")["faults"],
+        ]
+    }
     for number in range(NUM_RANDOM_KILLS):
         attempt = order(trial_id=2 + number, options=options)
-        striker = threading.Thread(target=strike, args=[attempt.request.tag, chance.uniform(0.0, 0.03)])
+        striker = threading.Thread(
+            target=strike, args=[attempt.request.tag, chance.uniform(0.0, 0.03)]
+        )
         striker.start()
         report = launcher.run(attempt)
         striker.join()
         assert report.failure is not None
     launcher.close()
-    print(f"{num_kills} kills, {num_servers_killed} of servers or wardens, {len(seen)} processes, {time.monotonic() - started:.1f} s")
+    print(
+        f"{num_kills} kills, {num_servers_killed} of servers or wardens, {len(seen)} processes, {time.monotonic() - started:.1f} s"
+    )
     assert num_kills >= 0.9 * NUM_RANDOM_KILLS
     assert survivors(seen.items(), root=tmp_path) == []
 
 
 def _host(root: Path) -> subprocess.Popen[str]:
     """A launcher in a process of its own, in the middle of an attempt."""
-    host = subprocess.Popen([sys.executable, "-m", "tests.node.launcher_host", str(root)], stdout=subprocess.PIPE, text=True)
+    host = subprocess.Popen(
+        [sys.executable, "-m", "tests.node.launcher_host", str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert host.stdout is not None
     host.stdout.readline()  # one attempt is over
     host.stdout.close()
@@ -87,7 +104,9 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_se
         root = tmp_path / str(number)
         host = _host(root)
         time.sleep(chance.uniform(0.0, 0.3))
-        host.send_signal(signal.SIGSTOP)  # so that it cannot react to the other's death before its own
+        host.send_signal(
+            signal.SIGSTOP
+        )  # so that it cannot react to the other's death before its own
         below = descendants(host.pid)
         seen = [(pid, start_time(pid)) for pid in below]
         if also_its_server:
@@ -98,7 +117,9 @@ def test_nothing_outlives_a_launcher_that_was_killed(tmp_path: Path, also_its_se
         assert survivors(seen, root=root) == []
 
 
-def test_the_next_launcher_ends_what_was_left_when_launcher_wardens_and_server_were_killed_together(tmp_path: Path) -> None:
+def test_the_next_launcher_ends_what_was_left_when_launcher_wardens_and_server_were_killed_together(
+    tmp_path: Path,
+) -> None:
     host = _host(tmp_path)
     while len(descendants(host.pid)) < 10:
         time.sleep(0.001)
@@ -142,19 +163,25 @@ AT_ONCE = [
 
 
 @pytest.mark.parametrize("victims", AT_ONCE, ids=" + ".join)
-def test_nothing_of_a_program_outlives_the_death_of_any_process_above_it(tmp_path: Path, victims: tuple[str, ...]) -> None:
+def test_nothing_of_a_program_outlives_the_death_of_any_process_above_it(
+    tmp_path: Path, victims: tuple[str, ...]
+) -> None:
     """The program stops itself. It has children in sessions of their own, daemons without an environment, workers, stopped and deaf ones."""
     evidence = _program(tmp_path, "stop", victims)
     assert alive_within(5.0, [evidence]) == []
 
 
-def test_nothing_of_a_program_is_left_where_everybody_above_it_was_stopped_before(tmp_path: Path) -> None:
+def test_nothing_of_a_program_is_left_where_everybody_above_it_was_stopped_before(
+    tmp_path: Path,
+) -> None:
     evidence = _program(tmp_path, "stop", ("launcher", "outer warden"), stopped=True)
     assert alive_within(5.0, [evidence]) == []
 
 
 @pytest.mark.skipif(why_no_cgroup() is not None, reason=str(why_no_cgroup()))
-def test_with_a_cgroup_nothing_of_a_program_is_left_when_all_three_above_it_are_killed_at_once(tmp_path: Path) -> None:
+def test_with_a_cgroup_nothing_of_a_program_is_left_when_all_three_above_it_are_killed_at_once(
+    tmp_path: Path,
+) -> None:
     evidence = _program(tmp_path, "go on", ("outer warden", "inner warden", "server"))
     assert alive_within(5.0, [evidence]) == []
 
@@ -165,7 +192,9 @@ def _program(folder: Path, then: str, victims: Sequence[str], *, stopped: bool =
     evidence = folder / "trial-0" / "attempt-1" / "node-0" / EVIDENCE
     try:
         until = time.monotonic() + 30.0
-        while not evidence.exists() or len({line.split()[0] for line in evidence.read_text().splitlines()}) <= len(KINDS):
+        while not evidence.exists() or len(
+            {line.split()[0] for line in evidence.read_text().splitlines()}
+        ) <= len(KINDS):
             assert time.monotonic() < until, "the program does not run"
             time.sleep(0.02)
         outer, inner, server, rank, program = descendants(host.pid)[:5]

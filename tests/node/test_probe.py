@@ -42,7 +42,9 @@ def test_matrix_products_run_on_the_cores_where_there_is_no_gpu(tmp_path: Path) 
     facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1))
     assert facts.unread == ()
     assert facts.cpu_matmul_flops is not None
-    assert 1e8 < facts.cpu_matmul_flops < 1e14  # a slow core in an emulator, and more than any machine of today
+    assert (
+        1e8 < facts.cpu_matmul_flops < 1e14
+    )  # a slow core in an emulator, and more than any machine of today
 
 
 def test_matrix_products_end_with_the_process_that_wanted_them(tmp_path: Path) -> None:
@@ -55,7 +57,10 @@ NodeProbe().gather(ProbePlan(node="here", home={str(tmp_path)!r}, matmul_seconds
         (child,) = until(lambda: descendants(prober.pid))
         until(lambda: b"die_with_parent" in Path(f"/proc/{child}/cmdline").read_bytes())
         environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        assert any(entry.startswith(b"SWEEP_LAUNCHER=") and entry.endswith(f":{tmp_path}".encode()) for entry in environment)
+        assert any(
+            entry.startswith(b"SWEEP_LAUNCHER=") and entry.endswith(f":{tmp_path}".encode())
+            for entry in environment
+        )
         time.sleep(0.5)  # whether it has begun to multiply or not
     finally:
         prober.kill()
@@ -81,30 +86,43 @@ def test_gpus_that_somebody_holds_are_not_computed_on(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
-    facts = NodeProbe().gather(plan(tmp_path, matmul_seconds=0.1), nvml=nvml())  # GPUs that only this test has: torch finds none
-    assert any(said.startswith("matmul: torch") and said.endswith("sees no GPU") for said in facts.unread), facts.unread
+    facts = NodeProbe().gather(
+        plan(tmp_path, matmul_seconds=0.1), nvml=nvml()
+    )  # GPUs that only this test has: torch finds none
+    assert any(
+        said.startswith("matmul: torch") and said.endswith("sees no GPU") for said in facts.unread
+    ), facts.unread
     assert [gpu.matmul_flops for gpu in facts.gpus] == [None, None]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     facts = NodeProbe().gather(plan(tmp_path))
     assert facts.disk_error == f"{tmp_path} is not writable"
     assert unfit(judge_nodes([facts])["here"]) == f"disk: {tmp_path} is not writable"
 
 
-def test_a_kernel_log_that_cannot_be_read_leaves_its_errors_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_log_that_cannot_be_read_leaves_its_errors_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", tmp_path / "kmsg")
     facts = NodeProbe().gather(plan(tmp_path), nvml=nvml())
     assert facts.xids is None
     assert facts.unread == ("kernel log: No such file or directory",)
 
 
-def test_errors_of_gpus_are_read_from_the_kernels_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_gpus_are_read_from_the_kernels_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pipe stands for /dev/kmsg: it gives what is there and then nothing."""
     reading, writing = os.pipe2(os.O_NONBLOCK)
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-    os.write(writing, f"4,1,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n".encode())
+    os.write(
+        writing,
+        f"4,1,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n".encode(),
+    )
     assert stat.S_ISFIFO(os.fstat(reading).st_mode)
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", Path(f"/proc/self/fd/{reading}"))
     facts = NodeProbe().gather(plan(tmp_path), nvml=nvml(used_gib=[0, 0]))
@@ -119,7 +137,11 @@ def test_the_quickest_answer_decides_about_a_clock(tmp_path: Path) -> None:
     """A node that is 100 s ahead, asked over a network whose round trips take 8, 2, 4, 4 and 4 s."""
     here = iter([0, 8, 10, 12, 20, 24, 30, 34, 40, 44])
     there = iter([100 + 1, 100 + 11, 100 + 23, 100 + 31, 100 + 43])
-    facts = with_clock(NodeProbe().gather(plan(tmp_path)), lambda: float(next(there)), clock=lambda: float(next(here)))
+    facts = with_clock(
+        NodeProbe().gather(plan(tmp_path)),
+        lambda: float(next(there)),
+        clock=lambda: float(next(here)),
+    )
     assert (facts.clock_offset_seconds, facts.clock_uncertainty_seconds) == (100.0, 1.0)
 
 

@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.cgroups import Cgroup, make_cgroup, orphaned_cgroups, own_cgroup, why_no_cgroup
+from orchestrator.node.cgroups import (
+    Cgroup,
+    make_cgroup,
+    orphaned_cgroups,
+    own_cgroup,
+    why_no_cgroup,
+)
 from orchestrator.node.processes import is_stopped, launcher_identity, start_time
 
 HERE = Path(__file__).parent
@@ -50,7 +56,9 @@ print(len(killed), len(stuck), len(descendants(os.getpid())))
 
 
 def test_a_subtree_that_starts_processes_faster_than_one_looks_is_killed_to_the_last() -> None:
-    told = subprocess.run([sys.executable, "-c", _STORM], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run(
+        [sys.executable, "-c", _STORM], capture_output=True, text=True, check=True, timeout=60
+    )
     killed, stuck, left = map(int, told.stdout.split())
     assert killed >= 8
     assert (stuck, left) == (0, 0)
@@ -91,7 +99,9 @@ def test_a_cgroup_ends_all_that_was_started_in_it_and_is_gone() -> None:
         " assert Cgroup(Path(sys.argv[1])).join();"
         " print(subprocess.Popen(['sleep', '600'], start_new_session=True, env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)"
     )
-    told = subprocess.run([sys.executable, "-c", program, str(group.path)], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(group.path)], capture_output=True, text=True, check=True
+    )
     daemon = int(told.stdout)
     assert group.pids() == [daemon]
     assert group.path not in [other.path for other in orphaned_cgroups()], "its launcher lives"
@@ -103,7 +113,12 @@ def test_a_cgroup_ends_all_that_was_started_in_it_and_is_gone() -> None:
 
 @needs_cgroup
 def test_the_cgroup_of_a_dead_launcher_is_found() -> None:
-    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     _, start, namespace, number, root = launcher_identity(HERE).split(":", 4)
     group = make_cgroup(f"{int(ended.stdout)}:{start}:{namespace}:{number}:{root}", 1)
     elsewhere = make_cgroup(f"{int(ended.stdout)}:{start}:another:{number}:{root}", 2)
@@ -111,7 +126,9 @@ def test_the_cgroup_of_a_dead_launcher_is_found() -> None:
     try:
         found = [other.path for other in orphaned_cgroups()]
         assert group.path in found
-        assert elsewhere.path not in found, "whether a process of another id namespace lives cannot be told here"
+        assert elsewhere.path not in found, (
+            "whether a process of another id namespace lives cannot be told here"
+        )
     finally:
         group.end()
         elsewhere.end()

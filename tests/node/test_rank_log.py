@@ -32,18 +32,26 @@ def test_what_fits_is_kept_whole(tmp_path: Path, count: int, chunk_bytes: int) -
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 60, 1000])
-def test_of_what_does_not_fit_the_head_and_the_tail_are_kept_and_the_gap_is_told(tmp_path: Path, chunk_bytes: int) -> None:
+def test_of_what_does_not_fit_the_head_and_the_tail_are_kept_and_the_gap_is_told(
+    tmp_path: Path, chunk_bytes: int
+) -> None:
     written, kept = letters(1000), log(tmp_path)
     for start in range(0, len(written), chunk_bytes):
         kept.write(written[start : start + chunk_bytes])
     kept.close()
-    head, note, tail = kept.path.read_bytes()[:HEAD], kept.path.read_bytes()[HEAD:-TAIL], kept.path.read_bytes()[-TAIL:]
+    head, note, tail = (
+        kept.path.read_bytes()[:HEAD],
+        kept.path.read_bytes()[HEAD:-TAIL],
+        kept.path.read_bytes()[-TAIL:],
+    )
     assert (head, tail) == (written[:HEAD], written[-TAIL:])
     assert b"850 bytes cut here" in note
     assert len(note) < 100
 
 
-def test_a_rank_that_never_stops_writing_grows_neither_the_file_nor_the_launcher(tmp_path: Path) -> None:
+def test_a_rank_that_never_stops_writing_grows_neither_the_file_nor_the_launcher(
+    tmp_path: Path,
+) -> None:
     kept = log(tmp_path)
     for _ in range(100):
         kept.write(letters(70))
@@ -66,7 +74,9 @@ def test_a_pipe_is_taken_in_turns_and_its_end_is_told(tmp_path: Path) -> None:
     assert kept.path.read_bytes() == b"first second"
 
 
-def test_a_full_disk_takes_the_log_but_not_the_launcher(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_takes_the_log_but_not_the_launcher(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     kept = log(tmp_path)
@@ -80,11 +90,20 @@ def test_a_full_disk_takes_the_log_but_not_the_launcher(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 60, 1000])
-def test_a_secret_is_in_neither_the_file_nor_the_tail_however_it_arrives(tmp_path: Path, chunk_bytes: int) -> None:
+def test_a_secret_is_in_neither_the_file_nor_the_tail_however_it_arrives(
+    tmp_path: Path, chunk_bytes: int
+) -> None:
     written = letters(90) + b" s3cr3t-t0ken " + letters(200) + b"\ns3cr3t-\nt0ken and s3cr3t-t0ke"
-    kept = RankLog(tmp_path / "log.txt", secrets=Secrets({"TOKEN": "s3cr3t-t0ken"}), head_bytes=HEAD, tail_bytes=1000)
+    kept = RankLog(
+        tmp_path / "log.txt",
+        secrets=Secrets({"TOKEN": "s3cr3t-t0ken"}),
+        head_bytes=HEAD,
+        tail_bytes=1000,
+    )
     for start in range(0, len(written), chunk_bytes):
         kept.write(written[start : start + chunk_bytes])
     kept.close()
-    assert kept.path.read_bytes() == letters(90) + b" *** " + letters(200) + b"\n*** and s3cr3t-t0ke"
+    assert (
+        kept.path.read_bytes() == letters(90) + b" *** " + letters(200) + b"\n*** and s3cr3t-t0ke"
+    )
     assert kept.tail(40).endswith("\n*** and s3cr3t-t0ke")

@@ -10,7 +10,14 @@ import pytest
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.failures import Evidence
 from orchestrator.core.trial.limits import SeenSteps, resolve_limits
-from orchestrator.core.trial.protocol import Heartbeat, LaunchOrder, LimitName, Phase, encode, heartbeat_file
+from orchestrator.core.trial.protocol import (
+    Heartbeat,
+    LaunchOrder,
+    LimitName,
+    Phase,
+    encode,
+    heartbeat_file,
+)
 from orchestrator.node.rank_log import RankLog
 from orchestrator.node.rank_watch import RankWatch, judge
 from tests.node.launching import order
@@ -23,16 +30,22 @@ def watch(tmp_path: Path) -> RankWatch:
 
 def automatic() -> LaunchOrder:
     asked = order()
-    limits = resolve_limits(dict.fromkeys(LimitName), plan=asked.request.measurement, num_ranks=2, predicted=None)
+    limits = resolve_limits(
+        dict.fromkeys(LimitName), plan=asked.request.measurement, num_ranks=2, predicted=None
+    )
     return replace(asked, request=asked.request.model_copy(update={"limits": limits}))
 
 
 def beat(watch: RankWatch, phase: Phase, step: int, *, now: float) -> None:
-    (watch.run_dir / heartbeat_file(0)).write_bytes(encode(Heartbeat(phase=phase, step=step, timed=step > 2)))
+    (watch.run_dir / heartbeat_file(0)).write_bytes(
+        encode(Heartbeat(phase=phase, step=step, timed=step > 2))
+    )
     watch.read_heartbeat(now)
 
 
-def test_the_steady_limit_holds_from_step_to_step_however_long_all_of_them_take(watch: RankWatch) -> None:
+def test_the_steady_limit_holds_from_step_to_step_however_long_all_of_them_take(
+    watch: RankWatch,
+) -> None:
     asked = order(limits={"steady": 2.0})
     for step in range(1, 11):
         beat(watch, Phase.STEADY, step, now=1.5 * step)
@@ -48,10 +61,14 @@ def test_other_limits_hold_for_their_whole_phase(watch: RankWatch) -> None:
     beat(watch, Phase.FIRST_STEP, 0, now=0.0)
     beat(watch, Phase.FIRST_STEP, 1, now=1.5)
     assert watch.overdue(asked, 1.9) is None
-    assert (watch.overdue(asked, 2.1) or "").startswith("first_step limit of 2 s passed (measurement.limits.first_step")
+    assert (watch.overdue(asked, 2.1) or "").startswith(
+        "first_step limit of 2 s passed (measurement.limits.first_step"
+    )
 
 
-def test_an_auto_limit_follows_the_first_step_until_a_later_one_has_ended_and_then_the_slowest(watch: RankWatch) -> None:
+def test_an_auto_limit_follows_the_first_step_until_a_later_one_has_ended_and_then_the_slowest(
+    watch: RankWatch,
+) -> None:
     asked = automatic()
     beat(watch, Phase.FIRST_STEP, 0, now=0.0)
     beat(watch, Phase.STEADY, 1, now=100.0)  # compiled for most of it
@@ -64,7 +81,9 @@ def test_an_auto_limit_follows_the_first_step_until_a_later_one_has_ended_and_th
     beat(watch, Phase.STEADY, 2, now=130.0)
     beat(watch, Phase.STEADY, 3, now=150.0)
     assert watch.overdue(asked, 150.0 + 5 * 30.0) is None
-    assert "5 x a step, the slowest so far took 30 s" in (watch.overdue(asked, 150.1 + 5 * 30.0) or "")
+    assert "5 x a step, the slowest so far took 30 s" in (
+        watch.overdue(asked, 150.1 + 5 * 30.0) or ""
+    )
 
 
 def test_what_is_said_again_of_the_same_step_is_no_step(watch: RankWatch) -> None:
@@ -82,16 +101,27 @@ def test_when_the_teardown_began_is_the_ranks_own_word(watch: RankWatch) -> None
 
 
 def test_a_rank_that_was_killed_with_its_gang_is_no_witness_by_what_it_printed() -> None:
-    killed = Evidence(rank=0, log_tail="torch.OutOfMemoryError: CUDA out of memory, caught in autotune\n")
+    killed = Evidence(
+        rank=0, log_tail="torch.OutOfMemoryError: CUDA out of memory, caught in autotune\n"
+    )
     assert judge([killed]) is None
-    lost = Evidence(rank=1, exit_code=1, log_tail="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    lost = Evidence(
+        rank=1,
+        exit_code=1,
+        log_tail="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer",
+    )
     verdict = judge([killed, lost])
     assert verdict is not None
     assert (verdict[0].kind, verdict[0].rank) == (FailureKind.NCCL, 1)
 
 
 def test_a_rank_that_was_killed_after_it_left_a_note_is_blamed() -> None:
-    noted = Evidence(rank=0, exception="torch.OutOfMemoryError", message="CUDA out of memory.", at_unix_seconds=5.0)
+    noted = Evidence(
+        rank=0,
+        exception="torch.OutOfMemoryError",
+        message="CUDA out of memory.",
+        at_unix_seconds=5.0,
+    )
     lost = Evidence(rank=1, exit_code=1, log_tail="Connection closed by peer", at_unix_seconds=4.0)
     verdict = judge([noted, lost])
     assert verdict is not None

@@ -48,7 +48,9 @@ def test_a_pipe_is_read_to_its_end_however_slowly_it_comes(monkeypatch: pytest.M
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        assert read_text(Path(f"/dev/fd/{reader}"), most_bytes=100) == "a: 1\nb: 2"  # as the shell's <(...)
+        assert (
+            read_text(Path(f"/dev/fd/{reader}"), most_bytes=100) == "a: 1\nb: 2"
+        )  # as the shell's <(...)
     finally:
         thread.join()
         os.close(reader)

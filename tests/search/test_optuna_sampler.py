@@ -12,7 +12,12 @@ from orchestrator.core.errors import UsageInvalid
 from orchestrator.search.optuna_sampler import LayoutSampler, LayoutsExhausted
 
 LIMIT = 79.0
-LAYOUTS = [{"tp": tp, "mbs": mbs, "recompute": r} for tp in (1, 2, 4, 8) for mbs in (1, 2, 4, 8, 16) for r in ("none", "full")]
+LAYOUTS = [
+    {"tp": tp, "mbs": mbs, "recompute": r}
+    for tp in (1, 2, 4, 8)
+    for mbs in (1, 2, 4, 8, 16)
+    for r in ("none", "full")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +32,18 @@ def speed(params: dict[str, Any]) -> float:
 
 
 def memory(params: dict[str, Any]) -> float:
-    return float(20 / params["tp"] + params["mbs"] / params["tp"] * (10 if params["recompute"] == "none" else 4))
+    return float(
+        20 / params["tp"]
+        + params["mbs"] / params["tp"] * (10 if params["recompute"] == "none" else 4)
+    )
 
 
 BEST = max(speed(layout) for layout in LAYOUTS if memory(layout) <= LIMIT)
 
 
-def measure(study: optuna.Study, sampler: LayoutSampler, *, minimise: bool = False) -> dict[str, Any]:
+def measure(
+    study: optuna.Study, sampler: LayoutSampler, *, minimise: bool = False
+) -> dict[str, Any]:
     trial = study.ask(sampler.distributions)
     if memory(trial.params) > LIMIT:
         trial.set_constraint("memory", memory(trial.params) / LIMIT - 1)
@@ -50,7 +60,9 @@ def new(sampler: LayoutSampler, *, minimise: bool = False) -> optuna.Study:
 
 @pytest.mark.parametrize("minimise", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_best_that_fits_is_found_in_a_third_of_the_trials_without_any_physics(seed: int, minimise: bool) -> None:
+def test_the_best_that_fits_is_found_in_a_third_of_the_trials_without_any_physics(
+    seed: int, minimise: bool
+) -> None:
     sampler = LayoutSampler(LAYOUTS, memory_limit_bytes=LIMIT, seed=seed)
     study = new(sampler, minimise=minimise)
     asked = [measure(study, sampler, minimise=minimise) for _ in range(len(LAYOUTS) // 3)]
@@ -94,7 +106,10 @@ def test_parameters_may_be_suggested_one_by_one() -> None:
     study = new(sampler)
 
     def objective(trial: optuna.Trial) -> float:
-        params = {name: trial.suggest_categorical(name, distribution.choices) for name, distribution in sampler.distributions.items()}  # type: ignore[attr-defined]
+        params = {
+            name: trial.suggest_categorical(name, distribution.choices)
+            for name, distribution in sampler.distributions.items()
+        }  # type: ignore[attr-defined]
         assert params in LAYOUTS
         return speed(params)
 
@@ -122,7 +137,9 @@ def test_of_a_trial_that_was_enqueued_in_part_what_ran_is_told(one_by_one: bool)
         for name, distribution in sampler.distributions.items() if one_by_one else ():
             trial.suggest_categorical(name, distribution.choices)  # type: ignore[attr-defined]
         study.tell(trial, speed(trial.params))
-    ran = {tuple(trial.params[name] for name in ("tp", "mbs", "recompute")) for trial in study.trials}
+    ran = {
+        tuple(trial.params[name] for name in ("tp", "mbs", "recompute")) for trial in study.trials
+    }
     assert sampler.num_left(study) == len(LAYOUTS) - len(ran)
     rest = [tuple(measure(study, sampler).values()) for _ in range(len(LAYOUTS) - len(ran))]
     assert ran.isdisjoint(rest)
@@ -166,7 +183,11 @@ def test_a_study_without_layouts_left_has_no_trial_that_runs_for_ever() -> None:
         measure(study, sampler)
     with pytest.raises(LayoutsExhausted):
         study.ask(sampler.distributions)
-    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
+    assert [trial.state for trial in study.trials] == [
+        TrialState.COMPLETE,
+        TrialState.COMPLETE,
+        TrialState.FAIL,
+    ]
 
 
 def test_a_trial_of_no_layout_is_left_alone() -> None:

@@ -20,7 +20,12 @@ def many(num: int = 2 * CONSIDERED) -> Lattice:
     memory[-5] = np.log(5 * GIB)
 
     def belief(mean: Floats, level_sd: float, residual_sd: float) -> Belief:
-        return Belief(mean=mean, basis=np.ones((num, 1)), covariance=np.array([[level_sd**2]]), residual_sd=residual_sd)
+        return Belief(
+            mean=mean,
+            basis=np.ones((num, 1)),
+            covariance=np.array([[level_sd**2]]),
+            residual_sd=residual_sd,
+        )
 
     return Lattice(
         axes=(Axis.of("a", a.tolist()), Axis.of("b", b.tolist())),
@@ -31,7 +36,9 @@ def many(num: int = 2 * CONSIDERED) -> Lattice:
 
 
 @pytest.mark.parametrize("told_beforehand", [True, False])
-def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tried(told_beforehand: bool) -> None:
+def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tried(
+    told_beforehand: bool,
+) -> None:
     rows = many()
     assert rows.seconds is not None and rows.memory is not None
     search = RowSearcher(
@@ -58,11 +65,18 @@ def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tri
 def test_rows_of_each_status_are_counted_as_they_move() -> None:
     """Ten rows: asked, told, told again, given back, set aside, condemned, and all of it rebuilt from what is known."""
     rows = many(10)
-    search = RowSearcher(order=np.arange(10), lattice=rows.take, sampled=rows.axes, search=Search(strategy=Strategy.RANDOM))
+    search = RowSearcher(
+        order=np.arange(10),
+        lattice=rows.take,
+        sampled=rows.axes,
+        search=Search(strategy=Strategy.RANDOM),
+    )
 
     def counted() -> list[int]:
         counts = [search.count(status) for status in RowStatus]
-        assert counts == [sum(search.status(row) is status for row in range(10)) for status in RowStatus]
+        assert counts == [
+            sum(search.status(row) is status for row in range(10)) for status in RowStatus
+        ]
         return counts
 
     assert counted() == [10, 0, 0, 0]
@@ -75,6 +89,8 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
     search.forget(second)
     search.set_aside(third)
     assert counted() == [7, 1, 1, 1]
-    assert len(search.condemn(np.arange(10) % 2 == 0)) == counted()[3] - 1  # those of them that are untried
+    assert (
+        len(search.condemn(np.arange(10) % 2 == 0)) == counted()[3] - 1
+    )  # those of them that are untried
     search.rebuild([Told(row=1, score=1.0)], in_flight=[2], condemned=[3, 4])
     assert counted() == [6, 1, 1, 2]

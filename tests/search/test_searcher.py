@@ -24,7 +24,17 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.sections import Objective, Search, Strategy
 from orchestrator.search import optuna_proposals
-from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, Outcome, OutOfMemory, Searcher, export_study
+from orchestrator.search.searcher import (
+    Condemned,
+    Failed,
+    InFlight,
+    Known,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    Searcher,
+    export_study,
+)
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
@@ -48,11 +58,17 @@ class Planted:
     def outcome(self, layout: Layout, objective: Objective = TOKENS) -> Outcome:
         if self.excess[layout] > 0:
             return OutOfMemory(excess=self.excess[layout])
-        return Measured(value=self.value[layout] if objective is TOKENS else 1e6 / self.value[layout])
+        return Measured(
+            value=self.value[layout] if objective is TOKENS else 1e6 / self.value[layout]
+        )
 
 
-def planted(*, gpus: int = 16, batch: int = 256, seed: int = 0, zero_stages: tuple[int, ...] = (0, 1, 2, 3)) -> Planted:
-    recomputes = [Recompute.parse(text) for text in ("none", "selective_ops", "full", "full:8", "full:24")]
+def planted(
+    *, gpus: int = 16, batch: int = 256, seed: int = 0, zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+) -> Planted:
+    recomputes = [
+        Recompute.parse(text) for text in ("none", "selective_ops", "full", "full:8", "full:24")
+    ]
     layouts = [
         Layout(
             data_parallel_size=gpus // (tp * pp),
@@ -71,9 +87,16 @@ def planted(*, gpus: int = 16, batch: int = 256, seed: int = 0, zero_stages: tup
         if gpus % (tp * pp) == 0 and batch * tp * pp % (gpus * mbs) == 0
     ]
     table = LayoutTable.of(layouts)
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=gpus, sequence_length=4096, global_batch_size=batch)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=gpus, sequence_length=4096, global_batch_size=batch
+    )
     candidates = rank_candidates(
-        table, cell, hardware=DEVICES["h100-sxm"], memory_limit_bytes=LIMIT_BYTES, gpus_per_node=8, trainer=Trainer()
+        table,
+        cell,
+        hardware=DEVICES["h100-sxm"],
+        memory_limit_bytes=LIMIT_BYTES,
+        gpus_per_node=8,
+        trainer=Trainer(),
     )
     value, rng = candidates.tokens_per_second_per_gpu.copy(), np.random.default_rng(seed)
     for name in ("tensor_parallel_size", "micro_batch_size", "zero_stage", "recompute"):
@@ -81,15 +104,28 @@ def planted(*, gpus: int = 16, batch: int = 256, seed: int = 0, zero_stages: tup
         value *= rng.uniform(0.7, 1.3, 64)[np.searchsorted(np.unique(column), column)]
     value *= rng.normal(1, 0.01, len(table))
     excess = (1.4 * candidates.memory_bytes + 3 * 2**30) / LIMIT_BYTES - 1  # a third does not fit
-    return Planted(candidates=candidates, value=dict(zip(layouts, value, strict=True)), excess=dict(zip(layouts, excess, strict=True)))
+    return Planted(
+        candidates=candidates,
+        value=dict(zip(layouts, value, strict=True)),
+        excess=dict(zip(layouts, excess, strict=True)),
+    )
 
 
-def searcher(cell: Planted, strategy: Strategy, *, seed: int = 0, objective: Objective = TOKENS, max_trials: int | None = None) -> Searcher:
+def searcher(
+    cell: Planted,
+    strategy: Strategy,
+    *,
+    seed: int = 0,
+    objective: Objective = TOKENS,
+    max_trials: int | None = None,
+) -> Searcher:
     search = Search(strategy=strategy, seed=seed, max_trials=max_trials)
     return Searcher(cell.candidates, search=search, objective=objective, num_layers=NUM_LAYERS)
 
 
-def drive(search: Searcher, cell: Planted, num_trials: int, *, objective: Objective = TOKENS) -> tuple[list[Layout], set[Layout]]:
+def drive(
+    search: Searcher, cell: Planted, num_trials: int, *, objective: Objective = TOKENS
+) -> tuple[list[Layout], set[Layout]]:
     """Ask and tell one at a time. Returns what was asked, in order, and what was condemned."""
     asked: list[Layout] = []
     condemned: set[Layout] = set()
@@ -101,11 +137,17 @@ def drive(search: Searcher, cell: Planted, num_trials: int, *, objective: Object
 
 
 def trials_until(share: float, cell: Planted, asked: list[Layout]) -> int | None:
-    fitting = (i for i, layout in enumerate(asked, 1) if cell.excess[layout] <= 0 and cell.value[layout] >= share * cell.best)
+    fitting = (
+        i
+        for i, layout in enumerate(asked, 1)
+        if cell.excess[layout] <= 0 and cell.value[layout] >= share * cell.best
+    )
     return next(fitting, None)
 
 
-@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE])
+@pytest.mark.parametrize(
+    "strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE]
+)
 def test_every_layout_is_asked_once_or_condemned_until_none_is_left(strategy: Strategy) -> None:
     cell = planted(zero_stages=(0,))
     search = searcher(cell, strategy)
@@ -114,7 +156,12 @@ def test_every_layout_is_asked_once_or_condemned_until_none_is_left(strategy: St
     assert len(set(asked)) == len(asked)
     assert set(asked) | condemned == set(cell.value)
     assert not set(asked) & condemned
-    assert (search.untried, search.in_flight, search.told, search.condemned) == (0, 0, len(asked), len(condemned))
+    assert (search.untried, search.in_flight, search.told, search.condemned) == (
+        0,
+        0,
+        len(asked),
+        len(condemned),
+    )
     assert condemned  # there is something to skip in this cell
     assert all(cell.excess[layout] > 0 for layout in condemned)
     assert trials_until(1.0, cell, asked) is not None
@@ -123,14 +170,25 @@ def test_every_layout_is_asked_once_or_condemned_until_none_is_left(strategy: St
 # Measured, mean share of the true best on the cells planted with seeds 0-3 (800 layouts): auto 0.97 of 40, 1.0 of 100, tpe 0.91, random 0.89.
 @pytest.mark.parametrize(
     ("strategy", "num_trials", "share"),
-    [(Strategy.AUTO, 60, 0.93), (Strategy.TPE, 100, 0.88), (Strategy.RANDOM, 200, 0.85), (Strategy.EXHAUSTIVE, 200, 0.95)],
+    [
+        (Strategy.AUTO, 60, 0.93),
+        (Strategy.TPE, 100, 0.88),
+        (Strategy.RANDOM, 200, 0.85),
+        (Strategy.EXHAUSTIVE, 200, 0.95),
+    ],
 )
-def test_each_strategy_comes_near_the_planted_best(strategy: Strategy, num_trials: int, share: float) -> None:
+def test_each_strategy_comes_near_the_planted_best(
+    strategy: Strategy, num_trials: int, share: float
+) -> None:
     found = []
     for seed in range(4):
         cell = planted(seed=seed)
-        asked, _ = drive(searcher(cell, strategy, seed=seed, max_trials=num_trials), cell, num_trials)
-        found.append(max(cell.value[layout] for layout in asked if cell.excess[layout] <= 0) / cell.best)
+        asked, _ = drive(
+            searcher(cell, strategy, seed=seed, max_trials=num_trials), cell, num_trials
+        )
+        found.append(
+            max(cell.value[layout] for layout in asked if cell.excess[layout] <= 0) / cell.best
+        )
     assert np.mean(found) >= share
 
 
@@ -150,7 +208,9 @@ def test_a_gaussian_process_proposes_distinct_layouts_and_finds_good_ones() -> N
 def test_a_gaussian_process_gives_way_to_tpe_when_it_would_get_slow() -> None:
     cell = planted()
     search = searcher(cell, Strategy.GP)
-    known = [(layout, cell.outcome(layout)) for layout in list(cell.value)[: optuna_proposals.GP_AT_MOST]]
+    known = [
+        (layout, cell.outcome(layout)) for layout in list(cell.value)[: optuna_proposals.GP_AT_MOST]
+    ]
     search.replay(known[:-1])
     proposal = search.ask()
     assert proposal is not None
@@ -170,7 +230,12 @@ def test_gp_without_its_packages_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_the_planner_does_not_pay_for_the_gaussian_process() -> None:
     loaded = "import sys, orchestrator.search.searcher; print(sorted({'torch', 'scipy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_ooms_make_proposals_that_do_not_fit_rarer() -> None:
@@ -193,8 +258,14 @@ def test_failures_are_avoided_like_ooms() -> None:
             assert proposal is not None
             broken = proposal.layout.tensor_parallel_size == 1
             failed += broken and trial >= 60
-            assert search.tell(proposal.layout, Failed() if broken else cell.outcome(proposal.layout)) == [] or not broken
-    assert failed <= 40  # of 120, measured 20; told as the good results that they could look like, it would be most
+            assert (
+                search.tell(proposal.layout, Failed() if broken else cell.outcome(proposal.layout))
+                == []
+                or not broken
+            )
+    assert (
+        failed <= 40
+    )  # of 120, measured 20; told as the good results that they could look like, it would be most
 
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.RANDOM, Strategy.TPE])
@@ -216,22 +287,37 @@ def test_the_same_seed_asks_the_same_and_each_cell_of_a_sweep_has_its_own() -> N
     for strategy in (Strategy.RANDOM, Strategy.TPE):
         once, again = (drive(searcher(cell, strategy, seed=5), cell, 25)[0] for _ in range(2))
         assert once == again
-        other = Searcher(cell.candidates, search=Search(strategy=strategy, seed=5), objective=TOKENS, num_layers=NUM_LAYERS, sequence=1)
+        other = Searcher(
+            cell.candidates,
+            search=Search(strategy=strategy, seed=5),
+            objective=TOKENS,
+            num_layers=NUM_LAYERS,
+            sequence=1,
+        )
         assert drive(other, cell, 25)[0] != once
 
 
-@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE])
+@pytest.mark.parametrize(
+    "strategy", [Strategy.AUTO, Strategy.EXHAUSTIVE, Strategy.RANDOM, Strategy.TPE]
+)
 def test_a_replay_gives_the_state_that_telling_gave(strategy: Strategy) -> None:
     cell = planted()
     live = searcher(cell, strategy, max_trials=100)
     asked, condemned = drive(live, cell, 60)
     waiting = [proposal.layout for _ in range(3) if (proposal := live.ask()) is not None]
     known: list[tuple[Layout, Known]] = [(layout, cell.outcome(layout)) for layout in asked]
-    known += [(layout, Condemned()) for layout in condemned] + [(layout, InFlight()) for layout in waiting]
+    known += [(layout, Condemned()) for layout in condemned] + [
+        (layout, InFlight()) for layout in waiting
+    ]
 
     again = searcher(cell, strategy, max_trials=100)
     assert again.replay(known) == {}
-    assert (again.untried, again.in_flight, again.told, again.condemned) == (live.untried, live.in_flight, live.told, live.condemned)
+    assert (again.untried, again.in_flight, again.told, again.condemned) == (
+        live.untried,
+        live.in_flight,
+        live.told,
+        live.condemned,
+    )
     rest = [proposal.layout for _ in range(10) if (proposal := again.ask()) is not None]
     assert not set(rest) & {layout for layout, _ in known}
     if strategy in (Strategy.EXHAUSTIVE, Strategy.RANDOM):
@@ -253,7 +339,10 @@ def test_a_replay_finds_what_a_crash_left_uncondemned_and_names_the_proof() -> N
 
 def test_a_layout_of_axes_narrowed_since_is_not_counted_but_its_oom_still_condemns() -> None:
     cell = planted(zero_stages=(0, 1))
-    gone = max((layout for layout in planted(zero_stages=(3,)).value if layout.tensor_parallel_size == 1), key=lambda one: one.key)
+    gone = max(
+        (layout for layout in planted(zero_stages=(3,)).value if layout.tensor_parallel_size == 1),
+        key=lambda one: one.key,
+    )
     search = searcher(cell, Strategy.EXHAUSTIVE)
     assert search.replay([(gone, OutOfMemory())])
     assert search.told == 0
@@ -305,7 +394,8 @@ def test_auto_begins_with_a_good_prediction_and_says_what_it_expects() -> None:
     best = [cell.candidates.table.layout(row) for row in cell.candidates.order[:30]]
     assert proposal.layout in best
     assert re.fullmatch(
-        r"predicted [\d,]+ tokens/s/GPU, give or take a factor of [\d.]+, [\d.]+ of 79.0 GiB, \d+% likely to fit", proposal.why
+        r"predicted [\d,]+ tokens/s/GPU, give or take a factor of [\d.]+, [\d.]+ of 79.0 GiB, \d+% likely to fit",
+        proposal.why,
     )
     search.tell(proposal.layout, cell.outcome(proposal.layout))
     later = search.ask()
@@ -335,7 +425,9 @@ def test_unknown_predictions_are_none() -> None:
         fits=np.ones(len(unknown), dtype=np.bool_),
         order=np.arange(len(unknown)),
     )
-    proposal = Searcher(candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS).ask()
+    proposal = Searcher(
+        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    ).ask()
     assert proposal is not None
     assert proposal.predicted_tokens_per_second_per_gpu is None
     assert proposal.predicted_memory_bytes is None
@@ -346,7 +438,11 @@ def test_unknown_predictions_are_none() -> None:
 def test_a_space_of_one_layout_is_searched(strategy: Strategy) -> None:
     whole = planted()
     one = next(layout for layout in whole.value if whole.excess[layout] <= 0)
-    cell = Planted(candidates=only(whole.candidates, one), value={one: whole.value[one]}, excess={one: whole.excess[one]})
+    cell = Planted(
+        candidates=only(whole.candidates, one),
+        value={one: whole.value[one]},
+        excess={one: whole.excess[one]},
+    )
     assert drive(searcher(cell, strategy), cell, 5)[0] == [one]
 
 
@@ -362,14 +458,23 @@ def test_a_space_without_a_layout_is_searched_at_once(strategy: Strategy) -> Non
         fits=np.zeros(0, dtype=np.bool_),
         order=none,
     )
-    search = Searcher(candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS)
+    search = Searcher(
+        candidates, search=Search(strategy=strategy), objective=TOKENS, num_layers=NUM_LAYERS
+    )
     assert search.replay([]) == {}
-    assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.again()) == (None, None, None, None)
+    assert (search.ask(), search.nothing_fits(), search.expected_gain(), search.again()) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.TPE])
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
-def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(strategy: Strategy, value: float) -> None:
+def test_a_measurement_without_a_number_teaches_nothing_and_is_not_asked_again(
+    strategy: Strategy, value: float
+) -> None:
     cell = planted()
     told, replayed = searcher(cell, strategy), searcher(cell, strategy)
     first = told.ask()
@@ -409,24 +514,43 @@ def test_an_exported_study_holds_every_outcome_readably(tmp_path: Path) -> None:
     measured = [layout for layout in asked if cell.excess[layout] <= 0]
     assert len(study.trials) == 15
     assert study.best_trial.user_attrs["layout"] == max(measured, key=cell.value.__getitem__).key
-    assert study.best_trial.params["recompute"] in {"none", "selective_ops", "full", "full:8", "full:24"}
+    assert study.best_trial.params["recompute"] in {
+        "none",
+        "selective_ops",
+        "full",
+        "full:8",
+        "full:24",
+    }
     with pytest.raises(UsageInvalid, match="another name"):
         export_study(url, "cell", known, objective=TOKENS)
 
 
 def test_an_exported_study_has_options_that_vary_as_parameters_of_their_own(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/optuna.db"
-    layouts = [Layout(), Layout(options=(("kernel", "a"), ("threads", 2))), Layout(options=(("kernel", "b"), ("threads", 2)))]
-    assert export_study(url, "cell", [(layout, Measured(value=1.0)) for layout in layouts], objective=TOKENS) == 3
+    layouts = [
+        Layout(),
+        Layout(options=(("kernel", "a"), ("threads", 2))),
+        Layout(options=(("kernel", "b"), ("threads", 2))),
+    ]
+    assert (
+        export_study(
+            url, "cell", [(layout, Measured(value=1.0)) for layout in layouts], objective=TOKENS
+        )
+        == 3
+    )
     study = optuna.load_study(storage=url, study_name="cell")
     assert [trial.params.get("kernel") for trial in study.trials] == [None, "a", "b"]
     assert [trial.params.get("threads") for trial in study.trials] == [None, 2, 2]
     assert all("options" not in trial.params for trial in study.trials)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "nosuch://u:secret@host/db", "sqlite:////no/such/folder/optuna.db"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "nosuch://u:secret@host/db", "sqlite:////no/such/folder/optuna.db"]
+)
 def test_an_export_to_nowhere_is_one_clear_line_without_the_password(url: str) -> None:
-    with pytest.raises(UsageInvalid, match=r"Expected a URL such as sqlite:///optuna\.db") as refused:
+    with pytest.raises(
+        UsageInvalid, match=r"Expected a URL such as sqlite:///optuna\.db"
+    ) as refused:
         export_study(url, "cell", [], objective=TOKENS)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -465,8 +589,13 @@ def test_what_did_not_fit_or_failed_is_shown_as_infeasible_and_as_no_better_than
         search.tell(proposal.layout, outcome)
     search.ask()
     constraints = [max(trial.constraints.values()) for trial in shown]
-    scale = shown[0].value * (80.0 if objective is SECONDS else 1 / 80.0)  # shown as throughputs, in units that no sampler cares for
-    values = [value if objective is TOKENS else 1 / value for value in (80.0, 70.0, 90.0, worst, worst, worst)]
+    scale = shown[0].value * (
+        80.0 if objective is SECONDS else 1 / 80.0
+    )  # shown as throughputs, in units that no sampler cares for
+    values = [
+        value if objective is TOKENS else 1 / value
+        for value in (80.0, 70.0, 90.0, worst, worst, worst)
+    ]
     assert [trial.value for trial in shown] == pytest.approx([scale * value for value in values])
     assert scale < 0  # and minimised
     assert all(constraint <= 0 for constraint in constraints[:3])

@@ -19,7 +19,15 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.searcher import Failed, Known, Measured, OutOfMemory, Searcher
-from tests.search.test_searcher import LIMIT_BYTES, NUM_LAYERS, TOKENS, Planted, drive, planted, searcher
+from tests.search.test_searcher import (
+    LIMIT_BYTES,
+    NUM_LAYERS,
+    TOKENS,
+    Planted,
+    drive,
+    planted,
+    searcher,
+)
 
 
 def asks_until(share: float, cell: Planted, strategy: Strategy, *, seed: int = 0) -> int:
@@ -36,7 +44,13 @@ def without_times(cell: Planted) -> Planted:
     """The same cell on a device of which nothing is known."""
     nan = np.full(len(cell.candidates), np.nan)
     work = 1.0 / cell.candidates.tokens_per_second_per_gpu
-    candidates = replace(cell.candidates, tokens_per_second_per_gpu=nan, step_seconds=nan, predict=None, relative_work=work)
+    candidates = replace(
+        cell.candidates,
+        tokens_per_second_per_gpu=nan,
+        step_seconds=nan,
+        predict=None,
+        relative_work=work,
+    )
     return Planted(candidates=candidates, value=cell.value, excess=cell.excess)
 
 
@@ -69,9 +83,16 @@ def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
         for mbs in (1, 2, 4)
         for kernel in ("one", "other")
     ]
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=2048, global_batch_size=256)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=2048, global_batch_size=256
+    )
     candidates = rank_candidates(
-        LayoutTable.of(layouts), cell, hardware=DEVICES["h100-sxm"], memory_limit_bytes=400e9, gpus_per_node=8, trainer=Trainer()
+        LayoutTable.of(layouts),
+        cell,
+        hardware=DEVICES["h100-sxm"],
+        memory_limit_bytes=400e9,
+        gpus_per_node=8,
+        trainer=Trainer(),
     )
     speeds = candidates.tokens_per_second_per_gpu
     return candidates, {
@@ -83,7 +104,9 @@ def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
 @pytest.mark.parametrize("better", ["one", "other"])
 def test_both_words_of_an_option_that_no_formula_knows_are_tried_before_long(better: str) -> None:
     candidates, value = with_attention(better)
-    search = Searcher(candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
+    search = Searcher(
+        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    )
     best = max(value.values())
     asked = []
     while not asked or asked[-1] < 0.98 * best:
@@ -96,8 +119,12 @@ def test_both_words_of_an_option_that_no_formula_knows_are_tried_before_long(bet
 
 def test_what_crashes_with_one_word_is_put_off_until_the_other_is_known() -> None:
     candidates, value = with_attention("one")
-    search = Searcher(candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
-    runs = {layout: speed for layout, speed in value.items() if layout.option("attention") == "other"}
+    search = Searcher(
+        candidates, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    )
+    runs = {
+        layout: speed for layout, speed in value.items() if layout.option("attention") == "other"
+    }
     asked: list[float] = []
     while not asked or asked[-1] < max(runs.values()):
         proposal = search.ask()
@@ -123,10 +150,14 @@ def test_nothing_that_dominance_does_not_prove_is_ruled_out() -> None:
 def test_a_lone_bad_run_is_asked_for_once_more_and_only_once() -> None:
     cell = planted(zero_stages=(1,))
     table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
-    smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
+    smooth = replace(
+        cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))}
+    )
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 12)
-    best = max((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
+    best = max(
+        (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
+    )
     assert search.again() is None
     search.tell(best, Measured(value=smooth.value[best] / 4))
     again = search.again()
@@ -142,13 +173,17 @@ def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:
     cell = planted(gpus=8)
     few = rank_candidates(
         cell.candidates.table,
-        Cell(model=PRESETS["llama-3.1-8b"], num_gpus=8, sequence_length=4096, global_batch_size=256),
+        Cell(
+            model=PRESETS["llama-3.1-8b"], num_gpus=8, sequence_length=4096, global_batch_size=256
+        ),
         hardware=DEVICES["h100-sxm"],
         memory_limit_bytes=4 * 2**30,
         gpus_per_node=8,
         trainer=Trainer(),
     )
-    search = Searcher(few, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
+    search = Searcher(
+        few, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    )
     while (evidence := search.nothing_fits()) is None:
         proposal = search.ask()
         assert proposal is not None
@@ -170,7 +205,9 @@ def test_the_evidence_of_a_lone_layout_that_does_not_fit_names_no_others() -> No
         fits=whole.candidates.fits[rows],
         order=np.array([0]),
     )
-    search = Searcher(one, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
+    search = Searcher(
+        one, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    )
     search.tell(one.table.layout(0), OutOfMemory())
     evidence = search.nothing_fits()
     assert evidence is not None
@@ -180,10 +217,14 @@ def test_the_evidence_of_a_lone_layout_that_does_not_fit_names_no_others() -> No
 def test_a_layout_that_is_bad_indeed_does_not_stand_before_the_next_bad_run() -> None:
     cell = planted(zero_stages=(1,))
     table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
-    smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
+    smooth = replace(
+        cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))}
+    )
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 25)
-    measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
+    measured = sorted(
+        (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
+    )
     worse, lone = measured[-1], measured[-2]
     for layout, factor in ((worse, 6), (lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
@@ -225,9 +266,18 @@ def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
     layouts = [cell.table.layout(row) for row in range(len(cell))]
     rows = np.random.default_rng(0).permutation(len(cell))[:10_000]
     known: list[tuple[Layout, Known]] = [
-        (layouts[row], Measured(value=float(cell.tokens_per_second_per_gpu[row]), peak_memory_bytes=0.5 * LIMIT_BYTES)) for row in rows
+        (
+            layouts[row],
+            Measured(
+                value=float(cell.tokens_per_second_per_gpu[row]),
+                peak_memory_bytes=0.5 * LIMIT_BYTES,
+            ),
+        )
+        for row in rows
     ]
-    search = Searcher(cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS)
+    search = Searcher(
+        cell, search=Search(strategy=Strategy.AUTO), objective=TOKENS, num_layers=NUM_LAYERS
+    )
     search.replay(known)
     assert search.ask() is not None
     began = time.process_time()

@@ -9,7 +9,14 @@ from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind
 from orchestrator.core.trial.fingerprint import Stack
-from orchestrator.core.trial.protocol import Device, NodeReport, Phase, RankOutcome, RankResult, TrialRequest
+from orchestrator.core.trial.protocol import (
+    Device,
+    NodeReport,
+    Phase,
+    RankOutcome,
+    RankResult,
+    TrialRequest,
+)
 from orchestrator.core.trial.reserved_time import Leased
 
 Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
@@ -32,7 +39,9 @@ class FakeScheduler:
     ) -> None:
         self._script, self._seconds = script, seconds
         at_once = 1 if device is Device.CPU else None
-        self._slots = Slots(device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once)
+        self._slots = Slots(
+            device=device, device_name=None, nodes=nodes or {"here": slots}, usual_at_once=at_once
+        )
         self._free_slots = FreeSlots(self._slots.nodes)
         self._running: dict[int, tuple[TrialRequest, Shape]] = {}
         self._cancelled: set[int] = set()
@@ -56,7 +65,9 @@ class FakeScheduler:
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
         assert request.trial_id not in self._running
-        self._free_slots.take(request.trial_id, shape, nodes, ends_at=0.0)  # raises where a slot would be given twice
+        self._free_slots.take(
+            request.trial_id, shape, nodes, ends_at=0.0
+        )  # raises where a slot would be given twice
         self.nodes_of[request.trial_id] = nodes
         self._running[request.trial_id] = (request, shape)
         self.started.append((request.layout, request.attempt))
@@ -75,9 +86,21 @@ class FakeScheduler:
         ending = FailureKind.CANCELLED if trial_id in self._cancelled else self._script(request)
         self._cancelled.discard(trial_id)
         if isinstance(ending, FailureKind):
-            failure = Failure(kind=ending, message=f"scripted {ending}", node=node, evidence=EVIDENCE.get(ending, ""))
-            report = NodeReport(node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure)
-            return [*events, Finished(trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=held)]
+            failure = Failure(
+                kind=ending,
+                message=f"scripted {ending}",
+                node=node,
+                evidence=EVIDENCE.get(ending, ""),
+            )
+            report = NodeReport(
+                node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure
+            )
+            return [
+                *events,
+                Finished(
+                    trial_id=trial_id, reports=[report], failure=report.failure, gpu_seconds=held
+                ),
+            ]
         ranks = [
             RankOutcome(
                 rank=rank,
@@ -94,7 +117,12 @@ class FakeScheduler:
         return [
             *events,
             Progressed(trial_id=trial_id, phase=Phase.STEADY, step=3),
-            Finished(trial_id=trial_id, reports=[NodeReport(node=node, ranks=ranks)], failure=None, gpu_seconds=held),
+            Finished(
+                trial_id=trial_id,
+                reports=[NodeReport(node=node, ranks=ranks)],
+                failure=None,
+                gpu_seconds=held,
+            ),
         ]
 
     def cancel(self, trial_id: int) -> None:

@@ -17,7 +17,15 @@ from orchestrator.core.trial.drift import Run
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.purpose import Purpose
-from orchestrator.search.searcher import Condemned, Failed, InFlight, Known, Measured, OutOfMemory, Searcher
+from orchestrator.search.searcher import (
+    Condemned,
+    Failed,
+    InFlight,
+    Known,
+    Measured,
+    OutOfMemory,
+    Searcher,
+)
 from orchestrator.sweep.cell_search import CellSearch, known_of
 from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
@@ -27,7 +35,10 @@ from tests.search.test_searcher import TOKENS, drive, planted, searcher
 def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/sweep.sqlite") as store:
         ids = fill(store, tmp_path)
-        said = {t.id: known_of(t, Objective.TOKENS_PER_SECOND_PER_GPU) for t in store.trials(store.sweep_named("tiny").id)}
+        said = {
+            t.id: known_of(t, Objective.TOKENS_PER_SECOND_PER_GPU)
+            for t in store.trials(store.sweep_named("tiny").id)
+        }
     oom = said[ids.out_of_memory]
     assert isinstance(oom, OutOfMemory)
     assert oom.excess is not None
@@ -48,9 +59,21 @@ def test_numbers_of_other_conditions_and_faults_of_the_machine_say_nothing(tmp_p
         ids = fill(store, tmp_path)
         bench = Bench.on(store, "lost")
         lost, number = bench.start()
-        record_failure(store, lost, number, epoch=bench.epoch, failure=failure(FailureKind.NODE_LOST), event=TrialEvent.FAILED)
-        rows = {t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)}
-    assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [None, None]
+        record_failure(
+            store,
+            lost,
+            number,
+            epoch=bench.epoch,
+            failure=failure(FailureKind.NODE_LOST),
+            event=TrialEvent.FAILED,
+        )
+        rows = {
+            t.id: t for name in ("tiny", "lost") for t in store.trials(store.sweep_named(name).id)
+        }
+    assert [known_of(rows[i], Objective.STEP_SECONDS) for i in (ids.old_conditions, lost)] == [
+        None,
+        None,
+    ]
 
 
 def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
@@ -58,8 +81,12 @@ def test_the_objective_says_which_number_counts(tmp_path: Path) -> None:
         ids = fill(store, tmp_path)
         trial = store.trial(ids.measured).trial
     assert trial.step_seconds_median is not None
-    peak = trial.peak_memory_reserved_bytes  # what the allocator took from the device, where it is known
-    assert known_of(trial, Objective.STEP_SECONDS) == Measured(value=trial.step_seconds_median, peak_memory_bytes=peak)
+    peak = (
+        trial.peak_memory_reserved_bytes
+    )  # what the allocator took from the device, where it is known
+    assert known_of(trial, Objective.STEP_SECONDS) == Measured(
+        value=trial.step_seconds_median, peak_memory_bytes=peak
+    )
 
 
 def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> None:
@@ -72,7 +99,9 @@ def test_a_counter_of_peak_memory_that_says_0_was_not_read(tmp_path: Path) -> No
 def on_16_gpus(search: Searcher) -> CellSearch:
     return CellSearch(
         id=1,
-        cell=Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256),
+        cell=Cell(
+            model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=256
+        ),
         shape=Shape(num_nodes=2, slots_per_node=8),
         objective=TOKENS,
         searcher=search,
@@ -84,11 +113,15 @@ def on_16_gpus(search: Searcher) -> CellSearch:
 def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_is_doubted() -> None:
     cell = planted(zero_stages=(1,))
     table, speeds = cell.candidates.table, cell.candidates.tokens_per_second_per_gpu
-    smooth = replace(cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))})
+    smooth = replace(
+        cell, value={table.layout(row): float(speeds[row]) for row in range(len(table))}
+    )
     search = searcher(smooth, Strategy.AUTO)
     asked, _ = drive(search, smooth, 25)
     run = on_16_gpus(search)
-    measured = sorted((layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__)
+    measured = sorted(
+        (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
+    )
     worse, lone = measured[-1], measured[-2]
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
@@ -108,8 +141,12 @@ def test_what_the_next_trial_should_hold_is_predicted_where_launches_were_measur
     proposal = replace(proposal, predicted_tokens_per_second_per_gpu=rate)
     guessed = TrialCost.of(Measuring(), launch_seconds=None, timed_steps=None)
     known = TrialCost.of(Measuring(), launch_seconds=5.0, timed_steps=7.0)
-    assert run.expected_gpu_seconds(proposal, guessed) is None  # a minute around every trial would end short sweeps before they begin
-    assert run.expected_gpu_seconds(proposal, known) == pytest.approx(16 * (5.0 + (3 + 7) * 2.0))  # 3 steps are warm-up
+    assert (
+        run.expected_gpu_seconds(proposal, guessed) is None
+    )  # a minute around every trial would end short sweeps before they begin
+    assert run.expected_gpu_seconds(proposal, known) == pytest.approx(
+        16 * (5.0 + (3 + 7) * 2.0)
+    )  # 3 steps are warm-up
 
 
 def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> None:
@@ -120,4 +157,9 @@ def test_else_the_next_trial_should_hold_what_the_last_measured_one_did() -> Non
     for gpu_seconds, is_measured in ((3.0, False), (8.0, True), (1.0, False), (9.0, True)):
         run.note_held(gpu_seconds, is_measured=is_measured)
         held.append(run.expected_gpu_seconds(None, cost))
-    assert held == [3.0, 8.0, 8.0, 9.0]  # an out-of-memory does not tell how long it takes to measure
+    assert held == [
+        3.0,
+        8.0,
+        8.0,
+        9.0,
+    ]  # an out-of-memory does not tell how long it takes to measure

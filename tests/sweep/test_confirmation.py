@@ -20,8 +20,12 @@ def layout(trial_id: int) -> Layout:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0])), min_size=1))
-def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(runs: list[tuple[int, float]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0])), min_size=1)
+)
+def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(
+    runs: list[tuple[int, float]],
+) -> None:
     confirmation, all_of = Confirmation(), dict[int, list[Run]]()
     for trial_id, step_seconds in runs:
         run = Run(step_seconds=step_seconds, relative_confidence=None)
@@ -35,9 +39,19 @@ CONFIRM = Confirm(contenders=3, repeats=2)
 
 
 def note(
-    confirmation: Confirmation, trial_id: int, seconds: float, at: float, *, of: Layout | None = None, purpose: Purpose = Purpose.NEW
+    confirmation: Confirmation,
+    trial_id: int,
+    seconds: float,
+    at: float,
+    *,
+    of: Layout | None = None,
+    purpose: Purpose = Purpose.NEW,
 ) -> None:
-    confirmation.note(trial_id, of or layout(trial_id), Run(step_seconds=seconds, relative_confidence=0.005, at=at, purpose=purpose))
+    confirmation.note(
+        trial_id,
+        of or layout(trial_id),
+        Run(step_seconds=seconds, relative_confidence=0.005, at=at, purpose=purpose),
+    )
 
 
 def check(confirmation: Confirmation, every: int = 4) -> Repeat | None:
@@ -109,9 +123,13 @@ def test_an_anchor_comes_before_what_is_confirmed_and_once() -> None:
     confirmation.begin(1, Purpose.ANCHOR)
     assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
     note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
-    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None  # the anchor is the best, twice so, and nothing comes near it
+    assert (
+        confirmation.next_repeat(CONFIRM, anchor_every=8) is None
+    )  # the anchor is the best, twice so, and nothing comes near it
     confirmation.pause()
-    assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None  # nothing is wanted that the pause could have spoilt
+    assert (
+        confirmation.next_repeat(CONFIRM, anchor_every=8) is None
+    )  # nothing is wanted that the pause could have spoilt
 
 
 def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> None:
@@ -123,7 +141,10 @@ def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> Non
     note(confirmation, 2, 3.0, 240.0, purpose=Purpose.PHYSICS)
     anchor = confirmation.next_repeat(CONFIRM, anchor_every=8)
     assert anchor is not None
-    assert (anchor.purpose, anchor.why) == (Purpose.ANCHOR, "to see whether the machine has changed, after 3 measured trials")
+    assert (anchor.purpose, anchor.why) == (
+        Purpose.ANCHOR,
+        "to see whether the machine has changed, after 3 measured trials",
+    )
 
 
 def test_an_anchor_under_way_is_no_doubt() -> None:
@@ -162,7 +183,10 @@ def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:
 
 def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> None:
     confirmation = Confirmation()
-    none, selective = (Layout(micro_batch_size=4, recompute=Recompute.parse(text)) for text in ("none", "selective_attention"))
+    none, selective = (
+        Layout(micro_batch_size=4, recompute=Recompute.parse(text))
+        for text in ("none", "selective_attention")
+    )
     note(confirmation, 1, 2.0, 0.0, of=none)
     note(confirmation, 2, 1.0, 60.0, of=selective)
     taken = []
@@ -174,21 +198,51 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
         assert "does less work" in again.why
         taken.append(again.trial_id)
         confirmation.begin(again.trial_id, again.purpose)
-        note(confirmation, again.trial_id, {1: 2.0, 2: 1.0}[again.trial_id], at, of=again.layout, purpose=again.purpose)
+        note(
+            confirmation,
+            again.trial_id,
+            {1: 2.0, 2: 1.0}[again.trial_id],
+            at,
+            of=again.layout,
+            purpose=again.purpose,
+        )
     assert taken == [1, 2]  # it still is so: then it is believed
 
 
 def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:
     """The next call reads all runs from the store and compares all of them; by then the machine was seen to change."""
-    none, full = Layout(data_parallel_size=1), Layout(data_parallel_size=1, recompute=Recompute.parse("full"))
-    runs = [(1, none, 1.6, 0.0), (2, full, 1.5, 60.0), (3, layout(3), 3.0, 600.0), (1, none, 1.6, 660.0), (2, full, 0.95, 720.0)]
+    none, full = (
+        Layout(data_parallel_size=1),
+        Layout(data_parallel_size=1, recompute=Recompute.parse("full")),
+    )
+    runs = [
+        (1, none, 1.6, 0.0),
+        (2, full, 1.5, 60.0),
+        (3, layout(3), 3.0, 600.0),
+        (1, none, 1.6, 660.0),
+        (2, full, 0.95, 720.0),
+    ]
     first = Confirmation()
     for trial_id, of, seconds, at in runs:
         first.next_check(CONFIRM, anchor_every=0)  # compares what is new
-        note(first, trial_id, seconds, at, of=of, purpose=Purpose.NEW if first.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
+        note(
+            first,
+            trial_id,
+            seconds,
+            at,
+            of=of,
+            purpose=Purpose.NEW if first.num_runs(trial_id) == 0 else Purpose.CONFIRMATION,
+        )
     then = Confirmation()
     for trial_id, of, seconds, at in runs:
-        note(then, trial_id, seconds, at, of=of, purpose=Purpose.NEW if then.num_runs(trial_id) == 0 else Purpose.CONFIRMATION)
+        note(
+            then,
+            trial_id,
+            seconds,
+            at,
+            of=of,
+            purpose=Purpose.NEW if then.num_runs(trial_id) == 0 else Purpose.CONFIRMATION,
+        )
     assert first.next_repeat(CONFIRM, anchor_every=0) == then.next_repeat(CONFIRM, anchor_every=0)
 
 
@@ -220,7 +274,10 @@ def test_the_best_of_a_spent_budget_is_repeated_once_whatever_else_is_due() -> N
     confirmation = Confirmation()
     for trial_id, seconds in ((1, 3.0), (2, 1.0), (3, 2.0)):
         note(confirmation, trial_id, seconds, 60.0 * trial_id)
-    anchor, best = confirmation.next_repeat(CONFIRM, anchor_every=8), confirmation.repeat_of_best(CONFIRM)
+    anchor, best = (
+        confirmation.next_repeat(CONFIRM, anchor_every=8),
+        confirmation.repeat_of_best(CONFIRM),
+    )
     assert anchor is not None
     assert best is not None
     assert (anchor.trial_id, best.trial_id, best.purpose) == (1, 2, Purpose.CONFIRMATION)

@@ -46,7 +46,9 @@ def fast(request: TrialRequest) -> float:
     return 1.0 / request.layout.micro_batch_size
 
 
-def run(store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **changes: Any) -> SweepResult:
+def run(
+    store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **changes: Any
+) -> SweepResult:
     return run_sweep(
         spec(**changes),
         store=store,
@@ -58,30 +60,53 @@ def run(store: Store, script: Script = fast, *, asked: Stop = Stop.GO_ON, **chan
     )
 
 
-def finished(store: Store, *, version: str = VERSION, host: str | None = None, **changes: Any) -> SweepResult | None:
-    return finished_before(spec(**changes), store, code=lambda: CODE, program_version=version, this_host=host)
+def finished(
+    store: Store, *, version: str = VERSION, host: str | None = None, **changes: Any
+) -> SweepResult | None:
+    return finished_before(
+        spec(**changes), store, code=lambda: CODE, program_version=version, this_host=host
+    )
 
 
 def test_a_finished_sweep_is_told_as_its_own_call_told_it(store: Store) -> None:
     then = run(store)
     now = finished(store)
     assert now is not None
-    assert (now.sweep_id, now.num_fingerprints, now.nothing_feasible, now.finished) == (then.sweep_id, 1, [], True)
+    assert (now.sweep_id, now.num_fingerprints, now.nothing_feasible, now.finished) == (
+        then.sweep_id,
+        1,
+        [],
+        True,
+    )
     assert {state: n for state, n in now.counts.items() if n} == {TrialState.MEASURED: 8}
     assert now.stopped == dict.fromkeys(then.stopped, StopReason.BEFORE)
 
 
 def test_a_limit_of_trials_is_told_of_the_cells_that_it_stopped(store: Store) -> None:
-    changes = {"axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["full"]}, "search": {"max_trials": 4, "confirm": {"repeats": 0}}}
+    changes = {
+        "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["full"]},
+        "search": {"max_trials": 4, "confirm": {"repeats": 0}},
+    }
     then = run(store, **changes)  # of 8 samples a rank of two has 4: no micro-batch of 8
-    assert {cell.num_gpus: reason for cell, reason in then.stopped.items()} == {1: StopReason.TRIALS, 2: StopReason.EXHAUSTED}
+    assert {cell.num_gpus: reason for cell, reason in then.stopped.items()} == {
+        1: StopReason.TRIALS,
+        2: StopReason.EXHAUSTED,
+    }
     now = finished(store, **changes)
     assert now is not None
-    assert {cell.num_gpus: reason for cell, reason in now.stopped.items()} == {1: StopReason.TRIALS, 2: StopReason.BEFORE}
+    assert {cell.num_gpus: reason for cell, reason in now.stopped.items()} == {
+        1: StopReason.TRIALS,
+        2: StopReason.BEFORE,
+    }
 
 
 def test_a_cell_in_which_nothing_was_measured_is_told_again(store: Store) -> None:
-    then = run(store, lambda request: FailureKind.OOM_GPU if request.layout.data_parallel_size == 1 else fast(request))
+    then = run(
+        store,
+        lambda request: (
+            FailureKind.OOM_GPU if request.layout.data_parallel_size == 1 else fast(request)
+        ),
+    )
     now = finished(store)
     assert now is not None
     assert now.nothing_feasible == then.nothing_feasible != []
@@ -95,7 +120,9 @@ def test_a_sweep_that_nobody_began_or_another_of_that_file_is_not_finished(store
     assert finished(store, search={"max_trials": 100}) is None
 
 
-def test_a_sweep_that_was_stopped_or_has_trials_to_measure_again_is_not_finished(store: Store) -> None:
+def test_a_sweep_that_was_stopped_or_has_trials_to_measure_again_is_not_finished(
+    store: Store,
+) -> None:
     run(store, search={"max_trials": 1}, asked=Stop.DRAIN)
     assert finished(store, search={"max_trials": 1}) is None
     run(store)
@@ -106,7 +133,9 @@ def test_a_sweep_that_was_stopped_or_has_trials_to_measure_again_is_not_finished
 
 def test_a_sweep_that_somebody_works_on_is_not_finished(store: Store) -> None:
     result = run(store)
-    store.acquire(result.sweep_id, host="a", pid=1, spec_json=spec().model_dump_json(), ttl_seconds=60)
+    store.acquire(
+        result.sweep_id, host="a", pid=1, spec_json=spec().model_dump_json(), ttl_seconds=60
+    )
     assert finished(store) is None
 
 
@@ -116,7 +145,9 @@ def test_another_version_of_the_program_may_know_more_layouts(store: Store) -> N
 
 
 @pytest.mark.parametrize("left_open", [{"device": "auto"}, {"gpus_per_node": "auto"}])
-def test_what_the_file_leaves_to_the_machine_is_known_on_the_same_machine_only(store: Store, left_open: dict[str, Any]) -> None:
+def test_what_the_file_leaves_to_the_machine_is_known_on_the_same_machine_only(
+    store: Store, left_open: dict[str, Any]
+) -> None:
     run(store, **left_open)
     assert finished(store, host="here", **left_open) is not None
     assert finished(store, host="elsewhere", **left_open) is None

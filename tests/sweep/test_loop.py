@@ -16,7 +16,14 @@ import pytest
 from db.store import Store
 from db.types import AttemptState, SweepState
 from orchestrator.cluster.contract import Finished, Progressed, SchedulerEvent
-from orchestrator.core.errors import ClusterUnavailable, ResourcesInsufficient, StoreUnavailable, SweepChanged, SweepHeld, UsageInvalid
+from orchestrator.core.errors import (
+    ClusterUnavailable,
+    ResourcesInsufficient,
+    StoreUnavailable,
+    SweepChanged,
+    SweepHeld,
+    UsageInvalid,
+)
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import RecomputeMode
@@ -55,11 +62,20 @@ def spec(*, repeats: int = 0, **changes: Any) -> SweepSpec:
     )
 
 
-def run(store: Store, script: Script, *, scheduler: FakeScheduler | None = None, **kwargs: Any) -> tuple[SweepResult, FakeScheduler]:
+def run(
+    store: Store, script: Script, *, scheduler: FakeScheduler | None = None, **kwargs: Any
+) -> tuple[SweepResult, FakeScheduler]:
     chosen = scheduler or FakeScheduler(script)
     kwargs.setdefault("spec", spec())
     kwargs.setdefault("clock", time.monotonic)
-    result = run_sweep(kwargs.pop("spec"), store=store, open_scheduler=lambda: chosen, code=CODE, hardware=lambda _: None, **kwargs)
+    result = run_sweep(
+        kwargs.pop("spec"),
+        store=store,
+        open_scheduler=lambda: chosen,
+        code=CODE,
+        hardware=lambda _: None,
+        **kwargs,
+    )
     return result, chosen
 
 
@@ -69,7 +85,10 @@ def fast(request: TrialRequest) -> float:
 
 def out_of_memory_above(micro_batch_size: int) -> Script:
     def script(request: TrialRequest) -> float | FailureKind:
-        too_large = request.layout.micro_batch_size > micro_batch_size and request.layout.recompute.mode is RecomputeMode.NONE
+        too_large = (
+            request.layout.micro_batch_size > micro_batch_size
+            and request.layout.recompute.mode is RecomputeMode.NONE
+        )
         return FailureKind.OOM_GPU if too_large else fast(request)
 
     return script
@@ -110,7 +129,11 @@ def test_the_same_call_again_launches_nothing(store: Store) -> None:
 
 def test_a_wider_axis_adds_only_what_is_new(store: Store) -> None:
     run(store, fast)
-    _, scheduler = run(store, fast, spec=spec(axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]}))
+    _, scheduler = run(
+        store,
+        fast,
+        spec=spec(axes={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]}),
+    )
     assert {layout.micro_batch_size for layout, _ in scheduler.started} == {8}
 
 
@@ -122,7 +145,14 @@ def test_a_changed_condition_is_refused_with_the_difference(store: Store) -> Non
 
 def test_a_sweep_that_was_stored_with_limits_in_numbers_goes_on_as_the_same(store: Store) -> None:
     """As an earlier program wrote its defaults."""
-    numbers = {"start": 120.0, "rendezvous": 120.0, "first_step": 300.0, "steady": 60.0, "teardown": 20.0, "total": 1800.0}
+    numbers = {
+        "start": 120.0,
+        "rendezvous": 120.0,
+        "first_step": 300.0,
+        "steady": 60.0,
+        "teardown": 20.0,
+        "total": 1800.0,
+    }
     before = spec(measurement={"limits": numbers}, search={"max_trials": 2})
     run(store, fast, spec=before)
     stored = SweepSpec.model_validate_json(store.sweep_named("t").spec_json)
@@ -133,13 +163,17 @@ def test_a_sweep_that_was_stored_with_limits_in_numbers_goes_on_as_the_same(stor
 
 
 def test_an_out_of_memory_condemns_what_needs_more_without_a_launch(store: Store) -> None:
-    _, scheduler = run(store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "random", "seed": 5}))
+    _, scheduler = run(
+        store, out_of_memory_above(1), spec=spec(gpus=1, search={"strategy": "random", "seed": 5})
+    )
     rows = store.trials(store.sweep_named("t").id)
     oom = [t for t in rows if t.state is TrialState.OUT_OF_MEMORY]
     pruned = [t for t in rows if t.state is TrialState.PRUNED]
     assert oom
     assert pruned
-    assert all(t.condemned_by in {o.id for o in oom} and "ran out of it" in (t.why or "") for t in pruned)
+    assert all(
+        t.condemned_by in {o.id for o in oom} and "ran out of it" in (t.why or "") for t in pruned
+    )
     assert not {t.layout for t in pruned} & {layout for layout, _ in scheduler.started}
     assert len(rows) == 6
 
@@ -161,7 +195,9 @@ def test_the_machines_fault_is_retried_within_its_budget_and_then_given_up(store
     run(store, script, spec=spec(gpus=1))
     failed = [t for t in store.trials(store.sweep_named("t").id) if t.state is TrialState.FAILED]
     assert len(failed) == 2
-    assert all(t.num_attempts == 2 for t in failed)  # the first, and one retry: a trial that takes nodes down is stopped after two
+    assert all(
+        t.num_attempts == 2 for t in failed
+    )  # the first, and one retry: a trial that takes nodes down is stopped after two
 
 
 def test_a_node_lost_once_is_measured_at_the_second_attempt(store: Store) -> None:
@@ -175,7 +211,9 @@ def test_a_node_lost_once_is_measured_at_the_second_attempt(store: Store) -> Non
 
     run(store, script)
     assert states(store) == {TrialState.MEASURED: 12}
-    attempts = {(t.layout.micro_batch_size, t.num_attempts) for t in store.trials(store.sweep_named("t").id)}
+    attempts = {
+        (t.layout.micro_batch_size, t.num_attempts) for t in store.trials(store.sweep_named("t").id)
+    }
     assert attempts == {(1, 1), (2, 2), (4, 1)}
 
 
@@ -189,11 +227,17 @@ def test_nothing_feasible_is_said_of_the_cell(store: Store) -> None:
     ("search", "reason", "launched"),
     [
         ({"max_trials": 4}, StopReason.TRIALS, 8),  # per cell
-        ({"max_gpu_hours": 3 / 3600}, StopReason.GPU_HOURS, 3),  # a scripted attempt holds 1 GPU-second per GPU
+        (
+            {"max_gpu_hours": 3 / 3600},
+            StopReason.GPU_HOURS,
+            3,
+        ),  # a scripted attempt holds 1 GPU-second per GPU
         ({"strategy": "auto", "plateau": {"trials": 2, "gain": 0.01}}, StopReason.PLATEAU, 6),
     ],
 )
-def test_a_spent_budget_stops_the_sweep(store: Store, search: dict[str, Any], reason: StopReason, launched: int) -> None:
+def test_a_spent_budget_stops_the_sweep(
+    store: Store, search: dict[str, Any], reason: StopReason, launched: int
+) -> None:
     gpus = [1] if reason is StopReason.GPU_HOURS else [1, 2]
     result, scheduler = run(store, fast, spec=spec(search=search, gpus=gpus))
     assert set(result.stopped.values()) == {reason}
@@ -222,7 +266,12 @@ def test_draining_finishes_what_runs_and_starts_nothing_new(store: Store) -> Non
 
 
 def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: Store) -> None:
-    result, scheduler = run(store, fast, scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA), stop=after(3, Stop.CANCEL))
+    result, scheduler = run(
+        store,
+        fast,
+        scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA),
+        stop=after(3, Stop.CANCEL),
+    )
     assert result.interrupted
     waiting = states(store)[TrialState.QUEUED]
     assert waiting > 0
@@ -231,7 +280,9 @@ def test_cancelling_leaves_the_running_trials_waiting_for_the_next_call(store: S
     assert states(store) == {TrialState.MEASURED: 12}
 
 
-def test_a_signal_while_the_sweep_is_acquired_leaves_no_lease_and_no_empty_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_sweep_is_acquired_leaves_no_lease_and_no_empty_sweep(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acquire = Store.acquire
 
     def interrupted(*args: Any, **kwargs: Any) -> int:
@@ -251,10 +302,19 @@ def test_a_signal_while_the_sweep_is_acquired_leaves_no_lease_and_no_empty_sweep
     assert replace(store.sweep_named("t"), owner_epoch=before.owner_epoch) == before
 
 
-def test_a_second_orchestrator_starts_nothing_and_names_the_first(store: Store, sqlite_url: str) -> None:
+def test_a_second_orchestrator_starts_nothing_and_names_the_first(
+    store: Store, sqlite_url: str
+) -> None:
     def nested(_: TrialRequest) -> float:
         with Store.open(sqlite_url) as other, pytest.raises(SweepHeld, match="pid"):
-            run_sweep(spec(), store=other, open_scheduler=pytest.fail, code=CODE, hardware=lambda _: None, clock=time.monotonic)
+            run_sweep(
+                spec(),
+                store=other,
+                open_scheduler=pytest.fail,
+                code=CODE,
+                hardware=lambda _: None,
+                clock=time.monotonic,
+            )
         return 1.0
 
     run(store, nested, spec=spec(gpus=1))
@@ -303,7 +363,9 @@ def test_a_store_that_is_taken_away_ends_the_sweep_and_keeps_the_end_of_what_ran
         return fast(request)
 
     scheduler = FakeScheduler(script)
-    with pytest.raises(StoreUnavailable, match="was replaced by another file" if copied else "was deleted"):
+    with pytest.raises(
+        StoreUnavailable, match="was replaced by another file" if copied else "was deleted"
+    ):
         run(store, script, scheduler=scheduler, run_root=lambda folder: tmp_path / folder)
     assert len(scheduler.started) == 2
     assert [path.name for path in tmp_path.rglob("spool/*")] == ["trial-2-attempt-1.json"]
@@ -334,7 +396,9 @@ def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Sto
                 for report in getattr(event, "reports", []):
                     for i, outcome in enumerate(report.ranks):
                         boast = RankResult(step_seconds=[1e-6] * 6, peak_flops=1e9)
-                        report.ranks[i] = type(outcome)(rank=outcome.rank, exit_code=0, result=boast)
+                        report.ranks[i] = type(outcome)(
+                            rank=outcome.rank, exit_code=0, result=boast
+                        )
             return events
 
     run(store, fast, scheduler=Boasting(fast), spec=spec(gpus=1))
@@ -342,8 +406,12 @@ def test_what_a_rank_made_up_beyond_physics_is_a_failure_not_a_result(store: Sto
     assert {t.failure_kind for t in rows} == {FailureKind.BAD_RESULT}
 
 
-def test_a_machine_that_fails_everybody_ends_the_call_before_any_trial_is_used_up(store: Store) -> None:
-    with pytest.raises(ClusterUnavailable, match="5 attempts one after the other failed by the machine's fault"):
+def test_a_machine_that_fails_everybody_ends_the_call_before_any_trial_is_used_up(
+    store: Store,
+) -> None:
+    with pytest.raises(
+        ClusterUnavailable, match="5 attempts one after the other failed by the machine's fault"
+    ):
         run(store, lambda _: FailureKind.LAUNCH_FAILED)
     assert TrialState.FAILED not in states(store)
     assert store.sweep_named("t").holder is None
@@ -351,14 +419,25 @@ def test_a_machine_that_fails_everybody_ends_the_call_before_any_trial_is_used_u
     assert states(store) == {TrialState.MEASURED: 12}
 
 
-def test_a_node_that_is_lost_with_eight_gangs_costs_each_an_attempt_and_ends_no_sweep(store: Store) -> None:
+def test_a_node_that_is_lost_with_eight_gangs_costs_each_an_attempt_and_ends_no_sweep(
+    store: Store,
+) -> None:
     wide = spec(
-        gpus=1, global_batch_size=64, axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full", "selective_ops"]}
+        gpus=1,
+        global_batch_size=64,
+        axes={
+            "micro_batch_size": [1, 2, 4, 8, 16, 32, 64],
+            "recompute": ["none", "full", "selective_ops"],
+        },
     )
 
     def script(request: TrialRequest) -> float | FailureKind:
-        is_on_the_lost_node = request.trial_id <= 16 and scheduler.nodes_of[request.trial_id] == ("a",)
-        return FailureKind.NODE_LOST if is_on_the_lost_node and request.attempt == 1 else fast(request)
+        is_on_the_lost_node = request.trial_id <= 16 and scheduler.nodes_of[request.trial_id] == (
+            "a",
+        )
+        return (
+            FailureKind.NODE_LOST if is_on_the_lost_node and request.attempt == 1 else fast(request)
+        )
 
     scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 8, "b": 8})
     run(store, script, spec=wide, scheduler=scheduler)
@@ -386,13 +465,23 @@ def test_a_trial_that_the_machine_failed_lets_another_go_first(store: Store) -> 
     assert (first[0] == second[0], third[0] == first[0], third[1]) == (False, True, 2)
 
 
-def test_a_machines_fault_is_not_told_to_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machines_fault_is_not_told_to_the_search(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[object] = []
     from orchestrator.search.searcher import Searcher
 
     tell = Searcher.tell
-    monkeypatch.setattr(Searcher, "tell", lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k))
-    run(store, lambda r: FailureKind.NODE_LOST if r.layout.micro_batch_size == 4 else fast(r), spec=spec(gpus=1))
+    monkeypatch.setattr(
+        Searcher,
+        "tell",
+        lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k),
+    )
+    run(
+        store,
+        lambda r: FailureKind.NODE_LOST if r.layout.micro_batch_size == 4 else fast(r),
+        spec=spec(gpus=1),
+    )
     assert len(told) == 4
     assert all(isinstance(outcome, Measured) for outcome in told)
 
@@ -403,7 +492,9 @@ def test_a_cell_without_a_legal_layout_is_not_feasible(store: Store) -> None:
     assert scheduler.started == []
 
 
-def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_the_search(store: Store) -> None:
+def test_numbers_of_another_fingerprint_are_neither_the_live_best_nor_told_to_the_search(
+    store: Store,
+) -> None:
     run(store, lambda _: 0.001, spec=spec(search={"max_trials": 2}, gpus=1))
     seen: list[Snapshot] = []
     chosen = FakeScheduler(lambda _: 1.0)
@@ -431,7 +522,9 @@ def test_what_was_held_before_counts_against_the_budget(store: Store) -> None:
 
 def test_wall_time_ends_a_call_and_the_next_goes_on(store: Store) -> None:
     now = iter(range(0, 100_000, 10))
-    result, scheduler = run(store, fast, spec=spec(search={"max_wall_time": 60}, gpus=1), clock=lambda: float(next(now)))
+    result, scheduler = run(
+        store, fast, spec=spec(search={"max_wall_time": 60}, gpus=1), clock=lambda: float(next(now))
+    )
     assert set(result.stopped.values()) == {StopReason.WALL_TIME}
     assert not result.finished
     assert len(scheduler.started) < 6
@@ -452,7 +545,9 @@ def test_what_a_fallen_proof_frees_is_chosen_again_like_any_other_layout(store: 
 class Thinking:
     """A clock for a search that takes a second to think and trials that take so many; notes how many ran while it thought."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: Script, *, trial_seconds: float) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, script: Script, *, trial_seconds: float
+    ) -> None:
         self.now, self.script, self.trial_seconds = 0.0, script, trial_seconds
         self.running_meanwhile: list[int] = []
         self.scheduler = FakeScheduler(self.run, device=Device.CUDA, slots=1)
@@ -470,30 +565,59 @@ class Thinking:
         return self.script(request)
 
 
-def test_a_search_that_thinks_long_beside_a_trial_does_so_while_one_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_thinks_long_beside_a_trial_does_so_while_one_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     thinking = Thinking(monkeypatch, fast, trial_seconds=5.0)
-    run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=spec(gpus=1))
-    assert thinking.running_meanwhile[:2] == [0, 0]  # nothing runs yet, and nobody knows how long a trial takes
+    run(
+        store,
+        thinking.run,
+        scheduler=thinking.scheduler,
+        clock=lambda: thinking.now,
+        spec=spec(gpus=1),
+    )
+    assert thinking.running_meanwhile[:2] == [
+        0,
+        0,
+    ]  # nothing runs yet, and nobody knows how long a trial takes
     assert set(thinking.running_meanwhile[2:-1]) == {1}
 
 
-def test_a_search_that_is_quick_beside_a_trial_waits_for_its_result(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_is_quick_beside_a_trial_waits_for_its_result(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     thinking = Thinking(monkeypatch, fast, trial_seconds=50.0)
-    run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=spec(gpus=1))
+    run(
+        store,
+        thinking.run,
+        scheduler=thinking.scheduler,
+        clock=lambda: thinking.now,
+        spec=spec(gpus=1),
+    )
     assert set(thinking.running_meanwhile) == {0}
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(store: Store, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_what_was_chosen_ahead_is_not_launched_when_a_proof_rules_it_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     thinking = Thinking(monkeypatch, out_of_memory_above(1), trial_seconds=5.0)
     axes = {"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "full"]}
-    wide = spec(gpus=1, global_batch_size=64, axes=axes, search={"strategy": "random", "seed": seed})
+    wide = spec(
+        gpus=1, global_batch_size=64, axes=axes, search={"strategy": "random", "seed": seed}
+    )
     run(store, thinking.run, scheduler=thinking.scheduler, clock=lambda: thinking.now, spec=wide)
     assert len(store.trials(store.sweep_named("t").id)) == 12
     order = [layout for layout, _ in thinking.scheduler.started]
-    proofs = [layout for layout in order if layout.micro_batch_size > 1 and layout.recompute.mode is RecomputeMode.NONE]
+    proofs = [
+        layout
+        for layout in order
+        if layout.micro_batch_size > 1 and layout.recompute.mode is RecomputeMode.NONE
+    ]
     assert proofs
-    assert all(later.micro_batch_size < first.micro_batch_size for first, later in pairwise(proofs))  # else it was ruled out
+    assert all(
+        later.micro_batch_size < first.micro_batch_size for first, later in pairwise(proofs)
+    )  # else it was ruled out
 
 
 def test_an_attempt_that_is_lost_has_its_nodes(store: Store) -> None:
@@ -504,11 +628,19 @@ def test_an_attempt_that_is_lost_has_its_nodes(store: Store) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(store, fast, scheduler=Dying(fast), spec=spec(gpus=1))
     run(store, fast, spec=spec(gpus=1))
-    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
-    assert [attempt.nodes for attempt in attempts if attempt.state is AttemptState.LOST] == [("here",)]
+    attempts = [
+        attempt
+        for trial in store.trials(store.sweep_named("t").id)
+        for attempt in store.trial(trial.id).attempts
+    ]
+    assert [attempt.nodes for attempt in attempts if attempt.state is AttemptState.LOST] == [
+        ("here",)
+    ]
 
 
-def test_the_first_step_of_a_long_trial_is_in_the_store_while_it_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_of_a_long_trial_is_in_the_store_while_it_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     seen: list[tuple[float, set[TrialState]]] = []
 
@@ -519,13 +651,22 @@ def test_the_first_step_of_a_long_trial_is_in_the_store_while_it_runs(store: Sto
             seen.append((now[0], set(states(store))))
             now[0] += 2.0
             trial_id = next(iter(self._running))
-            return [Progressed(trial_id=trial_id, phase=Phase.STEADY, step=1)] if now[0] < 12.0 else super().poll(timeout_seconds)
+            return (
+                [Progressed(trial_id=trial_id, phase=Phase.STEADY, step=1)]
+                if now[0] < 12.0
+                else super().poll(timeout_seconds)
+            )
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run(store, fast, scheduler=Long(fast), spec=spec(gpus=1, search={"max_trials": 1}))
     # Noted when the lease is renewed: every 5 s.
     assert [state for _, state in seen] == [{TrialState.LAUNCHING}] * 3 + [{TrialState.RUNNING}] * 3
-    assert [e.event for e in store.trial(1).events] == ["added", "gang_placed", "first_step", "measured"]
+    assert [e.event for e in store.trial(1).events] == [
+        "added",
+        "gang_placed",
+        "first_step",
+        "measured",
+    ]
 
 
 class Together(FakeScheduler):
@@ -538,31 +679,54 @@ class Together(FakeScheduler):
         return events
 
 
-def test_what_ends_by_one_poll_is_one_commit_and_counted_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_by_one_poll_is_one_commit_and_counted_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost: set[int] = set()
 
     def script(request: TrialRequest) -> float | FailureKind:
         if request.layout.micro_batch_size == 2 and request.trial_id not in lost:
             lost.add(request.trial_id)
             return FailureKind.NODE_LOST
-        if request.layout.micro_batch_size == 1 and request.layout.recompute.mode is not RecomputeMode.NONE:
+        if (
+            request.layout.micro_batch_size == 1
+            and request.layout.recompute.mode is not RecomputeMode.NONE
+        ):
             return FailureKind.USER_ERROR
         return out_of_memory_above(2)(request)
 
     batches: list[int] = []
     record_ends = Store.record_ends
-    monkeypatch.setattr(Store, "record_ends", lambda self, ends, **k: batches.append(len(ends)) or record_ends(self, ends, **k))
-    monkeypatch.setattr(Store, "transition", lambda *a, **k: pytest.fail("a commit of its own for a first step told with the end"))
-    monkeypatch.setattr(Store, "note_first_steps", lambda self, attempts, **k: pytest.fail("a commit for it") if attempts else None)
+    monkeypatch.setattr(
+        Store,
+        "record_ends",
+        lambda self, ends, **k: batches.append(len(ends)) or record_ends(self, ends, **k),
+    )
+    monkeypatch.setattr(
+        Store,
+        "transition",
+        lambda *a, **k: pytest.fail("a commit of its own for a first step told with the end"),
+    )
+    monkeypatch.setattr(
+        Store,
+        "note_first_steps",
+        lambda self, attempts, **k: pytest.fail("a commit for it") if attempts else None,
+    )
     seen: list[Snapshot] = []
-    _, scheduler = run(store, script, scheduler=Together(script, slots=18, device=Device.CUDA), observe=seen.append)
+    _, scheduler = run(
+        store, script, scheduler=Together(script, slots=18, device=Device.CUDA), observe=seen.append
+    )
     assert max(batches) >= 10
     assert sum(batches) == len(scheduler.started)
     assert states(store)[TrialState.MEASURED] == 8
     assert {state: count for state, count in seen[-1].counts.items() if count} == states(store)
     assert sum(len(snapshot.ended) for snapshot in seen) == len(scheduler.started)
     trials = [store.trial(row.id) for row in store.trials(store.sweep_named("t").id)]
-    assert all("first_step" in [e.event for e in t.events] for t in trials if t.trial.state is TrialState.MEASURED)
+    assert all(
+        "first_step" in [e.event for e in t.events]
+        for t in trials
+        if t.trial.state is TrialState.MEASURED
+    )
 
 
 def test_an_end_that_the_store_refuses_is_a_bad_result_of_its_trial_alone(store: Store) -> None:
@@ -571,9 +735,15 @@ def test_an_end_that_the_store_refuses_is_a_bad_result_of_its_trial_alone(store:
 
         def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
             events = super().poll(timeout_seconds)
-            failed = {e.trial_id: e.failure for e in events if isinstance(e, Finished) and e.failure is not None}
+            failed = {
+                e.trial_id: e.failure
+                for e in events
+                if isinstance(e, Finished) and e.failure is not None
+            }
             return [
-                replace(e, failure=replace(failed[e.trial_id], step=2**70)) if isinstance(e, Finished) and e.trial_id in failed else e
+                replace(e, failure=replace(failed[e.trial_id], step=2**70))
+                if isinstance(e, Finished) and e.trial_id in failed
+                else e
                 for e in events
             ]
 
@@ -581,15 +751,28 @@ def test_an_end_that_the_store_refuses_is_a_bad_result_of_its_trial_alone(store:
         return FailureKind.USER_ERROR if request.layout.micro_batch_size == 2 else fast(request)
 
     seen: list[Snapshot] = []
-    result, _ = run(store, script, scheduler=Boundless(script, slots=18, device=Device.CUDA), observe=seen.append)
+    result, _ = run(
+        store,
+        script,
+        scheduler=Boundless(script, slots=18, device=Device.CUDA),
+        observe=seen.append,
+    )
     rows = store.trials(result.sweep_id)
     assert Counter(row.failure_kind for row in rows) == {None: 8, FailureKind.BAD_RESULT: 4}
-    assert all("the database refuses how it ended" in (row.failure_message or "") for row in rows if row.failure_kind is not None)
+    assert all(
+        "the database refuses how it ended" in (row.failure_message or "")
+        for row in rows
+        if row.failure_kind is not None
+    )
     assert {state: count for state, count in seen[-1].counts.items() if count} == states(store)
     assert result.finished
 
 
-@pytest.mark.parametrize(("ask_seconds", "sizes"), [(0.0, [6]), (1.0, [1] * 6)], ids=["at once", "each after a second of thought"])
+@pytest.mark.parametrize(
+    ("ask_seconds", "sizes"),
+    [(0.0, [6]), (1.0, [1] * 6)],
+    ids=["at once", "each after a second of thought"],
+)
 def test_what_starts_together_is_one_commit_unless_the_search_thinks_long(
     store: Store, monkeypatch: pytest.MonkeyPatch, ask_seconds: float, sizes: list[int]
 ) -> None:
@@ -607,7 +790,13 @@ def test_what_starts_together_is_one_commit_unless_the_search_thinks_long(
 
     monkeypatch.setattr(Searcher, "ask", thoughtful)
     monkeypatch.setattr(Store, "begin_trials", counted)
-    _, scheduler = run(store, fast, scheduler=Together(fast, slots=6, device=Device.CUDA), spec=spec(gpus=1), clock=lambda: now[0])
+    _, scheduler = run(
+        store,
+        fast,
+        scheduler=Together(fast, slots=6, device=Device.CUDA),
+        spec=spec(gpus=1),
+        clock=lambda: now[0],
+    )
     assert begun == sizes
     assert scheduler.most_at_once == 6
 
@@ -629,7 +818,9 @@ def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: St
 
     seen: list[Snapshot] = []
     scheduler = Upgraded(lambda _: 1.0, slots=6, device=Device.CUDA)
-    result, _ = run(store, fast, scheduler=scheduler, spec=spec(gpus=1, repeats=1), observe=seen.append)
+    result, _ = run(
+        store, fast, scheduler=scheduler, spec=spec(gpus=1, repeats=1), observe=seen.append
+    )
     last, _ = scheduler.started[5]
     ((best, value),) = seen[-1].best.values()
     assert (best, value) == (last, 64 * 8 / 1.0)
@@ -646,10 +837,16 @@ def test_what_ran_the_node_out_of_memory_is_tried_once_more_alone(store: Store) 
         def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
             super().start(request, shape, nodes)
             for trial_id, (other, _) in self._running.items():
-                beside[trial_id, other.attempt] = max(beside.get((trial_id, other.attempt), 0), len(self._running) - 1)
+                beside[trial_id, other.attempt] = max(
+                    beside.get((trial_id, other.attempt), 0), len(self._running) - 1
+                )
 
     def script(request: TrialRequest) -> float | FailureKind:
-        return FailureKind.OOM_HOST if request.layout.micro_batch_size == 2 and request.attempt == 1 else fast(request)
+        return (
+            FailureKind.OOM_HOST
+            if request.layout.micro_batch_size == 2 and request.attempt == 1
+            else fast(request)
+        )
 
     _, scheduler = run(store, script, scheduler=Watching(script, slots=4, device=Device.CUDA))
     assert scheduler.most_at_once > 1
@@ -676,7 +873,13 @@ def test_what_has_to_be_alone_is_alone_in_the_next_call_too(store: Store) -> Non
     def script(request: TrialRequest) -> float | FailureKind:
         return FailureKind.OOM_HOST if request.attempt == 1 else fast(request)
 
-    run(store, script, spec=spec(gpus=1), scheduler=FakeScheduler(script, slots=4, device=Device.CUDA), stop=after(2, Stop.DRAIN))
+    run(
+        store,
+        script,
+        spec=spec(gpus=1),
+        scheduler=FakeScheduler(script, slots=4, device=Device.CUDA),
+        stop=after(2, Stop.DRAIN),
+    )
     assert states(store)[TrialState.QUEUED] > 1
     run(store, fast, spec=spec(gpus=1), scheduler=Watching(fast, slots=4, device=Device.CUDA))
     assert states(store) == {TrialState.MEASURED: 6}
@@ -692,17 +895,28 @@ class Noisy:
 
     def __call__(self, request: TrialRequest) -> float | FailureKind:
         self.taken[request.layout.short] += 1
-        return next(self.runs[request.layout.short], 1.0) if request.layout.short in self.runs else 10.0
+        return (
+            next(self.runs[request.layout.short], 1.0)
+            if request.layout.short in self.runs
+            else 10.0
+        )
 
 
 def shorts(store: Store) -> dict[str, tuple[TrialState, int]]:
-    return {t.layout.short: (t.state, t.num_measurements) for t in store.trials(store.sweep_named("t").id)}
+    return {
+        t.layout.short: (t.state, t.num_measurements)
+        for t in store.trials(store.sweep_named("t").id)
+    }
 
 
 def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store: Store) -> None:
-    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    names = [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
     first, second = names[:2]
-    noisy = Noisy({first: [1.00, 1.10, 1.10, 1.10, 1.10], second: [1.01, 1.00, 1.00]})  # the first was lucky once
+    noisy = Noisy(
+        {first: [1.00, 1.10, 1.10, 1.10, 1.10], second: [1.01, 1.00, 1.00]}
+    )  # the first was lucky once
     now = [0.0]
 
     def a_minute_each(request: TrialRequest) -> float | FailureKind:
@@ -725,31 +939,47 @@ def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store:
 
 
 def test_layouts_that_cannot_be_told_apart_are_tied(store: Store) -> None:
-    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    names = [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
     noisy = Noisy({names[0]: [1.00, 1.02, 1.01], names[1]: [1.01, 1.00, 1.02]})
     result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2))
     assert {layout.short for (tied,) in [result.tied.values()] for layout in tied} == set(names[:2])
 
 
-def test_a_repeat_that_fails_leaves_the_measurement_and_is_not_asked_for_without_end(store: Store) -> None:
-    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+def test_a_repeat_that_fails_leaves_the_measurement_and_is_not_asked_for_without_end(
+    store: Store,
+) -> None:
+    names = [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
     noisy = Noisy({names[0]: [1.00, *[FailureKind.OOM_GPU] * 9]})
     result, _ = run(store, noisy, spec=spec(gpus=1, repeats=2))
     assert noisy.taken[names[0]] == 2
     assert shorts(store)[names[0]] == (TrialState.MEASURED, 1)
-    assert TrialState.OUT_OF_MEMORY not in result.counts or not result.counts[TrialState.OUT_OF_MEMORY]
+    assert (
+        TrialState.OUT_OF_MEMORY not in result.counts or not result.counts[TrialState.OUT_OF_MEMORY]
+    )
     assert result.counts[TrialState.MEASURED] == 6
 
 
 def test_a_repeat_that_the_machine_failed_is_taken_again(store: Store) -> None:
-    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    names = [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
     noisy = Noisy({names[0]: [1.00, FailureKind.NODE_LOST, 1.0]})
     run(store, noisy, spec=spec(gpus=1, repeats=1))
     assert shorts(store)[names[0]] == (TrialState.MEASURED, 2)
 
 
 def test_a_spent_budget_confirms_nothing(store: Store) -> None:
-    _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2, search={"max_gpu_hours": 2.5 / 3600, "confirm": {"repeats": 2}}))
+    _, scheduler = run(
+        store,
+        fast,
+        spec=spec(
+            gpus=1, repeats=2, search={"max_gpu_hours": 2.5 / 3600, "confirm": {"repeats": 2}}
+        ),
+    )
     # The third would pass it: a scripted attempt holds 1 GPU-second per GPU.
     assert len({layout for layout, _ in scheduler.started}) == len(scheduler.started) == 2
 
@@ -760,11 +990,15 @@ def test_a_sweep_stopped_among_its_repeats_goes_on_with_them(store: Store) -> No
     before = len(scheduler.started)
     _, scheduler = run(store, fast, spec=spec(gpus=1, repeats=2))
     alone, other = run(store, fast, spec=spec(gpus=1, repeats=2, name="whole"))
-    assert {t.num_measurements for t in store.trials(alone.sweep_id)} == {t.num_measurements for t in store.trials(result.sweep_id)}
+    assert {t.num_measurements for t in store.trials(alone.sweep_id)} == {
+        t.num_measurements for t in store.trials(result.sweep_id)
+    }
     assert before + len(scheduler.started) <= len(other.started) + 1
 
 
-def test_a_value_that_its_neighbours_contradict_is_measured_once_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_its_neighbours_contradict_is_measured_once_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[float] = []
     tell = Searcher.tell
 
@@ -775,9 +1009,15 @@ def test_a_value_that_its_neighbours_contradict_is_measured_once_more(store: Sto
 
     def doubting(searcher: Searcher) -> DoubtfulResult | None:
         slow = [layout for layout, _ in scheduler.started if layout.short == odd]
-        return DoubtfulResult(layout=slow[0], why="far off") if len(slow) == 1 and scheduler.num_running == 0 else None
+        return (
+            DoubtfulResult(layout=slow[0], why="far off")
+            if len(slow) == 1 and scheduler.num_running == 0
+            else None
+        )
 
-    names = [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    names = [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
     odd = names[2]
     noisy = Noisy({odd: [30.0, 2.0]})
     scheduler = FakeScheduler(noisy)
@@ -785,14 +1025,20 @@ def test_a_value_that_its_neighbours_contradict_is_measured_once_more(store: Sto
     monkeypatch.setattr(Searcher, "again", doubting)
     run(store, noisy, scheduler=scheduler, spec=spec(gpus=1))
     assert noisy.taken[odd] == 2
-    detail = store.trial(next(t.id for t in store.trials(store.sweep_named("t").id) if t.layout.short == odd))
+    detail = store.trial(
+        next(t.id for t in store.trials(store.sweep_named("t").id) if t.layout.short == odd)
+    )
     assert detail.trial.num_measurements == 2
     assert [(e.detail or {})["why"] for e in detail.events if e.event == "repeated"] == ["far off"]
     assert len(told) == 7
 
 
-def test_a_cell_of_which_nothing_can_fit_is_given_up_with_the_evidence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Searcher, "nothing_fits", lambda searcher: "the smallest failed" if searcher.told else None)
+def test_a_cell_of_which_nothing_can_fit_is_given_up_with_the_evidence(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Searcher, "nothing_fits", lambda searcher: "the smallest failed" if searcher.told else None
+    )
     search = {"strategy": "random"}
     result, scheduler = run(store, lambda _: FailureKind.OOM_GPU, spec=spec(gpus=1, search=search))
     assert set(result.stopped.values()) == {StopReason.NOTHING_FITS}
@@ -802,14 +1048,20 @@ def test_a_cell_of_which_nothing_can_fit_is_given_up_with_the_evidence(store: St
 
 
 @pytest.mark.parametrize(("gain", "launched"), [(0.01, 3), (0.05, 6)])  # at most, and expected
-def test_a_cell_of_which_no_more_is_expected_is_done(store: Store, monkeypatch: pytest.MonkeyPatch, gain: float, launched: int) -> None:
+def test_a_cell_of_which_no_more_is_expected_is_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch, gain: float, launched: int
+) -> None:
     monkeypatch.setattr(Searcher, "expected_gain", lambda searcher: gain)
     result, scheduler = run(store, fast, spec=spec(gpus=1, search={"bound": 0.02}))
     assert len(scheduler.started) == launched
-    assert set(result.stopped.values()) == {StopReason.BOUND if launched == 3 else StopReason.EXHAUSTED}
+    assert set(result.stopped.values()) == {
+        StopReason.BOUND if launched == 3 else StopReason.EXHAUSTED
+    }
 
 
-def test_a_cell_begins_from_what_the_cells_before_it_taught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_begins_from_what_the_cells_before_it_taught(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     observations = Store.observations
 
@@ -831,13 +1083,22 @@ def hanging(*gpus: int) -> Script:
     return lambda request: FailureKind.HUNG if request.layout.world_size in gpus else fast(request)
 
 
-def test_a_cell_of_which_every_layout_hangs_is_stopped_and_the_others_are_measured(store: Store) -> None:
+def test_a_cell_of_which_every_layout_hangs_is_stopped_and_the_others_are_measured(
+    store: Store,
+) -> None:
     one_at_a_time = spec(gpus=[1, 2, 4], search={"max_parallel_trials": 1})
-    result, _ = run(store, hanging(2), spec=one_at_a_time, scheduler=FakeScheduler(hanging(2), slots=4, device=Device.CUDA))
+    result, _ = run(
+        store,
+        hanging(2),
+        spec=one_at_a_time,
+        scheduler=FakeScheduler(hanging(2), slots=4, device=Device.CUDA),
+    )
     reasons = {cell.num_gpus: reason for cell, reason in result.stopped.items()}
     assert reasons == {1: StopReason.EXHAUSTED, 2: StopReason.FAULTS, 4: StopReason.EXHAUSTED}
     assert [cell.num_gpus for cell in result.nothing_feasible] == [2]
-    assert result.counts[TrialState.MEASURED] == 12 - 2  # on 4 GPUs a micro-batch of 4 is more than the batch
+    assert (
+        result.counts[TrialState.MEASURED] == 12 - 2
+    )  # on 4 GPUs a micro-batch of 4 is more than the batch
     assert not result.finished
     session = store.newest_session(result.sweep_id)
     assert session is not None
@@ -846,7 +1107,9 @@ def test_a_cell_of_which_every_layout_hangs_is_stopped_and_the_others_are_measur
 
 def test_gangs_of_one_cell_that_hang_beside_each_other_end_no_other(store: Store) -> None:
     """All six at once, and once more: by then each has failed."""
-    result, _ = run(store, hanging(2), scheduler=FakeScheduler(hanging(2), slots=18, device=Device.CUDA))
+    result, _ = run(
+        store, hanging(2), scheduler=FakeScheduler(hanging(2), slots=18, device=Device.CUDA)
+    )
     assert states(store) == {TrialState.MEASURED: 6, TrialState.FAILED: 6}
     assert [cell.num_gpus for cell in result.nothing_feasible] == [2]
 
@@ -866,21 +1129,42 @@ def test_where_every_cell_hangs_and_nothing_works_it_is_the_machine(store: Store
 
 def test_cells_that_fail_let_others_show_first_whether_anything_works(store: Store) -> None:
     one_at_a_time = spec(gpus=[1, 2], search={"max_parallel_trials": 1})
-    _, scheduler = run(store, hanging(1), spec=one_at_a_time, scheduler=FakeScheduler(hanging(1), device=Device.CUDA))
+    _, scheduler = run(
+        store,
+        hanging(1),
+        spec=one_at_a_time,
+        scheduler=FakeScheduler(hanging(1), device=Device.CUDA),
+    )
     sizes = [layout.world_size for layout, _ in scheduler.started]
     assert sizes[:2] == [1, 2]
 
 
-def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_that_hangs_twice_is_failed_and_told_to_the_search(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[object] = []
     tell = Searcher.tell
-    monkeypatch.setattr(Searcher, "tell", lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k))
-    result, scheduler = run(store, lambda r: FailureKind.HUNG if r.layout.micro_batch_size == 4 else fast(r), spec=spec(gpus=1))
+    monkeypatch.setattr(
+        Searcher,
+        "tell",
+        lambda self, layout, outcome, **k: told.append(outcome) or tell(self, layout, outcome, **k),
+    )
+    result, scheduler = run(
+        store,
+        lambda r: FailureKind.HUNG if r.layout.micro_batch_size == 4 else fast(r),
+        spec=spec(gpus=1),
+    )
     assert states(store) == {TrialState.MEASURED: 4, TrialState.FAILED: 2}
     assert result.finished
     assert sum(isinstance(outcome, Failed) for outcome in told) == 2
-    hung = [layout for layout, attempt in scheduler.started if layout.micro_batch_size == 4 and attempt == 1]
-    assert [layout for layout, _ in scheduler.started][-2:] == hung, "where there is no other node, again comes last"
+    hung = [
+        layout
+        for layout, attempt in scheduler.started
+        if layout.micro_batch_size == 4 and attempt == 1
+    ]
+    assert [layout for layout, _ in scheduler.started][-2:] == hung, (
+        "where there is no other node, again comes last"
+    )
 
 
 def test_what_hung_is_tried_again_on_another_node(store: Store) -> None:
@@ -906,7 +1190,13 @@ def test_what_hung_goes_elsewhere_in_the_next_call_too(store: Store) -> None:
     nodes = {"a": 1, "b": 1}
     one_at_a_time = spec(gpus=1, search={"max_parallel_trials": 1})
     first = FakeScheduler(script, device=Device.CUDA, nodes=nodes)
-    run(store, script, spec=one_at_a_time, scheduler=first, stop=lambda: asked[-1] if asked else Stop.GO_ON)
+    run(
+        store,
+        script,
+        spec=one_at_a_time,
+        scheduler=first,
+        stop=lambda: asked[-1] if asked else Stop.GO_ON,
+    )
     second = FakeScheduler(fast, device=Device.CUDA, nodes=nodes)
     run(store, fast, spec=one_at_a_time, scheduler=second)
     assert states(store) == {TrialState.MEASURED: 6}
@@ -925,14 +1215,23 @@ def test_a_trial_is_given_time_by_what_its_step_is_predicted_to_take(store: Stor
                  axes={"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "micro_batch_size": 1, "zero_stage": 0, "recompute": "full"},
                  workload="synthetic", repeats=1)  # fmt: skip
     scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 8, "b": 8})
-    run_sweep(large, store=store, open_scheduler=lambda: scheduler, code=CODE, hardware=lambda _: DEVICES["h100-sxm"], clock=time.monotonic)
+    run_sweep(
+        large,
+        store=store,
+        open_scheduler=lambda: scheduler,
+        code=CODE,
+        hardware=lambda _: DEVICES["h100-sxm"],
+        clock=time.monotonic,
+    )
     first, repeat = (request.limits for request in requests[:2])
     assert 300.0 < first.steady < 1200.0
     assert first.first_step == pytest.approx(300.0 + first.steady)
     assert repeat.steady >= 5 * 80.0, "of what was measured, the measurement tells"
 
 
-def test_a_call_that_is_refused_before_its_first_launch_leaves_the_store_as_it_was(store: Store) -> None:
+def test_a_call_that_is_refused_before_its_first_launch_leaves_the_store_as_it_was(
+    store: Store,
+) -> None:
     too_large = spec(gpus=64, global_batch_size=64)
     with pytest.raises(ResourcesInsufficient):
         run(store, fast, spec=too_large)
@@ -946,9 +1245,20 @@ def test_a_call_that_is_refused_before_its_first_launch_leaves_the_store_as_it_w
     before = store.sweep_named("t")
     for refused, open_scheduler in ((too_large, lambda: FakeScheduler(fast)), (known, no_cluster)):
         with pytest.raises((ResourcesInsufficient, ClusterUnavailable)):
-            run_sweep(refused, store=store, open_scheduler=open_scheduler, code=CODE, hardware=lambda _: None, clock=time.monotonic)
+            run_sweep(
+                refused,
+                store=store,
+                open_scheduler=open_scheduler,
+                code=CODE,
+                hardware=lambda _: None,
+                clock=time.monotonic,
+            )
         after = store.sweep_named("t")
-        assert (after.state, after.spec_json, after.holder) == (before.state, before.spec_json, None)
+        assert (after.state, after.spec_json, after.holder) == (
+            before.state,
+            before.spec_json,
+            None,
+        )
 
 
 def test_a_call_that_fails_after_its_first_launch_leaves_a_stopped_sweep(store: Store) -> None:
@@ -958,9 +1268,19 @@ def test_a_call_that_fails_after_its_first_launch_leaves_a_stopped_sweep(store: 
 
 
 def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) -> None:
-    result, _ = run(store, fast, scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA), stop=after(3, Stop.CANCEL))
+    result, _ = run(
+        store,
+        fast,
+        scheduler=FakeScheduler(fast, slots=4, device=Device.CUDA),
+        stop=after(3, Stop.CANCEL),
+    )
     held = store.held(result.sweep_id).total
-    cancelled = [a for row in store.trials(result.sweep_id) for a in store.trial(row.id).attempts if a.failure is not None]
+    cancelled = [
+        a
+        for row in store.trials(result.sweep_id)
+        for a in store.trial(row.id).attempts
+        if a.failure is not None
+    ]
     assert {a.failure.kind for a in cancelled if a.failure is not None} == {FailureKind.CANCELLED}
     assert held.failed == 0.0
     assert held.cancelled == pytest.approx(sum(a.gpu_seconds or 0.0 for a in cancelled))
@@ -969,5 +1289,12 @@ def test_what_a_cancelled_attempt_held_is_told_from_what_failed(store: Store) ->
 def test_untried_layouts_are_counted_also_once_a_search_has_ended(store: Store) -> None:
     seen: list[Snapshot] = []
     result, _ = run(store, fast, spec=spec(gpus=1, search={"max_trials": 2}), observe=seen.append)
-    assert (seen[-1].untried, result.untried, seen[-1].at_most, seen[-1].num_launched) == (4, 4, 2, 2)
-    assert [(one.reason, one.untried) for snapshot in seen for one in snapshot.searched] == [(StopReason.TRIALS, 4)]
+    assert (seen[-1].untried, result.untried, seen[-1].at_most, seen[-1].num_launched) == (
+        4,
+        4,
+        2,
+        2,
+    )
+    assert [(one.reason, one.untried) for snapshot in seen for one in snapshot.searched] == [
+        (StopReason.TRIALS, 4)
+    ]

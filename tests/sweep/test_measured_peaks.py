@@ -17,16 +17,32 @@ from orchestrator.sweep.measured_peaks import MeasuredPeaks
 MODEL = PRESETS["llama-tiny"]
 SEQUENCE_LENGTH = 64
 PLAN = MeasurementPlan(warmup_steps=2, min_steps=2, max_steps=8, relative_confidence=0.02)
-FLOPS_PER_STEP = 2 * SEQUENCE_LENGTH * MODEL.flops_per_token(SEQUENCE_LENGTH)  # of each of two ranks, two sequences each
+FLOPS_PER_STEP = (
+    2 * SEQUENCE_LENGTH * MODEL.flops_per_token(SEQUENCE_LENGTH)
+)  # of each of two ranks, two sequences each
 
 
 def row(
-    flops: float, *nodes: str, source: str = "measured: matmul, in trial 1", device_name: str | None = "a CPU", precision: str = "fp32"
+    flops: float,
+    *nodes: str,
+    source: str = "measured: matmul, in trial 1",
+    device_name: str | None = "a CPU",
+    precision: str = "fp32",
 ) -> PeakRow:
-    return PeakRow(nodes=nodes or ("a",), precision=Precision(precision), device_name=device_name, flops=flops, source=source)
+    return PeakRow(
+        nodes=nodes or ("a",),
+        precision=Precision(precision),
+        device_name=device_name,
+        flops=flops,
+        source=source,
+    )
 
 
-def reports(*flops: float | None, source: str = "measured: matmul, in trial 2", device_name: str | None = "a CPU") -> list[NodeReport]:
+def reports(
+    *flops: float | None,
+    source: str = "measured: matmul, in trial 2",
+    device_name: str | None = "a CPU",
+) -> list[NodeReport]:
     """Of nodes a, b, ..., one rank on each, with what they say their peak is."""
     results = [
         RankResult(
@@ -45,12 +61,20 @@ def reports(*flops: float | None, source: str = "measured: matmul, in trial 2", 
 
 def measured(peaks: MeasuredPeaks, told: Sequence[NodeReport]) -> Measurement:
     layout = Layout(data_parallel_size=len(told), micro_batch_size=2, precision=Precision.FP32)
-    return peaks.measure(told, model=MODEL, sequence_length=SEQUENCE_LENGTH, layout=layout, plan=PLAN)
+    return peaks.measure(
+        told, model=MODEL, sequence_length=SEQUENCE_LENGTH, layout=layout, plan=PLAN
+    )
 
 
 def test_a_trial_is_told_the_peaks_of_its_precision_one_per_node_and_device() -> None:
     peaks = MeasuredPeaks(
-        [row(2e9, "a", "b"), row(1e9, "b"), row(3e9, "a", device_name="another"), row(4e9, precision="bf16")], device_name=None
+        [
+            row(2e9, "a", "b"),
+            row(1e9, "b"),
+            row(3e9, "a", device_name="another"),
+            row(4e9, precision="bf16"),
+        ],
+        device_name=None,
     )
     told = {(peak.node, peak.device_name): peak.flops for peak in peaks.of(Precision.FP32)}
     assert told == {("a", "a CPU"): 2e9, ("b", "a CPU"): 2e9, ("a", "another"): 3e9}
@@ -61,30 +85,48 @@ def test_the_larger_of_two_measured_peaks_stands_and_a_data_sheet_s_is_none_to_t
     peaks.learn(row(2e9, source="measured: matmul, in trial 7"))
     peaks.learn(row(1.5e9, source="measured: matmul, in trial 8"))
     peaks.learn(row(9e12, source="table: h200 bf16 dense"))
-    assert [(peak.flops, peak.source) for peak in peaks.of(Precision.FP32)] == [(2e9, "measured: matmul, in trial 7")]
+    assert [(peak.flops, peak.source) for peak in peaks.of(Precision.FP32)] == [
+        (2e9, "measured: matmul, in trial 7")
+    ]
 
 
 def test_what_was_measured_while_the_peak_became_known_rests_on_the_known_one() -> None:
-    found = measured(MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None), reports(2 * FLOPS_PER_STEP))
-    assert (found.mfu, found.peak_flops_source) == (pytest.approx(0.25), "measured: matmul, in trial 1")
+    found = measured(
+        MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None), reports(2 * FLOPS_PER_STEP)
+    )
+    assert (found.mfu, found.peak_flops_source) == (
+        pytest.approx(0.25),
+        "measured: matmul, in trial 1",
+    )
 
 
 def test_a_rank_that_does_not_name_its_device_is_on_the_cluster_s() -> None:
     peaks = MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name="a CPU")
     assert measured(peaks, reports(2 * FLOPS_PER_STEP, device_name=None)).mfu == pytest.approx(0.25)
-    assert measured(peaks, reports(2 * FLOPS_PER_STEP, device_name="another")).mfu == pytest.approx(0.5)
+    assert measured(peaks, reports(2 * FLOPS_PER_STEP, device_name="another")).mfu == pytest.approx(
+        0.5
+    )
 
 
 @pytest.mark.parametrize("source", ["table: h200 fp32 dense", None])
 def test_a_peak_that_is_not_measured_or_not_known_is_left_as_it_is(source: str | None) -> None:
     flops = 2 * FLOPS_PER_STEP if source else None
-    found = measured(MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None), reports(flops, source=source or ""))
+    found = measured(
+        MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None),
+        reports(flops, source=source or ""),
+    )
     assert (found.peak_flops, found.peak_flops_source) == (flops, source)
 
 
 def test_the_slowest_node_of_a_gang_counts() -> None:
-    found = measured(MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None), reports(9 * FLOPS_PER_STEP, 2 * FLOPS_PER_STEP))
-    assert (found.mfu, found.peak_flops_source) == (pytest.approx(0.5), "measured: matmul, in trial 2")
+    found = measured(
+        MeasuredPeaks([row(4 * FLOPS_PER_STEP)], device_name=None),
+        reports(9 * FLOPS_PER_STEP, 2 * FLOPS_PER_STEP),
+    )
+    assert (found.mfu, found.peak_flops_source) == (
+        pytest.approx(0.5),
+        "measured: matmul, in trial 2",
+    )
 
 
 def test_a_trial_faster_than_the_known_peak_rests_on_its_own_or_is_refused() -> None:

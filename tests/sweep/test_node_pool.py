@@ -43,7 +43,13 @@ CODE = Fingerprint(orchestrator_version="test")
 class ProbedScheduler(FakeScheduler):
     """Its nodes say of themselves what the test says, after so many polls as it says. Each poll takes a second of its clock."""
 
-    def __init__(self, script: Script, said: Mapping[str, NodeFacts | str], *, polls: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        said: Mapping[str, NodeFacts | str],
+        *,
+        polls: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(script, device=Device.CUDA, nodes=dict.fromkeys(said, 2))
         self.said = dict(said)
         self.asked: list[set[str]] = []
@@ -83,8 +89,20 @@ def store(sqlite_store: Store) -> Store:
     return sqlite_store
 
 
-def run(store: Store, scheduler: FakeScheduler, sweep: SweepSpec | None = None, clock: Callable[[], float] = time.monotonic) -> SweepResult:
-    return run_sweep(sweep or spec(gpus=1), store=store, open_scheduler=lambda: scheduler, code=CODE, hardware=lambda _: H100, clock=clock)
+def run(
+    store: Store,
+    scheduler: FakeScheduler,
+    sweep: SweepSpec | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> SweepResult:
+    return run_sweep(
+        sweep or spec(gpus=1),
+        store=store,
+        open_scheduler=lambda: scheduler,
+        code=CODE,
+        hardware=lambda _: H100,
+        clock=clock,
+    )
 
 
 def used(scheduler: FakeScheduler) -> set[str]:
@@ -95,7 +113,9 @@ def used(scheduler: FakeScheduler) -> set[str]:
 
 
 def test_a_node_that_is_not_fit_gets_no_trial_and_its_reason_is_kept(store: Store) -> None:
-    scheduler = ProbedScheduler(fast, {"a": node("a"), "b": node("b", xids={79: 1}), "c": "no answer within 90 s"})
+    scheduler = ProbedScheduler(
+        fast, {"a": node("a"), "b": node("b", xids={79: 1}), "c": "no answer within 90 s"}
+    )
     assert isinstance(scheduler, Prober)
     result = run(store, scheduler)
     assert result.counts[TrialState.MEASURED] == 6
@@ -110,8 +130,12 @@ def test_a_node_that_is_not_fit_gets_no_trial_and_its_reason_is_kept(store: Stor
 
 
 def test_a_sweep_without_a_fit_node_ends_before_it_writes_a_trial(store: Store) -> None:
-    scheduler = ProbedScheduler(fast, {"a": node("a", disk_error="/sweep is not writable"), "b": node("b", xids={48: 2})})
-    with pytest.raises(ClusterUnavailable, match=r"a \(disk: /sweep is not writable\); b \(xid: 2 x Xid 48") as caught:
+    scheduler = ProbedScheduler(
+        fast, {"a": node("a", disk_error="/sweep is not writable"), "b": node("b", xids={48: 2})}
+    )
+    with pytest.raises(
+        ClusterUnavailable, match=r"a \(disk: /sweep is not writable\); b \(xid: 2 x Xid 48"
+    ) as caught:
         run(store, scheduler)
     assert caught.value.exit_code == 75
     assert store.sweeps() == [], "refused before its first launch, it leaves no sweep"
@@ -140,18 +164,24 @@ def test_trials_start_and_end_on_other_nodes_while_a_newcomer_is_looked_at(store
     assert result.counts[TrialState.MEASURED] == 56
     assert scheduler.asked == [{"a"}, {"late"}]
     assert used(scheduler) == {"a", "late"}
-    assert min(came_back) > 10, "it was used once it had answered, and one trial ended with each poll until then"
+    assert min(came_back) > 10, (
+        "it was used once it had answered, and one trial ended with each poll until then"
+    )
 
 
 def test_a_node_that_never_answers_keeps_no_other_waiting_for_long(store: Store) -> None:
-    scheduler = ProbedScheduler(fast, {"a": node("a"), "b": node("b"), "dead": "no answer"}, polls={"dead": 1000})
+    scheduler = ProbedScheduler(
+        fast, {"a": node("a"), "b": node("b"), "dead": "no answer"}, polls={"dead": 1000}
+    )
     result = run(store, scheduler, clock=scheduler.clock)
     assert result.counts[TrialState.MEASURED] == 6
     assert used(scheduler) == {"a", "b"}
     assert node_pool.PATIENCE_SECONDS <= scheduler.num_polls < node_pool.PATIENCE_SECONDS + 10
 
 
-def test_a_sweep_begins_with_the_first_node_that_is_well_however_long_that_takes(store: Store) -> None:
+def test_a_sweep_begins_with_the_first_node_that_is_well_however_long_that_takes(
+    store: Store,
+) -> None:
     scheduler = ProbedScheduler(fast, {"a": "no answer", "b": node("b")}, polls={"a": 50, "b": 100})
     assert run(store, scheduler, clock=scheduler.clock).counts[TrialState.MEASURED] == 6
     assert used(scheduler) == {"b"}
@@ -194,7 +224,9 @@ def test_an_unfit_node_is_looked_at_again_and_used_once_it_is_well(store: Store)
 def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Store) -> None:
     def script(request: TrialRequest) -> float:
         if len(scheduler.started) == 10:
-            scheduler.said["b"] = node("b", xids={79: 1})  # it was started anew, and a GPU of it did not come back
+            scheduler.said["b"] = node(
+                "b", xids={79: 1}
+            )  # it was started anew, and a GPU of it did not come back
             scheduler.lives["b"] = "second"
         return fast(request)
 
@@ -206,7 +238,9 @@ def test_a_node_that_comes_back_is_looked_at_before_it_is_used_again(store: Stor
     assert set(where[12:]) == {"a"}, "two were under way on it"
 
 
-def test_a_benched_node_that_comes_back_is_benched_still_and_not_even_looked_at(store: Store) -> None:
+def test_a_benched_node_that_comes_back_is_benched_still_and_not_even_looked_at(
+    store: Store,
+) -> None:
     store.ensure_sweep("t", spec(gpus=1).model_dump_json(), spec(gpus=1).conditions())
     store.bench(store.sweep_named("t").id, "b", reason=BenchReason.ASKED, is_remeasured=False)
 
@@ -247,7 +281,10 @@ def many_layouts() -> SweepSpec:
         precision="bf16",
         sequence_length=[512, 1024],
         global_batch_size=64,
-        axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full", "selective_ops", "selective_attention"]},
+        axes={
+            "micro_batch_size": [1, 2, 4, 8, 16, 32, 64],
+            "recompute": ["none", "full", "selective_ops", "selective_attention"],
+        },
         search={"strategy": "exhaustive"},
     )
 
@@ -263,7 +300,11 @@ def physics(scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float])
             sequence_length=request.sequence_length,
             global_batch_size=request.layout.global_batch_size,
         )
-        seconds = float(predict_step_time(LayoutTable.of([request.layout]), cell, H100, gpus_per_node=1).total[0])
+        seconds = float(
+            predict_step_time(LayoutTable.of([request.layout]), cell, H100, gpus_per_node=1).total[
+                0
+            ]
+        )
         (where,) = scheduler().nodes_of[request.trial_id]
         return seconds * noise.lognormvariate(0.0, 0.01) * (1 + slower.get(where, 0.0))
 
@@ -272,7 +313,13 @@ def physics(scheduler: Callable[[], FakeScheduler], slower: Mapping[str, float])
 
 def eight_nodes(slower: Mapping[str, float]) -> FakeScheduler:
     made: list[FakeScheduler] = []
-    made.append(FakeScheduler(physics(lambda: made[0], slower), device=Device.CUDA, nodes={f"n{i}": 1 for i in range(8)}))
+    made.append(
+        FakeScheduler(
+            physics(lambda: made[0], slower),
+            device=Device.CUDA,
+            nodes={f"n{i}": 1 for i in range(8)},
+        )
+    )
     return made[0]
 
 
@@ -284,7 +331,12 @@ def counting_nodes(store: Store) -> Counter[str]:
 def superseded_on(store: Store) -> set[tuple[str, ...] | None]:
     """Where the attempts ran whose numbers count no more."""
     trials = store.trials(store.sweep_named("t").id)
-    return {attempt.nodes for trial in trials for attempt in store.trial(trial.id).attempts if attempt.superseded}
+    return {
+        attempt.nodes
+        for trial in trials
+        for attempt in store.trial(trial.id).attempts
+        if attempt.superseded
+    }
 
 
 def test_a_slow_node_is_benched_and_what_it_measured_is_measured_again(store: Store) -> None:
@@ -298,7 +350,9 @@ def test_a_slow_node_is_benched_and_what_it_measured_is_measured_again(store: St
     assert result.finished
     assert "n3" not in counting_nodes(store)
     assert superseded_on(store) == {("n3",)}, "kept, and marked"
-    assert [event.event for event in store.events(sweep_id, limit=10_000) if event.trial_id is None] == ["benched"]
+    assert [
+        event.event for event in store.events(sweep_id, limit=10_000) if event.trial_id is None
+    ] == ["benched"]
 
 
 def test_the_next_call_uses_no_benched_node(store: Store) -> None:
@@ -316,14 +370,18 @@ def test_healthy_nodes_are_all_used_to_the_end(store: Store) -> None:
     assert set(counting_nodes(store)) == {f"n{i}" for i in range(8)}
 
 
-def test_what_a_person_benches_is_seen_while_the_sweep_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_person_benches_is_seen_while_the_sweep_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_pool, "REFRESH_SECONDS", 0.0)
     scheduler = eight_nodes({})
     inner = scheduler._script
 
     def script(request: TrialRequest) -> float | FailureKind:
         if request.trial_id == 9:
-            store.bench(store.sweep_named("t").id, "n5", reason=BenchReason.ASKED, is_remeasured=True)
+            store.bench(
+                store.sweep_named("t").id, "n5", reason=BenchReason.ASKED, is_remeasured=True
+            )
         return inner(request)
 
     scheduler._script = script
@@ -374,7 +432,11 @@ def test_other_failures_bench_nobody(store: Store, kind: FailureKind, times: int
 
 def test_a_node_that_was_lost_once_with_all_its_gangs_is_not_benched(store: Store) -> None:
     def script(request: TrialRequest) -> float | FailureKind:
-        is_lost = request.attempt == 1 and request.trial_id <= 6 and scheduler.nodes_of[request.trial_id] == ("n0",)
+        is_lost = (
+            request.attempt == 1
+            and request.trial_id <= 6
+            and scheduler.nodes_of[request.trial_id] == ("n0",)
+        )
         return FailureKind.NODE_LOST if is_lost else fast(request)
 
     scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"n0": 3, "n1": 3})
@@ -394,13 +456,22 @@ def test_two_faults_half_an_hour_apart_bench_nobody(store: Store) -> None:
         return ending
 
     scheduler._script = script
-    run(store, scheduler, spec(gpus=1, measurement={"limits": {"total": 100_000}}), clock=lambda: now[0])
+    run(
+        store,
+        scheduler,
+        spec(gpus=1, measurement={"limits": {"total": 100_000}}),
+        clock=lambda: now[0],
+    )
     assert store.benches(store.sweep_named("t").id) == []
 
 
 def test_a_trial_that_fails_wherever_it_runs_benches_nobody(store: Store) -> None:
     def script(request: TrialRequest) -> float | FailureKind:
-        return FailureKind.NODE_LOST if request.layout.micro_batch_size == 4 and request.layout.recompute.mode == "full" else fast(request)
+        return (
+            FailureKind.NODE_LOST
+            if request.layout.micro_batch_size == 4 and request.layout.recompute.mode == "full"
+            else fast(request)
+        )
 
     run(store, FakeScheduler(script, device=Device.CUDA, nodes={"n0": 1, "n1": 1}))
     assert store.benches(store.sweep_named("t").id) == []
@@ -411,7 +482,11 @@ def test_the_last_node_that_can_do_the_work_is_not_benched(store: Store) -> None
 
     def script(request: TrialRequest) -> float | FailureKind:
         failures[request.trial_id] += 1
-        return FailureKind.DEVICE_ERROR if failures[request.trial_id] == 1 and request.trial_id in (1, 3, 5) else fast(request)
+        return (
+            FailureKind.DEVICE_ERROR
+            if failures[request.trial_id] == 1 and request.trial_id in (1, 3, 5)
+            else fast(request)
+        )
 
     result = run(store, FakeScheduler(script, device=Device.CUDA, nodes={"only": 1}))
     assert store.benches(store.sweep_named("t").id) == []
@@ -423,11 +498,18 @@ def test_where_a_gang_of_several_nodes_hangs_nobody_is_blamed(store: Store) -> N
 
     def script(request: TrialRequest) -> float | FailureKind:
         failures[request.trial_id] += 1
-        return FailureKind.HUNG if failures[request.trial_id] == 1 and request.trial_id % 2 else fast(request)
+        return (
+            FailureKind.HUNG
+            if failures[request.trial_id] == 1 and request.trial_id % 2
+            else fast(request)
+        )
 
     class TwoReports(FakeScheduler):
         def poll(self, timeout_seconds: float) -> list[Any]:
-            return [replace(e, reports=[*e.reports, *e.reports]) if hasattr(e, "reports") else e for e in super().poll(timeout_seconds)]
+            return [
+                replace(e, reports=[*e.reports, *e.reports]) if hasattr(e, "reports") else e
+                for e in super().poll(timeout_seconds)
+            ]
 
     scheduler = TwoReports(script, device=Device.CUDA, nodes={f"n{i}": 1 for i in range(4)})
     run(store, scheduler, spec(gpus=2, gpus_per_node=1, search={"max_parallel_trials": 1}))
@@ -435,9 +517,13 @@ def test_where_a_gang_of_several_nodes_hangs_nobody_is_blamed(store: Store) -> N
 
 
 @pytest.mark.parametrize("kind", sorted(HANG_KINDS))
-def test_a_node_on_which_two_trials_hung_that_ran_elsewhere_is_benched(store: Store, kind: FailureKind) -> None:
+def test_a_node_on_which_two_trials_hung_that_ran_elsewhere_is_benched(
+    store: Store, kind: FailureKind
+) -> None:
     result = run(store, failing_on("n1", kind))
-    assert [(bench.node, bench.reason) for bench in store.benches(store.sweep_named("t").id)] == [("n1", BenchReason.FAULTS)]
+    assert [(bench.node, bench.reason) for bench in store.benches(store.sweep_named("t").id)] == [
+        ("n1", BenchReason.FAULTS)
+    ]
     assert result.counts[TrialState.MEASURED] == 6
 
 
@@ -446,18 +532,24 @@ def test_layouts_that_hang_wherever_they_run_bench_nobody(store: Store, kind: Fa
     def script(request: TrialRequest) -> float | FailureKind:
         return kind if request.layout.micro_batch_size > 1 else fast(request)
 
-    result = run(store, FakeScheduler(script, device=Device.CUDA, nodes={"n0": 1, "n1": 1, "n2": 1}))
+    result = run(
+        store, FakeScheduler(script, device=Device.CUDA, nodes={"n0": 1, "n1": 1, "n2": 1})
+    )
     assert store.benches(store.sweep_named("t").id) == []
     assert (result.counts[TrialState.MEASURED], result.counts[TrialState.FAILED]) == (2, 4)
 
 
 def test_the_bench_can_be_asked_about_in_sql(store: Store, sqlite_url: str) -> None:
     run(store, failing_on("n1", FailureKind.DEVICE_ERROR))
-    rows = readonly.query(sqlite_url, "SELECT node, reason FROM node_bench WHERE until IS NULL").rows
+    rows = readonly.query(
+        sqlite_url, "SELECT node, reason FROM node_bench WHERE until IS NULL"
+    ).rows
     assert rows == [("n1", "faults")]
 
 
-def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(store: Store) -> None:
+def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(
+    store: Store,
+) -> None:
     held = Bench.on(store)
     trial_id = measured(held, 1, "bad")
     health = NodePool(held.sweep_id, held.epoch, store=store, prober=None, clock=time.monotonic)
@@ -465,6 +557,11 @@ def test_a_trial_that_was_being_repeated_is_measured_again_once_that_has_ended(s
     store.bench(held.sweep_id, "bad", reason=BenchReason.ASKED, is_remeasured=True)
     assert health.refresh({trial_id}, now=True) == set(), "its attempt is under way"
     record_measurement(store, trial_id, 2, epoch=held.epoch, measurement=measurement(1000.0))
-    end = Finished(trial_id=trial_id, reports=[NodeReport(node="good", ranks=[])], failure=None, gpu_seconds=1.0)
+    end = Finished(
+        trial_id=trial_id,
+        reports=[NodeReport(node="good", ranks=[])],
+        failure=None,
+        gpu_seconds=1.0,
+    )
     assert health.ended(trial_id, end, set(), began=0.0) == {held.cell_id}
     assert store.trial(trial_id).trial.state is TrialState.QUEUED

@@ -19,7 +19,11 @@ from tests.sweep.fake_scheduler import FakeScheduler, Script
 from tests.sweep.test_loop import fast, run, spec, states
 
 TWO_NODES = {"a": 2, "b": 2}
-SIZES = {"gpus": [1, 2, 4], "gpus_per_node": 2, "axes": {"micro_batch_size": [1, 2], "recompute": ["none", "full"]}}
+SIZES = {
+    "gpus": [1, 2, 4],
+    "gpus_per_node": 2,
+    "axes": {"micro_batch_size": [1, 2], "recompute": ["none", "full"]},
+}
 
 
 @pytest.fixture
@@ -30,13 +34,22 @@ def store(sqlite_store: Store) -> Store:
 class Nodes(FakeScheduler):
     """Notes who ran beside whom, and may lose nodes or find them again, by the number of attempts that have ended."""
 
-    def __init__(self, script: Script, changes: Mapping[int, Mapping[str, int]] | None = None, at_idle: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        script: Script,
+        changes: Mapping[int, Mapping[str, int]] | None = None,
+        at_idle: Callable[[], None] = lambda: None,
+    ):
         super().__init__(script, device=Device.CUDA, nodes=TWO_NODES)
         self._changes, self._at_idle, self._ended = dict(changes or {}), at_idle, 0
-        self.beside: list[tuple[int, set[int]]] = []  # of each start: its trial, and the others on its nodes then
+        self.beside: list[
+            tuple[int, set[int]]
+        ] = []  # of each start: its trial, and the others on its nodes then
 
     def start(self, request: TrialRequest, shape: Shape, nodes: Sequence[str]) -> None:
-        others = {other for other in self._running if not set(self.nodes_of[other]).isdisjoint(nodes)}
+        others = {
+            other for other in self._running if not set(self.nodes_of[other]).isdisjoint(nodes)
+        }
         super().start(request, shape, nodes)
         self.beside.append((request.trial_id, others))
 
@@ -52,35 +65,55 @@ class Nodes(FakeScheduler):
         return events
 
 
-def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same_slot(store: Store) -> None:
-    _, scheduler = run(store, fast, spec=spec(**SIZES), scheduler=Nodes(fast))  # the fake raises where a slot is given twice
+def test_gangs_of_all_sizes_are_measured_beside_each_other_and_never_on_the_same_slot(
+    store: Store,
+) -> None:
+    _, scheduler = run(
+        store, fast, spec=spec(**SIZES), scheduler=Nodes(fast)
+    )  # the fake raises where a slot is given twice
     assert states(store) == {TrialState.MEASURED: len(scheduler.started)}
     assert scheduler.most_at_once > 1
     assert any(others for _, others in scheduler.beside)
-    assert scheduler.started[0][0].world_size == 1, "first trials: the cheapest go first, and teach the others"
+    assert scheduler.started[0][0].world_size == 1, (
+        "first trials: the cheapest go first, and teach the others"
+    )
     nodes = {trial.id: store.trial(trial.id).attempts[0].nodes for trial in store.trials(1)}
     assert {len(on) for on in nodes.values() if on is not None} == {1, 2}
     assert nodes == {trial_id: tuple(on) for trial_id, on in scheduler.nodes_of.items()}
-    assert all(list(on) == sorted(on) for on in nodes.values() if on is not None), "in rank order: by name"
+    assert all(list(on) == sorted(on) for on in nodes.values() if on is not None), (
+        "in rank order: by name"
+    )
 
 
 def test_who_wants_clean_numbers_has_its_nodes_for_itself(store: Store) -> None:
-    _, scheduler = run(store, fast, spec=spec(**SIZES, measurement={"exclusive": "node"}), scheduler=Nodes(fast))
+    _, scheduler = run(
+        store, fast, spec=spec(**SIZES, measurement={"exclusive": "node"}), scheduler=Nodes(fast)
+    )
     assert states(store)[TrialState.MEASURED] == len(scheduler.started)
     assert not any(others for _, others in scheduler.beside)
     assert scheduler.most_at_once == 2, "one gang of less than a node on each of the two"
 
 
-def test_what_is_tried_again_after_the_host_ran_out_of_memory_has_its_node_for_itself_while_others_go_on(store: Store) -> None:
+def test_what_is_tried_again_after_the_host_ran_out_of_memory_has_its_node_for_itself_while_others_go_on(
+    store: Store,
+) -> None:
     def script(request: TrialRequest) -> float | FailureKind:
-        bad = request.layout.world_size == 1 and request.layout.micro_batch_size == 2 and request.attempt == 1
+        bad = (
+            request.layout.world_size == 1
+            and request.layout.micro_batch_size == 2
+            and request.attempt == 1
+        )
         return FailureKind.OOM_HOST if bad else fast(request)
 
     scheduler = Nodes(script)
     run(store, script, spec=spec(**SIZES), scheduler=scheduler)
     again = [t.id for t in store.trials(1) if t.num_attempts == 2]
     assert again
-    of_second_attempts = [others for trial_id, others in scheduler.beside[-len(scheduler.beside) :] if trial_id in again][len(again) :]
+    of_second_attempts = [
+        others
+        for trial_id, others in scheduler.beside[-len(scheduler.beside) :]
+        if trial_id in again
+    ][len(again) :]
     assert of_second_attempts
     assert not any(of_second_attempts)
 
@@ -96,7 +129,11 @@ class Fragile(FakeScheduler):
 
     def end(self, request: TrialRequest) -> float | FailureKind:
         if request.trial_id == self._poison:
-            others = {other for other in self._running if self.nodes_of[other] == self.nodes_of[self._poison]}
+            others = {
+                other
+                for other in self._running
+                if self.nodes_of[other] == self.nodes_of[self._poison]
+            }
             self._doomed |= others
             self.company.append(len(others))
             return FailureKind.NODE_LOST
@@ -107,8 +144,14 @@ class Fragile(FakeScheduler):
 
 
 @pytest.mark.parametrize("poison", [1, 4, 9])
-def test_what_was_lost_beside_a_trial_that_takes_nodes_down_is_not_given_up_with_it(store: Store, poison: int) -> None:
-    wide = spec(gpus=1, global_batch_size=64, axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full"]})
+def test_what_was_lost_beside_a_trial_that_takes_nodes_down_is_not_given_up_with_it(
+    store: Store, poison: int
+) -> None:
+    wide = spec(
+        gpus=1,
+        global_batch_size=64,
+        axes={"micro_batch_size": [1, 2, 4, 8, 16, 32, 64], "recompute": ["none", "full"]},
+    )
     scheduler = Fragile(poison)
     run(store, fast, spec=wide, scheduler=scheduler)
     assert states(store) == {TrialState.MEASURED: 13, TrialState.FAILED: 1}
@@ -126,7 +169,13 @@ def test_what_lost_its_node_is_alone_in_the_next_call_too(store: Store) -> None:
 
     asked: list[Stop] = []
     sizes = {**SIZES, "gpus": [1]}
-    run(store, script, spec=spec(**sizes), scheduler=Nodes(script), stop=lambda: asked[-1] if asked else Stop.GO_ON)
+    run(
+        store,
+        script,
+        spec=spec(**sizes),
+        scheduler=Nodes(script),
+        stop=lambda: asked[-1] if asked else Stop.GO_ON,
+    )
     assert store.trial(1).trial.state is TrialState.QUEUED
     scheduler = Nodes(fast)
     run(store, fast, spec=spec(**sizes), scheduler=scheduler)
@@ -157,12 +206,20 @@ def test_how_long_nodes_are_waited_for_is_the_files_to_say(store: Store, patienc
         now[0] += 20.0
 
     chosen = spec(**SIZES, measurement={"wait_for_nodes": patience})
-    result, _ = run(store, fast, spec=chosen, scheduler=Nodes(fast, {1: {"a": 2}}, at_idle=wait), clock=lambda: now[0])
+    result, _ = run(
+        store,
+        fast,
+        spec=chosen,
+        scheduler=Nodes(fast, {1: {"a": 2}}, at_idle=wait),
+        clock=lambda: now[0],
+    )
     assert StopReason.NODES in result.stopped.values()
     assert patience < now[0] <= patience + 40.0
 
 
-def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_not(store: Store) -> None:
+def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_not(
+    store: Store,
+) -> None:
     """Of four nodes one is gone from the first end on, another after 50 s, and this one comes and goes ever after."""
     now = [0.0]
     all_nodes = {"a": 2, "b": 2, "c": 2, "d": 2}
@@ -183,7 +240,12 @@ def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_n
     scheduler = Flapping(fast, {1: without_d})
     scheduler._slots = Slots(device=Device.CUDA, device_name=None, nodes=all_nodes)
     scheduler._free_slots.resize(all_nodes)
-    chosen = spec(gpus=[1, 8], gpus_per_node=2, axes={"micro_batch_size": [1], "recompute": "none"}, measurement={"wait_for_nodes": 100})
+    chosen = spec(
+        gpus=[1, 8],
+        gpus_per_node=2,
+        axes={"micro_batch_size": [1], "recompute": "none"},
+        measurement={"wait_for_nodes": 100},
+    )
     result, _ = run(store, fast, spec=chosen, scheduler=scheduler, clock=lambda: now[0])
     assert StopReason.NODES in result.stopped.values()
     assert 50.0 + 100.0 < now[0] <= 50.0 + 120.0
@@ -219,7 +281,9 @@ def test_a_search_that_waits_for_its_last_trial_holds_up_nobody(store: Store) ->
 
 
 @pytest.mark.parametrize(("comes_back", "num_runs"), [(True, 6), (False, 4)])
-def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(store: Store, comes_back: bool, num_runs: int) -> None:
+def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(
+    store: Store, comes_back: bool, num_runs: int
+) -> None:
     """They go with the fourth of its four layouts."""
     now = [0.0]
     scheduler = Nodes(fast, {4: {"a": 2}})
@@ -230,7 +294,15 @@ def test_a_winner_waits_for_the_nodes_that_it_is_confirmed_on_as_a_search_does(s
             scheduler._changes[scheduler._ended] = TWO_NODES
 
     scheduler._at_idle = wait
-    result, _ = run(store, fast, spec=spec(**SIZES | {"gpus": [4]}, repeats=1), scheduler=scheduler, clock=lambda: now[0])
+    result, _ = run(
+        store,
+        fast,
+        spec=spec(**SIZES | {"gpus": [4]}, repeats=1),
+        scheduler=scheduler,
+        clock=lambda: now[0],
+    )
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
     assert len(scheduler.started) == num_runs
-    assert (0 < now[0] < WAIT_FOR_NODES_SECONDS) if comes_back else (now[0] > WAIT_FOR_NODES_SECONDS)
+    assert (
+        (0 < now[0] < WAIT_FOR_NODES_SECONDS) if comes_back else (now[0] > WAIT_FOR_NODES_SECONDS)
+    )

@@ -31,7 +31,14 @@ from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.protocol import Phase
 from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned, measured_hardware, sweeps_of
-from tests.db.builders import begin_trial, failure, fingerprint, measurement, record_failure, record_measurement
+from tests.db.builders import (
+    begin_trial,
+    failure,
+    fingerprint,
+    measurement,
+    record_failure,
+    record_measurement,
+)
 
 H100 = DEVICES["h100-sxm"]
 DRIVER_NAME = "NVIDIA H100 80GB HBM3"
@@ -47,7 +54,11 @@ def spec(**changes: Any) -> SweepSpec:
             "gpus": [8, 16],
             "gpus_per_node": 8,
             "device": "h100-sxm",
-            "axes": {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+            "axes": {
+                "micro_batch_size": [1, 2, 4],
+                "recompute": ["none", "full"],
+                "zero_stage": [0, 1],
+            },
         }
         | changes
     )
@@ -56,11 +67,22 @@ def spec(**changes: Any) -> SweepSpec:
 class Past:
     """Writes trials into a store as a sweep leaves them: a formula of what is predicted, in place of a cluster."""
 
-    def __init__(self, store: Store, chosen: SweepSpec, *, device_name: str = DRIVER_NAME, torch: str = "2.13.0") -> None:
+    def __init__(
+        self,
+        store: Store,
+        chosen: SweepSpec,
+        *,
+        device_name: str = DRIVER_NAME,
+        torch: str = "2.13.0",
+    ) -> None:
         self.store, self.spec, self.device_name, self.torch = store, chosen, device_name, torch
         self.waits = True  # for the steps that it tells of
-        self.sweep_id = store.ensure_sweep(chosen.name, chosen.model_dump_json(), chosen.conditions())
-        self.epoch = store.acquire(self.sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=600)
+        self.sweep_id = store.ensure_sweep(
+            chosen.name, chosen.model_dump_json(), chosen.conditions()
+        )
+        self.epoch = store.acquire(
+            self.sweep_id, host=socket.gethostname(), pid=os.getpid(), ttl_seconds=600
+        )
 
     def measure(
         self,
@@ -77,7 +99,9 @@ class Past:
         """Trials that took so many seconds and, allocated, what is predicted."""
         cell_id = self.store.ensure_cell(self.sweep_id, cell, self.epoch)
         memory = predict_memory(LayoutTable.of(layouts), cell, Trainer()).total + reserve_bytes
-        for layout, taken, peak in zip(layouts, seconds(LayoutTable.of(layouts)), memory, strict=True):
+        for layout, taken, peak in zip(
+            layouts, seconds(LayoutTable.of(layouts)), memory, strict=True
+        ):
             value = measurement(
                 step_time=replace(measurement().step_time, median=float(taken), num_steps=12),
                 peak_memory_allocated_bytes=int(peak),
@@ -86,8 +110,16 @@ class Past:
                 peak_flops=peak_flops,
                 peak_flops_source=peak_source,
             )
-            number = begin_trial(self.store, cell_id, layout, epoch=self.epoch, nodes=["n"] * (nodes or max(cell.num_gpus // 8, 1)))
-            stack = fingerprint(self.torch).stack.model_copy(update={"device_name": self.device_name})
+            number = begin_trial(
+                self.store,
+                cell_id,
+                layout,
+                epoch=self.epoch,
+                nodes=["n"] * (nodes or max(cell.num_gpus // 8, 1)),
+            )
+            stack = fingerprint(self.torch).stack.model_copy(
+                update={"device_name": self.device_name}
+            )
             record_measurement(
                 self.store,
                 *number,
@@ -126,8 +158,12 @@ def layouts_of(cell: Cell) -> list[Layout]:
     ]
 
 
-def times(cell: Cell, factor: float, hardware: Hardware = H100, gpus_per_node: int = 8) -> Callable[[LayoutTable], Any]:
-    return lambda table: factor * predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
+def times(
+    cell: Cell, factor: float, hardware: Hardware = H100, gpus_per_node: int = 8
+) -> Callable[[LayoutTable], Any]:
+    return lambda table: (
+        factor * predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node).total
+    )
 
 
 def ratio(found: PriorKnowledge, cell: Cell, **choice: Any) -> float:
@@ -135,11 +171,22 @@ def ratio(found: PriorKnowledge, cell: Cell, **choice: Any) -> float:
     hardware = found.hardware
     assert hardware is not None
     table = LayoutTable.of(layouts_of(cell))
-    predicted = found.calibration(cell, **choice).predict(table, cell, hardware, gpus_per_node=8).step_seconds
-    return float(np.median(predicted / predict_step_time(table, cell, hardware, gpus_per_node=8).total))
+    predicted = (
+        found.calibration(cell, **choice)
+        .predict(table, cell, hardware, gpus_per_node=8)
+        .step_seconds
+    )
+    return float(
+        np.median(predicted / predict_step_time(table, cell, hardware, gpus_per_node=8).total)
+    )
 
 
-def ask(store: Store | None, chosen: SweepSpec, hardware: Hardware | None = H100, device_name: str | None = None) -> PriorKnowledge:
+def ask(
+    store: Store | None,
+    chosen: SweepSpec,
+    hardware: Hardware | None = H100,
+    device_name: str | None = None,
+) -> PriorKnowledge:
     return learned(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
 
 
@@ -166,7 +213,9 @@ def test_a_new_cell_starts_from_what_another_sweep_measured_on_other_gpus(store:
     assert found.timed_steps == 12
 
 
-def test_what_a_launch_costs_is_not_learned_of_trials_that_did_not_wait_for_their_steps(store: Store) -> None:
+def test_what_a_launch_costs_is_not_learned_of_trials_that_did_not_wait_for_their_steps(
+    store: Store,
+) -> None:
     small, large = spec().cells()
     past = Past(store, spec(name="relative"))
     past.waits = False
@@ -177,7 +226,9 @@ def test_what_a_launch_costs_is_not_learned_of_trials_that_did_not_wait_for_thei
     assert ask(store, spec()).launch_seconds == pytest.approx(40.0)
 
 
-def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_not(store: Store) -> None:
+def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_not(
+    store: Store,
+) -> None:
     small, _ = spec().cells()
     Past(store, spec()).measure(small, layouts_of(small), times(small, 1.3))
     found = ask(store, spec())
@@ -194,7 +245,13 @@ def test_a_plan_rests_on_a_cells_own_trials_and_a_search_that_is_told_them_does_
         ([("large", 6, 1.0, "2.13.0"), ("small", 2, 3.0, "2.13.0")], [("small", 6, 3.0, "2.13.0")]),
         ([("small", 6, 3.0, "2.9.0")], [("large", 6, 1.0, "2.13.0"), ("small", 6, 1.0, "2.13.0")]),
     ],
-    ids=["alike", "slow", "slow, then fast", "too few to be known as slow", "slow with older software"],
+    ids=[
+        "alike",
+        "slow",
+        "slow, then fast",
+        "too few to be known as slow",
+        "slow with older software",
+    ],
 )
 def test_what_is_learned_is_the_same_wherever_the_fits_began(
     store: Store, first: list[tuple[str, int, float, str]], then: list[tuple[str, int, float, str]]
@@ -213,13 +270,18 @@ def test_what_is_learned_is_the_same_wherever_the_fits_began(
     before.calibration()
     for one in then:
         measure(*one)
-    anew, on = ask(store, spec()), learned(store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits)
+    anew, on = (
+        ask(store, spec()),
+        learned(store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits),
+    )
     assert set(on.begin) == {"current"}
     for cell in cells.values():
         assert ratio(on, cell) == pytest.approx(ratio(anew, cell), rel=0.02)
 
 
-def test_a_cells_own_trials_do_not_leak_into_a_fit_without_them_that_begins_where_one_with_them_ended(store: Store) -> None:
+def test_a_cells_own_trials_do_not_leak_into_a_fit_without_them_that_begins_where_one_with_them_ended(
+    store: Store,
+) -> None:
     small, large = spec().cells()
     past = Past(store, spec())
     past.measure(small, layouts_of(small), times(small, 3.0))
@@ -230,7 +292,9 @@ def test_a_cells_own_trials_do_not_leak_into_a_fit_without_them_that_begins_wher
     assert 1.0 < ratio(found, small, with_own=False) < 1.5
 
 
-def test_a_cell_three_times_as_slow_as_believed_is_believed_once_most_of_its_trials_show_it(store: Store) -> None:
+def test_a_cell_three_times_as_slow_as_believed_is_believed_once_most_of_its_trials_show_it(
+    store: Store,
+) -> None:
     small, _ = spec().cells()
     Past(store, spec()).measure(small, layouts_of(small), times(small, 3.0))
     assert ratio(ask(store, spec()), small) == pytest.approx(3.0, rel=0.15)
@@ -243,22 +307,35 @@ def test_a_peak_that_reads_zero_teaches_nothing_of_memory_and_spoils_nothing(sto
     found = ask(store, spec())
     assert [taught.row.is_peak_reserved for taught in found.rows] == [False] * 3
     table = LayoutTable.of(layouts_of(large))
-    assert np.all(np.isfinite(found.calibration(large).predict(table, large, H100, gpus_per_node=8).memory_relative_sd))
+    assert np.all(
+        np.isfinite(
+            found.calibration(large).predict(table, large, H100, gpus_per_node=8).memory_relative_sd
+        )
+    )
 
 
 def test_newer_trials_of_other_devices_or_options_crowd_out_no_relative(store: Store) -> None:
     class Crowded(Store):
         def observations(self, **choice: Any) -> list[ObservationRow]:
-            return self._database.read(lambda connection: observations.observations(connection, most=6, **choice))
+            return self._database.read(
+                lambda connection: observations.observations(connection, most=6, **choice)
+            )
 
     small, _ = spec().cells()
     Past(store, spec(name="mine-too")).measure(small, layouts_of(small), times(small, 1.3))
     for name, device, source, options in (
         ("named", "NVIDIA A100-SXM4-80GB", "table: a100-80gb bf16 dense", {}),
         ("labelled", "A100-80GB", "table: a100-80gb bf16 dense", {}),
-        ("other-options", DRIVER_NAME, "table: h100-sxm bf16 dense", {"workload": {"name": "llama", "options": {"attention": "eager"}}}),
+        (
+            "other-options",
+            DRIVER_NAME,
+            "table: h100-sxm bf16 dense",
+            {"workload": {"name": "llama", "options": {"attention": "eager"}}},
+        ),
     ):
-        Past(store, spec(name=name, **options), device_name=device).measure(small, layouts_of(small), times(small, 2.0), peak_source=source)
+        Past(store, spec(name=name, **options), device_name=device).measure(
+            small, layouts_of(small), times(small, 2.0), peak_source=source
+        )
     crowded = Crowded(store._database)
     assert sweeps_of(ask(crowded, spec()).rows) == {"mine-too": 6}
     assert sweeps_of(ask(crowded, spec(), None, "NVIDIA A100-SXM4-80GB").rows) == {"named": 6}
@@ -266,7 +343,10 @@ def test_newer_trials_of_other_devices_or_options_crowd_out_no_relative(store: S
 
 def test_a_process_that_stood_for_a_gang_says_nothing_of_its_nodes(store: Store) -> None:
     _, large = spec().cells()
-    replay = {"name": "replay", "options": {"table": "runs.csv", "table_id": "t", "through_ray": True}}
+    replay = {
+        "name": "replay",
+        "options": {"table": "runs.csv", "table_id": "t", "through_ray": True},
+    }
     for gpus_per_node, expected in (("auto", 8), (4, 4)):
         chosen = spec(name=f"replay-{gpus_per_node}", workload=replay, gpus_per_node=gpus_per_node)
         Past(store, chosen).measure(large, layouts_of(large)[:1], times(large, 1.0), nodes=1)
@@ -275,7 +355,9 @@ def test_a_process_that_stood_for_a_gang_says_nothing_of_its_nodes(store: Store)
 
 def test_what_a_trial_costs_is_what_relatives_took_else_what_is_usual(store: Store) -> None:
     small, _ = spec().cells()
-    assert ask(None, spec()).trial_cost() == TrialCost.of(spec().measurement, launch_seconds=None, timed_steps=None)
+    assert ask(None, spec()).trial_cost() == TrialCost.of(
+        spec().measurement, launch_seconds=None, timed_steps=None
+    )
     Past(store, spec(name="relative")).measure(small, layouts_of(small), times(small, 1.3))
     cost = ask(store, spec()).trial_cost()
     assert cost.launch_seconds == pytest.approx(40.0)
@@ -290,9 +372,13 @@ def test_the_same_cell_of_another_sweep_is_a_relative(store: Store) -> None:
 
 def test_the_newest_software_is_believed_before_the_older(store: Store) -> None:
     small, large = spec().cells()
-    Past(store, spec(name="old"), torch="2.9.0").measure(small, layouts_of(small), times(small, 1.5))
+    Past(store, spec(name="old"), torch="2.9.0").measure(
+        small, layouts_of(small), times(small, 1.5)
+    )
     only_old = ratio(ask(store, spec()), large)
-    Past(store, spec(name="new"), torch="2.13.0").measure(small, layouts_of(small), times(small, 1.0))
+    Past(store, spec(name="new"), torch="2.13.0").measure(
+        small, layouts_of(small), times(small, 1.0)
+    )
     found = ask(store, spec())
     assert [taught.is_current for taught in found.rows] == [False] * 6 + [True] * 6
     assert ratio(found, large) < only_old
@@ -326,10 +412,14 @@ def test_another_device_is_no_relative(store: Store) -> None:
     Past(store, spec(name="other")).measure(cell, layouts_of(cell), times(cell, 1.5))
     assert not ask(store, spec(device="h200"), DEVICES["h200"]).rows
     assert not ask(store, spec(device="auto"), None, "NVIDIA Mystery").rows
-    assert not ask(store, spec(device="cpu"), None).rows  # cores are no GPU, whatever was measured on one
+    assert not ask(
+        store, spec(device="cpu"), None
+    ).rows  # cores are no GPU, whatever was measured on one
 
 
-def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_their_memory_is_another_trainers(store: Store) -> None:
+def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_their_memory_is_another_trainers(
+    store: Store,
+) -> None:
     eager = spec(name="eager", workload={"name": "llama", "options": {"attention": "eager"}})
     cell = eager.cells()[0]
     Past(store, eager).measure(cell, layouts_of(cell), times(cell, 1.3))
@@ -339,7 +429,9 @@ def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_their_memory
     assert (calibration.num_times, calibration.num_peaks) == (6, 0)
 
 
-def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bounds_it(store: Store) -> None:
+def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bounds_it(
+    store: Store,
+) -> None:
     small, large = spec().cells()
     past = Past(store, spec(name="relative"))
     fitting = [layout for layout in layouts_of(small) if layout.zero_stage == 1]
@@ -348,52 +440,102 @@ def test_memory_that_every_trial_held_besides_is_learned_and_an_out_of_memory_bo
     found = ask(store, spec())
     assert found.calibration().num_out_of_memory == 1
     table = LayoutTable.of(layouts_of(large))
-    before, after = (predict_memory(table, large, trainer).total for trainer in (Trainer(), found.calibration(large).trainer))
+    before, after = (
+        predict_memory(table, large, trainer).total
+        for trainer in (Trainer(), found.calibration(large).trainer)
+    )
     assert np.all(after > before + (1 << 30))
 
 
 def test_processor_cores_are_predicted_once_their_peak_is_measured(store: Store) -> None:
-    chosen = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=[1, 2], precision="fp32")
+    chosen = spec(
+        device="cpu",
+        model="llama-tiny",
+        sequence_length=64,
+        global_batch_size=8,
+        gpus=[1, 2],
+        precision="fp32",
+    )
     small, large = chosen.cells()
     assert ask(store, chosen, None).hardware is None
     cores = measured_hardware("Some Processor", {Precision.FP32: 5e10}, memory_bytes=None)
     past = Past(store, chosen, device_name="Some Processor")
-    rows = [Layout(micro_batch_size=size, grad_accum_steps=8 // size, precision=Precision.FP32) for size in (1, 2, 4, 8)]
+    rows = [
+        Layout(micro_batch_size=size, grad_accum_steps=8 // size, precision=Precision.FP32)
+        for size in (1, 2, 4, 8)
+    ]
     source = "measured: matmul 768^3 float32, 1 threads, in trial 1"
-    past.measure(small, rows, times(small, 2.0, cores), peak_flops=5e10, peak_source=source, reserved=None)
+    past.measure(
+        small, rows, times(small, 2.0, cores), peak_flops=5e10, peak_source=source, reserved=None
+    )
     found = ask(store, chosen, None)
     assert found.hardware == cores
     assert cores.memory_bytes == UNLIMITED_BYTES
-    planned = plan_cell(chosen, large, hardware=found.hardware, gpus_per_node=2, calibration=found.calibration(large))
+    planned = plan_cell(
+        chosen,
+        large,
+        hardware=found.hardware,
+        gpus_per_node=2,
+        calibration=found.calibration(large),
+    )
     assert planned.candidates.memory_limit_bytes is None
     assert np.isfinite(planned.candidates.tokens_per_second_per_gpu).all()
 
 
 def test_a_precision_that_was_not_measured_yet_is_predicted_within_reason() -> None:
-    cores = measured_hardware("Some Processor", {Precision.FP32: 5e10, Precision.BF16: 1e10}, memory_bytes=None)
-    (cell,) = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=1, precision="fp32").cells()
-    asked = [Layout(micro_batch_size=8, precision=precision) for precision in (Precision.FP32, Precision.FP16, Precision.BF16)]
+    cores = measured_hardware(
+        "Some Processor", {Precision.FP32: 5e10, Precision.BF16: 1e10}, memory_bytes=None
+    )
+    (cell,) = spec(
+        device="cpu",
+        model="llama-tiny",
+        sequence_length=64,
+        global_batch_size=8,
+        gpus=1,
+        precision="fp32",
+    ).cells()
+    asked = [
+        Layout(micro_batch_size=8, precision=precision)
+        for precision in (Precision.FP32, Precision.FP16, Precision.BF16)
+    ]
     fp32, fp16, bf16 = predict_step_time(LayoutTable.of(asked), cell, cores, gpus_per_node=1).total
-    assert fp16 < 1.5 * fp32, "as fast as the fastest that was measured, though its numbers are shorter"
+    assert fp16 < 1.5 * fp32, (
+        "as fast as the fastest that was measured, though its numbers are shorter"
+    )
     assert bf16 > fp32, "what was measured stands"
 
 
 def test_of_processors_the_newest_trials_one_is_meant(store: Store) -> None:
-    chosen = spec(device="cpu", model="llama-tiny", sequence_length=64, global_batch_size=8, gpus=1, precision="fp32")
+    chosen = spec(
+        device="cpu",
+        model="llama-tiny",
+        sequence_length=64,
+        global_batch_size=8,
+        gpus=1,
+        precision="fp32",
+    )
     (cell,) = chosen.cells()
     source = "measured: matmul 768^3 float32, 1 threads"
     for name, flops in (("old core", 1e10), ("new core", 5e10)):
         row = Layout(micro_batch_size=8, precision=Precision.FP32)
-        Past(store, spec(**chosen.model_dump() | {"name": name.replace(" ", "-")}), device_name=name).measure(
+        Past(
+            store, spec(**chosen.model_dump() | {"name": name.replace(" ", "-")}), device_name=name
+        ).measure(
             cell, [row], lambda table: [1.0], peak_flops=flops, peak_source=source, reserved=None
         )
     found = ask(store, chosen, None)
     assert found.hardware is not None
-    assert (found.hardware.name, found.hardware.peak_flops[Precision.FP32], len(found.rows)) == ("new core", 5e10, 1)
+    assert (found.hardware.name, found.hardware.peak_flops[Precision.FP32], len(found.rows)) == (
+        "new core",
+        5e10,
+        1,
+    )
 
 
 def test_a_simulated_device_is_the_one_of_its_data_sheet(store: Store) -> None:
-    chosen = spec(device="cpu", workload={"name": "synthetic", "options": {"device_name": "h100-sxm"}})
+    chosen = spec(
+        device="cpu", workload={"name": "synthetic", "options": {"device_name": "h100-sxm"}}
+    )
     cell = chosen.cells()[0]
     past = Past(store, chosen, device_name="synthetic h100-sxm")
     past.measure(cell, layouts_of(cell), times(cell, 1.2), peak_source="table: h100-sxm")
@@ -402,7 +544,9 @@ def test_a_simulated_device_is_the_one_of_its_data_sheet(store: Store) -> None:
     assert len(found.rows) == 6
 
 
-def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_what_formulas_miss(store: Store) -> None:
+def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_what_formulas_miss(
+    store: Store,
+) -> None:
     small, large = spec().cells()
     table = LayoutTable.of(layouts_of(large))
     before = ask(store, spec()).calibration(large).predict(table, large, H100, gpus_per_node=8)
@@ -416,7 +560,14 @@ def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_wh
 # -- links -------------------------------------------------------------------------------------------------------------------------
 
 
-def measure_links(store: Store, share: float, *, run_token: str = "first", node: str = "n0", device_name: str = DRIVER_NAME) -> None:
+def measure_links(
+    store: Store,
+    share: float,
+    *,
+    run_token: str = "first",
+    node: str = "n0",
+    device_name: str = DRIVER_NAME,
+) -> None:
     """As `sweep netbench` leaves them: collectives over two nodes of H100s whose network gives that share of its data sheet."""
     constants = StepTimeConstants(inter_node_share=share)
     span = Span(num_ranks=16, num_nodes=2)
@@ -429,10 +580,20 @@ def measure_links(store: Store, share: float, *, run_token: str = "first", node:
         constants=constants,
     )
     samples = [
-        (LinkSample(collective=Collective.ALL_GATHER, span=span, message_bytes=int(size), seconds=float(seconds)), 100)
+        (
+            LinkSample(
+                collective=Collective.ALL_GATHER,
+                span=span,
+                message_bytes=int(size),
+                seconds=float(seconds),
+            ),
+            100,
+        )
         for size, seconds in zip(sizes, one, strict=True)
     ]
-    store.record_links(run_token, samples, backend="nccl", stack=Stack(device_name=device_name), nodes=[node, "n1"])
+    store.record_links(
+        run_token, samples, backend="nccl", stack=Stack(device_name=device_name), nodes=[node, "n1"]
+    )
 
 
 def share_of(known: PriorKnowledge) -> float:
@@ -449,7 +610,9 @@ def test_measured_links_stand_in_for_what_is_usual(store: Store) -> None:
 def test_the_newest_measurement_of_links_counts(store: Store) -> None:
     measure_links(store, 0.01)
     measure_links(store, 0.3, run_token="second")
-    assert share_of(learned(store, spec(), H100, device_name=None, gpus_per_node=8)) == pytest.approx(0.3, rel=0.25)
+    assert share_of(
+        learned(store, spec(), H100, device_name=None, gpus_per_node=8)
+    ) == pytest.approx(0.3, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +622,9 @@ def test_the_newest_measurement_of_links_counts(store: Store) -> None:
         ("on another cluster", {"node": "n7"}, ["n0", "n2"]),
     ],
 )
-def test_links_of_others_tell_nothing(store: Store, why: str, changes: dict[str, str], where: list[str] | None) -> None:
+def test_links_of_others_tell_nothing(
+    store: Store, why: str, changes: dict[str, str], where: list[str] | None
+) -> None:
     measure_links(store, 0.01, **changes)
     known = learned(store, spec(), H100, device_name=None, gpus_per_node=8, nodes=where)
     assert known.network is None, why
@@ -485,6 +650,8 @@ def test_a_slow_network_changes_the_plan(store: Store) -> None:
     for token, share in (("fast", 0.4), ("slow", 0.01)):
         measure_links(store, share, run_token=token)
         known = learned(store, asked, H100, device_name=None, gpus_per_node=8)
-        found = plan_cell(asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)).candidates
+        found = plan_cell(
+            asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)
+        ).candidates
         best.append(found.table.layout(int(found.order[0])).pipeline_parallel_size)
     assert best == [1, 2]

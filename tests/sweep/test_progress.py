@@ -11,7 +11,15 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Objective
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Phase
-from orchestrator.sweep.progress import Running, SearchEnded, Snapshot, StopReason, TimeLeft, TrialEnded, time_left
+from orchestrator.sweep.progress import (
+    Running,
+    SearchEnded,
+    Snapshot,
+    StopReason,
+    TimeLeft,
+    TrialEnded,
+    time_left,
+)
 
 CELL = Cell(model=PRESETS["llama-tiny"], num_gpus=2, sequence_length=64, global_batch_size=8)
 LAYOUT = Layout(data_parallel_size=2, micro_batch_size=4)
@@ -20,25 +28,73 @@ LAYOUT = Layout(data_parallel_size=2, micro_batch_size=4)
 @pytest.mark.parametrize(
     ("known", "left"),
     [
-        ({"seconds": 9.0, "num_ended": 1, "num_running": 1, "most_to_come": 9, "may_end_early": False}, None),
+        (
+            {
+                "seconds": 9.0,
+                "num_ended": 1,
+                "num_running": 1,
+                "most_to_come": 9,
+                "may_end_early": False,
+            },
+            None,
+        ),
         # 10 s a trial: one runs, and four may come; or none, where the search may end before.
-        ({"seconds": 20.0, "num_ended": 2, "num_running": 1, "most_to_come": 4, "may_end_early": False}, (50.0, 50.0)),
-        ({"seconds": 20.0, "num_ended": 2, "num_running": 1, "most_to_come": 4, "may_end_early": True}, (10.0, 50.0)),
-        ({"seconds": 20.0, "num_ended": 2, "num_running": 0, "most_to_come": 0, "may_end_early": True}, (0.0, 0.0)),
+        (
+            {
+                "seconds": 20.0,
+                "num_ended": 2,
+                "num_running": 1,
+                "most_to_come": 4,
+                "may_end_early": False,
+            },
+            (50.0, 50.0),
+        ),
+        (
+            {
+                "seconds": 20.0,
+                "num_ended": 2,
+                "num_running": 1,
+                "most_to_come": 4,
+                "may_end_early": True,
+            },
+            (10.0, 50.0),
+        ),
+        (
+            {
+                "seconds": 20.0,
+                "num_ended": 2,
+                "num_running": 0,
+                "most_to_come": 0,
+                "may_end_early": True,
+            },
+            (0.0, 0.0),
+        ),
     ],
     ids=["one says little", "all", "at most all", "nothing"],
 )
-def test_the_time_left_is_that_of_what_may_come_at_the_pace_so_far(known: dict[str, float], left: tuple[float, float] | None) -> None:
+def test_the_time_left_is_that_of_what_may_come_at_the_pace_so_far(
+    known: dict[str, float], left: tuple[float, float] | None
+) -> None:
     found = time_left(**known)  # type: ignore[arg-type]
     assert (None if found is None else (found.least, found.most)) == left
 
 
 def test_no_budget_is_outlasted() -> None:
-    pace = {"seconds": 20.0, "num_ended": 2, "num_running": 1, "most_to_come": 4, "may_end_early": False}
+    pace = {
+        "seconds": 20.0,
+        "num_ended": 2,
+        "num_running": 1,
+        "most_to_come": 4,
+        "may_end_early": False,
+    }
     assert time_left(**pace, wall_seconds_left=15.0) == TimeLeft(least=15.0, most=15.0)  # type: ignore[arg-type]
     # 40 GPU-seconds in 20 s: 60 more are held within 30 s.
-    assert time_left(**pace, gpu_seconds_left=60.0, gpu_seconds=40.0) == TimeLeft(least=30.0, most=30.0)  # type: ignore[arg-type]
-    assert time_left(**(pace | {"num_ended": 0}), wall_seconds_left=15.0) == TimeLeft(least=0.0, most=15.0)  # type: ignore[arg-type]
+    assert time_left(**pace, gpu_seconds_left=60.0, gpu_seconds=40.0) == TimeLeft(
+        least=30.0, most=30.0
+    )  # type: ignore[arg-type]
+    assert time_left(**(pace | {"num_ended": 0}), wall_seconds_left=15.0) == TimeLeft(
+        least=0.0, most=15.0
+    )  # type: ignore[arg-type]
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -66,8 +122,12 @@ def said(capsys: pytest.CaptureFixture[str], **changes: object) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(capsys: pytest.CaptureFixture[str]) -> None:
-    running = Running(trial_id=4, cell=CELL, layout=LAYOUT, phase=Phase.FIRST_STEP, step=0, since=0.0)
+def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    running = Running(
+        trial_id=4, cell=CELL, layout=LAYOUT, phase=Phase.FIRST_STEP, step=0, since=0.0
+    )
     later = Running(trial_id=5, cell=CELL, layout=LAYOUT, phase=None, step=0, since=0.0)
     assert said(capsys, running=[running, later], left=TimeLeft(least=60.0, most=240.0)) == [
         "[1:15] 3 of at most 10 launched: 2 measured, 1 min to 4 min left | trial 4, 2 GPUs, dp2 mbs4 ga1 none bf16: first step; and 1 more"
@@ -84,13 +144,31 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(capsys: pyt
         (None, ""),
     ],
 )
-def test_an_estimate_has_no_more_digits_than_it_is_worth(capsys: pytest.CaptureFixture[str], left: TimeLeft | None, words: str) -> None:
-    assert said(capsys, left=left) == [f"[1:15] 3 of at most 10 launched: 2 measured{words} | nothing runs now"]
+def test_an_estimate_has_no_more_digits_than_it_is_worth(
+    capsys: pytest.CaptureFixture[str], left: TimeLeft | None, words: str
+) -> None:
+    assert said(capsys, left=left) == [
+        f"[1:15] 3 of at most 10 launched: 2 measured{words} | nothing runs now"
+    ]
 
 
-def test_each_end_is_told_with_the_state_as_of_then_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    first = TrialEnded(text="trial 1 a: 100", seconds=10.0, counts={TrialState.MEASURED: 1}, num_launched=2, num_running=1)
-    second = TrialEnded(text="trial 2 b: 200", seconds=70.0, counts={TrialState.MEASURED: 2}, num_launched=3, num_running=0)
+def test_each_end_is_told_with_the_state_as_of_then_in_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = TrialEnded(
+        text="trial 1 a: 100",
+        seconds=10.0,
+        counts={TrialState.MEASURED: 1},
+        num_launched=2,
+        num_running=1,
+    )
+    second = TrialEnded(
+        text="trial 2 b: 200",
+        seconds=70.0,
+        counts={TrialState.MEASURED: 2},
+        num_launched=3,
+        num_running=0,
+    )
     searched = SearchEnded(cell=CELL, reason=StopReason.TRIALS, untried=7, seconds=60.0)
     assert said(capsys, ended=[first, second], searched=[searched]) == [
         "[0:10] 2 of at most 10 launched: 1 measured, 1 running | trial 1 a: 100",

@@ -17,12 +17,24 @@ from orchestrator.sweep import provenance
 from orchestrator.sweep.provenance import code_fingerprint
 
 PACKAGE = provenance.PACKAGE
-_IDENTITY = {f"GIT_{who}_{what}": f"a@{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+_IDENTITY = {
+    f"GIT_{who}_{what}": f"a@{what}"
+    for who in ("AUTHOR", "COMMITTER")
+    for what in ("NAME", "EMAIL")
+}
 
 
 def git(project: Path, *arguments: str) -> str:
-    environment = os.environ | _IDENTITY | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    return subprocess.run(["git", "-C", project, *arguments], check=True, capture_output=True, text=True, env=environment).stdout.strip()
+    environment = (
+        os.environ | _IDENTITY | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    )
+    return subprocess.run(
+        ["git", "-C", project, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -47,13 +59,19 @@ def state(found: Fingerprint) -> tuple[str | None, str | None]:
 def fingerprint_by_the_package_in(folder: Path) -> Fingerprint:
     """As the package that is installed in this folder says it, of itself."""
     ask = "from orchestrator.sweep import provenance as p; print(p.code_fingerprint(p.PACKAGE / 'cli').model_dump_json())"
-    done = subprocess.run([sys.executable, "-c", ask], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=folder, check=True, capture_output=True, text=True
+    )
     return Fingerprint.model_validate_json(done.stdout)
 
 
-def test_a_package_installed_inside_somebody_s_project_does_not_take_that_project_s_commits_for_its_own(project: Path) -> None:
+def test_a_package_installed_inside_somebody_s_project_does_not_take_that_project_s_commits_for_its_own(
+    project: Path,
+) -> None:
     installed = project / ".venv" / "site-packages"
-    shutil.copytree(PACKAGE, installed / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PACKAGE, installed / "orchestrator", ignore=shutil.ignore_patterns("__pycache__")
+    )
     assert state(fingerprint_by_the_package_in(installed)) == (None, None)
     copied = shutil.copytree(installed / "orchestrator", project / "orchestrator").parent
     commit(copied)  # the package as a part of the project: now its commits count
@@ -78,9 +96,16 @@ def test_a_tracked_folder_is_that_of_its_repository(project: Path) -> None:
     assert code_fingerprint(project / "inner").dirty_diff_digest is not None
 
 
-def test_a_changed_a_new_and_a_rewritten_source_are_other_code_and_results_are_not(project: Path) -> None:
+def test_a_changed_a_new_and_a_rewritten_source_are_other_code_and_results_are_not(
+    project: Path,
+) -> None:
     digests = [code_fingerprint(project).dirty_diff_digest]
-    for name, text in (("train.py", "1\n"), ("new.py", "1\n"), ("new.py", "2\n"), ("näme.py", "2\n")):
+    for name, text in (
+        ("train.py", "1\n"),
+        ("new.py", "1\n"),
+        ("new.py", "2\n"),
+        ("näme.py", "2\n"),
+    ):
         (project / name).write_text(text)
         digests.append(code_fingerprint(project).dirty_diff_digest)
     assert len(set(digests)) == len(digests)
@@ -89,7 +114,9 @@ def test_a_changed_a_new_and_a_rewritten_source_are_other_code_and_results_are_n
     assert code_fingerprint(project).dirty_diff_digest == digests[-1]
 
 
-def test_of_a_large_new_file_only_the_size_counts_and_of_many_only_the_first(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_new_file_only_the_size_counts_and_of_many_only_the_first(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(provenance, "MAX_UNTRACKED_BYTES", 10)
     monkeypatch.setattr(provenance, "MAX_UNTRACKED_FILES", 2)
     (project / "a.py").write_text("a" * 11)
@@ -117,7 +144,9 @@ def break_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def slow_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = project.parent / f"{project.name}-tools"
     tools.mkdir()
-    (tools / "git").write_text(f'#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n')
+    (tools / "git").write_text(
+        f'#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n'
+    )
     (tools / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
     monkeypatch.setattr(provenance, "GIT_SECONDS", 5.0)
@@ -125,13 +154,20 @@ def slow_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spoil", [break_the_diff, slow_the_diff])
 def test_what_git_does_not_tell_is_not_taken_for_clean(
-    project: Path, spoil: Callable[[Path, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    project: Path,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clean = state(code_fingerprint(project))
     assert clean[1] is None
     spoil(project, monkeypatch)
     assert state(code_fingerprint(project)) == (clean[0], "unknown")
-    assert [record.levelname for record in caplog.records if "Git does not tell what is uncommitted" in record.message] == ["WARNING"]
+    assert [
+        record.levelname
+        for record in caplog.records
+        if "Git does not tell what is uncommitted" in record.message
+    ] == ["WARNING"]
 
 
 def test_outside_a_checkout_nothing_is_claimed(tmp_path: Path) -> None:
@@ -188,8 +224,12 @@ def test_the_same_program_in_another_folder_is_the_same_code(program: Path, tmp_
     assert program_digest(copy) == digest
 
 
-@pytest.mark.parametrize("changed", ["train.py", "layers/block.py", "run.toml", "layers/new.py", "tool"])
-def test_a_changed_line_a_new_source_or_a_file_that_is_named_is_other_code(program: Path, changed: str) -> None:
+@pytest.mark.parametrize(
+    "changed", ["train.py", "layers/block.py", "run.toml", "layers/new.py", "tool"]
+)
+def test_a_changed_line_a_new_source_or_a_file_that_is_named_is_other_code(
+    program: Path, changed: str
+) -> None:
     before = program_digest(program)
     (program / changed).write_text("changed\n")
     (program / changed).chmod(0o755)
@@ -208,7 +248,9 @@ def test_a_changed_line_a_new_source_or_a_file_that_is_named_is_other_code(progr
         "env/lib/a.py",
     ],
 )
-def test_what_a_trial_writes_and_what_is_no_part_of_the_program_changes_nothing(program: Path, changed: str) -> None:
+def test_what_a_trial_writes_and_what_is_no_part_of_the_program_changes_nothing(
+    program: Path, changed: str
+) -> None:
     before = program_digest(program)
     (program / changed).write_text("written by a trial\n")
     assert program_digest(program) == before
@@ -228,9 +270,16 @@ def test_a_link_is_known_by_where_it_leads_and_not_followed(program: Path, tmp_p
     assert program_digest(program) != before
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_PROGRAM_FILES", 2), ("MAX_PROGRAM_BYTES", 30), ("MAX_PROGRAM_ENTRIES", 4)])
+@pytest.mark.parametrize(
+    ("bound", "value"),
+    [("MAX_PROGRAM_FILES", 2), ("MAX_PROGRAM_BYTES", 30), ("MAX_PROGRAM_ENTRIES", 4)],
+)
 def test_of_more_files_than_the_bound_names_sizes_and_times_count_and_that_is_said(
-    program: Path, bound: str, value: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    program: Path,
+    bound: str,
+    value: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(provenance, bound, value)
     before = program_digest(program)
@@ -242,26 +291,47 @@ def test_of_more_files_than_the_bound_names_sizes_and_times_count_and_that_is_sa
     assert program_digest(program) != before
 
 
-def test_without_a_working_directory_the_folder_of_the_script_is_the_project(program: Path, tmp_path: Path) -> None:
+def test_without_a_working_directory_the_folder_of_the_script_is_the_project(
+    program: Path, tmp_path: Path
+) -> None:
     argv = ["python", str(program / "train.py")]
-    before, elsewhere = (provenance.program_fingerprint(argv, cwd=cwd) for cwd in (None, tmp_path / "data"))
+    before, elsewhere = (
+        provenance.program_fingerprint(argv, cwd=cwd) for cwd in (None, tmp_path / "data")
+    )
     assert elsewhere == before  # a script beside the working directory, likewise
     (program / "layers" / "block.py").write_text("changed\n")
     assert provenance.program_fingerprint(argv, cwd=None) != before
     git(program, "init", "--quiet")
     commit(program)
-    assert state(provenance.program_fingerprint(argv, cwd=None)) == (git(program, "rev-parse", "HEAD"), None)
+    assert state(provenance.program_fingerprint(argv, cwd=None)) == (
+        git(program, "rev-parse", "HEAD"),
+        None,
+    )
 
 
 def test_a_program_in_a_checkout_is_known_by_its_commit(project: Path) -> None:
-    assert state(provenance.program_fingerprint(["python", "train.py"], cwd=project)) == (git(project, "rev-parse", "HEAD"), None)
+    assert state(provenance.program_fingerprint(["python", "train.py"], cwd=project)) == (
+        git(project, "rev-parse", "HEAD"),
+        None,
+    )
 
 
 @pytest.mark.parametrize(
-    "argument", ["{name}", "--settings={name}", "{project}/{name}", "--settings={project}/{name}", "../{folder}/{name}"]
+    "argument",
+    [
+        "{name}",
+        "--settings={name}",
+        "{project}/{name}",
+        "--settings={project}/{name}",
+        "../{folder}/{name}",
+    ],
 )
-@pytest.mark.parametrize("name", ["run.toml", "ignored.py", ".venv/big.toml", "out of it/run.toml", "[r]un.toml"])
-def test_a_named_file_that_git_does_not_track_is_part_of_a_program_in_a_checkout(project: Path, argument: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["run.toml", "ignored.py", ".venv/big.toml", "out of it/run.toml", "[r]un.toml"]
+)
+def test_a_named_file_that_git_does_not_track_is_part_of_a_program_in_a_checkout(
+    project: Path, argument: str, name: str
+) -> None:
     file = project / name
     file.parent.mkdir(exist_ok=True)
     argv = ["python", "train.py", argument.format(name=name, project=project, folder=project.name)]
@@ -290,9 +360,9 @@ def test_a_named_file_that_git_knows_changes_nothing_beyond_what_git_says(projec
     commit(project)
 
     def is_as_git_says() -> bool:
-        return provenance.program_fingerprint(["python", "train.py", "--settings=run.toml", "new.py"], cwd=project) == code_fingerprint(
-            project
-        )
+        return provenance.program_fingerprint(
+            ["python", "train.py", "--settings=run.toml", "new.py"], cwd=project
+        ) == code_fingerprint(project)
 
     assert is_as_git_says()
     (project / "run.toml").write_text("seed = 2\n")
@@ -301,7 +371,9 @@ def test_a_named_file_that_git_knows_changes_nothing_beyond_what_git_says(projec
     assert is_as_git_says()
 
 
-def test_of_a_named_link_both_where_it_leads_and_what_is_there_count(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_of_a_named_link_both_where_it_leads_and_what_is_there_count(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "run.toml"
     elsewhere.write_text("seed = 1\n")
     (project / "run.toml").symlink_to(elsewhere)
@@ -329,23 +401,38 @@ def test_of_large_named_files_names_sizes_and_times_count(
     before = provenance.program_fingerprint(["python", "train.py", "tokens.bin"], cwd=project)
     assert "1 files, 0 MiB that argv and env name" in caplog.text
     os.utime(project / "tokens.bin", (1, 1))
-    assert provenance.program_fingerprint(["python", "train.py", "tokens.bin"], cwd=project) != before
+    assert (
+        provenance.program_fingerprint(["python", "train.py", "tokens.bin"], cwd=project) != before
+    )
 
 
-def test_settings_that_git_does_not_know_count_though_git_does_not_tell_the_rest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_git_does_not_know_count_though_git_does_not_tell_the_rest(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "run.toml").write_text("seed = 1\n")
     break_the_diff(project, monkeypatch)
     digests = []
     for text in ("seed = 1\n", "seed = 2\n"):
         (project / "run.toml").write_text(text)
-        digests.append(provenance.program_fingerprint(["python", "train.py", "run.toml"], cwd=project).dirty_diff_digest or "")
+        digests.append(
+            provenance.program_fingerprint(
+                ["python", "train.py", "run.toml"], cwd=project
+            ).dirty_diff_digest
+            or ""
+        )
     assert len(set(digests)) == 2
     assert all(digest.startswith("unknown ") for digest in digests)
 
 
-def test_a_program_of_which_nothing_is_found_is_taken_for_this_package_s_code(tmp_path: Path) -> None:
-    assert provenance.program_fingerprint(["python", "-m", "somewhere"], cwd=None) == code_fingerprint(PACKAGE)
-    assert state(provenance.program_fingerprint(["python", "x" * 5000, "a\0b"], cwd=tmp_path / "{precision}")) == (None, None)
+def test_a_program_of_which_nothing_is_found_is_taken_for_this_package_s_code(
+    tmp_path: Path,
+) -> None:
+    assert provenance.program_fingerprint(
+        ["python", "-m", "somewhere"], cwd=None
+    ) == code_fingerprint(PACKAGE)
+    assert state(
+        provenance.program_fingerprint(["python", "x" * 5000, "a\0b"], cwd=tmp_path / "{precision}")
+    ) == (None, None)
 
 
 def test_a_program_alone_without_a_source_s_name_is_its_contents(tmp_path: Path) -> None:
@@ -363,9 +450,23 @@ def test_the_command_line_asks_for_the_program_of_a_command_and_leaves_the_sweep
     from orchestrator.cli.run import _code_of
 
     def digest(name: str = "command") -> str | None:
-        options = {"argv": ["python", "train.py"], "cwd": str(program), "env": {"SETTINGS": "run.toml"}} if name == "command" else {}
-        fields = {"name": "t", "model": "llama-tiny", "gpus": 1, "sequence_length": 64, "global_batch_size": 8, "precision": "fp32"}
-        found = _code_of(SweepSpec.model_validate(fields | {"workload": {"name": name, "options": options}}), None)
+        options = (
+            {"argv": ["python", "train.py"], "cwd": str(program), "env": {"SETTINGS": "run.toml"}}
+            if name == "command"
+            else {}
+        )
+        fields = {
+            "name": "t",
+            "model": "llama-tiny",
+            "gpus": 1,
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "precision": "fp32",
+        }
+        found = _code_of(
+            SweepSpec.model_validate(fields | {"workload": {"name": name, "options": options}}),
+            None,
+        )
         return found.dirty_diff_digest if name == "command" else found.git_sha
 
     monkeypatch.setenv("SWEEP_HOME", str(program / "out"))

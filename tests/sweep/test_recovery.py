@@ -19,17 +19,34 @@ from tests.db.builders import Bench, failure, start_attempt
 
 
 def end_of(trial_id: int, seconds: float = 1.0) -> Finished:
-    ranks = [RankOutcome(rank=rank, exit_code=0, result=RankResult(step_seconds=[seconds] * 6)) for rank in range(2)]
-    return Finished(trial_id=trial_id, reports=[NodeReport(node="here", ranks=ranks)], failure=None, gpu_seconds=2.0)
+    ranks = [
+        RankOutcome(rank=rank, exit_code=0, result=RankResult(step_seconds=[seconds] * 6))
+        for rank in range(2)
+    ]
+    return Finished(
+        trial_id=trial_id,
+        reports=[NodeReport(node="here", ranks=ranks)],
+        failure=None,
+        gpu_seconds=2.0,
+    )
 
 
 def recovery(bench: Bench) -> Recovery:
     plan = MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=9, relative_confidence=0.5)
     code = Fingerprint(orchestrator_version="test")
-    return Recovery(store=bench.store, sweep_id=bench.sweep_id, epoch=bench.epoch, plan=plan, code=code, device_name=None)
+    return Recovery(
+        store=bench.store,
+        sweep_id=bench.sweep_id,
+        epoch=bench.epoch,
+        plan=plan,
+        code=code,
+        device_name=None,
+    )
 
 
-def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(store: Store, tmp_path: Path) -> None:
+def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(
+    store: Store, tmp_path: Path
+) -> None:
     bench = Bench.on(store)
     (waits, first), (given_up, second) = bench.start(1), bench.start(2)
     spool = Spool(tmp_path / "spool")
@@ -44,7 +61,9 @@ def test_a_spooled_end_counts_only_for_an_attempt_that_nobody_gave_up(store: Sto
     assert store.trial(again).trial.state is TrialState.MEASURED
     late = store.trial(given_up)
     assert (late.trial.state, late.trial.num_attempts) == (TrialState.LAUNCHING, third)
-    assert late.attempts[second - 1].superseded and late.attempts[second - 1].measurement is not None
+    assert (
+        late.attempts[second - 1].superseded and late.attempts[second - 1].measurement is not None
+    )
     assert list((tmp_path / "spool").iterdir()) == []
     assert first == 1
 
@@ -71,7 +90,12 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     (beyond, first), (well, second) = bench.start(1), bench.start(2)
     no_column_holds_it = failure(FailureKind.USER_ERROR, step=2**70)
     spool = Spool(tmp_path / "spool")
-    spool.keep(Spooled(attempt=first, end=Finished(trial_id=beyond, reports=[], failure=no_column_holds_it, gpu_seconds=1.0)))
+    spool.keep(
+        Spooled(
+            attempt=first,
+            end=Finished(trial_id=beyond, reports=[], failure=no_column_holds_it, gpu_seconds=1.0),
+        )
+    )
     spool.keep(Spooled(attempt=1, end=end_of(2**70)))
     spool.keep(Spooled(attempt=1, end=end_of(4711)))
     spool.keep(Spooled(attempt=second, end=end_of(well)))
@@ -79,21 +103,33 @@ def test_what_the_store_refuses_is_set_aside_and_said_and_the_rest_is_written_do
     assert recovery(later).take_up(Spool(tmp_path / "spool")) == 1
     assert store.trial(well).trial.state is TrialState.MEASURED
     aside = {file.name for file in (tmp_path / "spool").iterdir()}
-    assert aside == {f"trial-{beyond}-attempt-1.refused", "trial-4711-attempt-1.refused", f"trial-{2**70}-attempt-1.refused"}
+    assert aside == {
+        f"trial-{beyond}-attempt-1.refused",
+        "trial-4711-attempt-1.refused",
+        f"trial-{2**70}-attempt-1.refused",
+    }
     said = [record.getMessage() for record in caplog.records]
     assert len([text for text in said if "set aside as" in text and "\n" not in text]) == 3
     assert recovery(later).take_up(Spool(tmp_path / "spool")) == 0
-    assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], "whose trial it is waits again"
+    assert [trial.id for trial in store.reap(later.sweep_id, later.epoch)] == [beyond], (
+        "whose trial it is waits again"
+    )
 
 
-def test_a_spool_that_was_never_made_is_empty_and_one_that_cannot_be_read_ends_the_call(tmp_path: Path) -> None:
+def test_a_spool_that_was_never_made_is_empty_and_one_that_cannot_be_read_ends_the_call(
+    tmp_path: Path,
+) -> None:
     assert list(Spool(tmp_path / "spool").left()) == []
     (tmp_path / "spool").write_text("where the folder should be: as unreadable, also for root")
-    with pytest.raises(UsageInvalid, match=f"Not a directory: {tmp_path}/spool. .* make it readable"):
+    with pytest.raises(
+        UsageInvalid, match=f"Not a directory: {tmp_path}/spool. .* make it readable"
+    ):
         list(Spool(tmp_path / "spool").left())
 
 
-def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_spooled_end_is_set_aside_and_a_torn_file_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spool = Spool(tmp_path / "spool")
     kept = Spooled(attempt=1, end=end_of(7))
     spool.keep(kept)

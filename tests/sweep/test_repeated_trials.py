@@ -28,17 +28,32 @@ from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Stop, StopReason
 from tests.db.builders import begin_trial
 from tests.sweep.fake_scheduler import FakeScheduler, Script
-from tests.sweep.test_loop import CODE, Noisy, after, fast, out_of_memory_above, run, shorts, spec, states, store
+from tests.sweep.test_loop import (
+    CODE,
+    Noisy,
+    after,
+    fast,
+    out_of_memory_above,
+    run,
+    shorts,
+    spec,
+    states,
+    store,
+)
 
 __all__ = ["store"]  # the fixture
 
 
 def names(store: Store) -> list[str]:
-    return [layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started]
+    return [
+        layout.short for layout, _ in run(store, fast, spec=spec(gpus=1, name="names"))[1].started
+    ]
 
 
 def attempts(store: Store, short: str) -> int:
-    return next(t.num_attempts for t in store.trials(store.sweep_named("t").id) if t.layout.short == short)
+    return next(
+        t.num_attempts for t in store.trials(store.sweep_named("t").id) if t.layout.short == short
+    )
 
 
 def test_wall_time_that_ends_a_confirmation_leaves_it_to_the_next_call(store: Store) -> None:
@@ -48,15 +63,26 @@ def test_wall_time_that_ends_a_confirmation_leaves_it_to_the_next_call(store: St
         now[0] += 10.0
         return fast(request)
 
-    limited = spec(gpus=1, device="cpu", gpus_per_node=2, search={"max_wall_time": 65, "confirm": {"repeats": 2}})
+    limited = spec(
+        gpus=1,
+        device="cpu",
+        gpus_per_node=2,
+        search={"max_wall_time": 65, "confirm": {"repeats": 2}},
+    )
     result, scheduler = run(store, slow, spec=limited, clock=lambda: now[0])
     assert len(scheduler.started) == 7  # six layouts, one repeat
     assert set(result.stopped.values()) == {StopReason.WALL_TIME}
-    assert finished_before(limited, store, code=lambda: CODE, program_version="test", this_host="here") is None
+    assert (
+        finished_before(limited, store, code=lambda: CODE, program_version="test", this_host="here")
+        is None
+    )
     result, scheduler = run(store, slow, spec=limited, clock=lambda: now[0])
     assert scheduler.started
     assert result.finished
-    assert finished_before(limited, store, code=lambda: CODE, program_version="test", this_host="here") is not None
+    assert (
+        finished_before(limited, store, code=lambda: CODE, program_version="test", this_host="here")
+        is not None
+    )
 
 
 def test_a_repeat_that_ran_out_of_memory_is_not_tried_again_by_the_next_call(store: Store) -> None:
@@ -67,7 +93,9 @@ def test_a_repeat_that_ran_out_of_memory_is_not_tried_again_by_the_next_call(sto
     assert noisy.taken[best] == 2
 
 
-def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attempt_would_be(store: Store) -> None:
+def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attempt_would_be(
+    store: Store,
+) -> None:
     class Dies(FakeScheduler):
         def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
             raise KeyboardInterrupt  # as kill -9 does: nothing is recorded
@@ -86,9 +114,13 @@ def test_a_repeat_that_takes_the_orchestrator_down_is_given_up_as_a_first_attemp
     assert states(store) == {TrialState.MEASURED: 6}
 
 
-def test_what_its_neighbours_contradict_is_measured_once_more_over_all_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_its_neighbours_contradict_is_measured_once_more_over_all_calls(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stays_doubtful(rows: RowSearcher, *, but: Collection[int] = ()) -> tuple[int, float] | None:
-        measured = [row for row, told in rows.told.items() if told.score is not None and row not in but]
+        measured = [
+            row for row, told in rows.told.items() if told.score is not None and row not in but
+        ]
         return (min(measured), 0.0) if len(measured) >= 3 else None
 
     monkeypatch.setattr(RowSearcher, "doubtful", stays_doubtful)
@@ -131,7 +163,9 @@ def test_other_code_repeats_nothing_that_cannot_count_more_than_once(store: Stor
 class Mixed(FakeScheduler):
     """Each attempt reports the torch that it was given; the repeat of trial 1 ends after what runs beside it."""
 
-    def __init__(self, script: Script, torch_of: Callable[[TrialRequest], str], **kwargs: Any) -> None:
+    def __init__(
+        self, script: Script, torch_of: Callable[[TrialRequest], str], **kwargs: Any
+    ) -> None:
         super().__init__(script, **kwargs)
         self._torch_of = torch_of
 
@@ -140,7 +174,10 @@ class Mixed(FakeScheduler):
         if 1 in self._running and self._running[1][0].attempt == 2 and len(self._running) > 1:
             held = self._running.pop(1)
         request = next(iter(self._running.values()))[0]
-        events = [self._with_torch(event, self._torch_of(request)) for event in super().poll(timeout_seconds)]
+        events = [
+            self._with_torch(event, self._torch_of(request))
+            for event in super().poll(timeout_seconds)
+        ]
         if held is not None:
             self._running[1] = held
         return events
@@ -150,7 +187,11 @@ class Mixed(FakeScheduler):
         if not isinstance(event, Finished) or event.failure is not None:
             return event
         report = event.reports[0]
-        ranks = [replace(rank, result=_with_torch(rank.result, torch)) for rank in report.ranks if rank.result is not None]
+        ranks = [
+            replace(rank, result=_with_torch(rank.result, torch))
+            for rank in report.ranks
+            if rank.result is not None
+        ]
         return replace(event, reports=[replace(report, ranks=ranks)])
 
 
@@ -158,11 +199,16 @@ def _with_torch(result: RankResult, torch: str) -> RankResult:
     return result.model_copy(update={"stack": result.stack.model_copy(update={"torch": torch})})
 
 
-def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def doubted(run_of_cell: CellSearch) -> tuple[int, Layout, str] | None:
-        layout = next((t.layout for t in store.trials(1) if t.id == 1 and t.state is TrialState.MEASURED), None)
+        layout = next(
+            (t.layout for t in store.trials(1) if t.id == 1 and t.state is TrialState.MEASURED),
+            None,
+        )
         if layout is None or asked:
             return None
         asked.append(1)
@@ -175,14 +221,24 @@ def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(store
         slots=2,
         device=Device.CUDA,
     )
-    result, _ = run(store, fast, spec=spec(gpus=1, search={"strategy": "random"}), scheduler=scheduler)
+    result, _ = run(
+        store, fast, spec=spec(gpus=1, search={"strategy": "random"}), scheduler=scheduler
+    )
     assert asked
-    assert [t.id for t in store.trials(result.sweep_id) if t.is_current_fingerprint] == [2, 3, 4, 5, 6]
+    assert [t.id for t in store.trials(result.sweep_id) if t.is_current_fingerprint] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     first = store.trial(1)
     assert first.trial.layout not in {layout for tied in result.tied.values() for layout in tied}
 
 
-def test_a_trial_that_waits_again_when_the_last_was_launched_is_not_left_behind(store: Store) -> None:
+def test_a_trial_that_waits_again_when_the_last_was_launched_is_not_left_behind(
+    store: Store,
+) -> None:
     taken: Counter[int] = Counter()
 
     def script(request: TrialRequest) -> float | FailureKind:
@@ -190,7 +246,12 @@ def test_a_trial_that_waits_again_when_the_last_was_launched_is_not_left_behind(
         return FailureKind.NODE_LOST if request.trial_id == 1 and taken[1] == 1 else fast(request)
 
     four = FakeScheduler(script, slots=4, device=Device.CUDA)
-    result, _ = run(store, script, spec=spec(gpus=1, search={"max_trials": 3, "strategy": "random"}), scheduler=four)
+    result, _ = run(
+        store,
+        script,
+        spec=spec(gpus=1, search={"max_trials": 3, "strategy": "random"}),
+        scheduler=four,
+    )
     assert states(store) == {TrialState.MEASURED: 3}
     assert result.finished
 
@@ -208,7 +269,9 @@ def test_what_a_dead_orchestrator_held_counts_against_the_budget_at_once(store: 
     sweep_id = store.ensure_sweep("t", limited.model_dump_json(), limited.conditions())
     epoch = store.acquire(sweep_id, host="elsewhere", pid=1)
     cell_id = store.ensure_cell(sweep_id, limited.cells()[0], epoch)
-    layout = Layout(data_parallel_size=1, micro_batch_size=8, grad_accum_steps=1, precision=Precision.FP32)
+    layout = Layout(
+        data_parallel_size=1, micro_batch_size=8, grad_accum_steps=1, precision=Precision.FP32
+    )
     begin_trial(store, cell_id, layout, epoch=epoch, nodes=["there"])
     time.sleep(0.5)
     result, scheduler = run(store, fast, spec=limited, takeover=True)
@@ -233,12 +296,19 @@ def test_what_ran_the_node_out_of_memory_is_repeated_alone_too(store: Store) -> 
         return {2: 1.0, 3: 1.001}.get(request.trial_id, 9.0)
 
     watching = Watching(script, slots=4, device=Device.CUDA)
-    run(store, script, spec=spec(gpus=1, repeats=2, search={"strategy": "random", "confirm": {"repeats": 2}}), scheduler=watching)
+    run(
+        store,
+        script,
+        spec=spec(gpus=1, repeats=2, search={"strategy": "random", "confirm": {"repeats": 2}}),
+        scheduler=watching,
+    )
     assert len(beside) > 2
     assert {running for attempt, running in beside if attempt > 1} == {1}
 
 
-def test_a_layout_asked_for_ahead_is_one_of_those_that_the_bound_looks_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_asked_for_ahead_is_one_of_those_that_the_bound_looks_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     ask = Searcher.ask
 
@@ -273,13 +343,22 @@ def test_a_finished_sweep_is_answered_for_the_cells_that_the_file_names_now(stor
     run(store, two_fail, spec=spec(device="cpu", gpus_per_node=2))
     narrow = spec(gpus=[1], device="cpu", gpus_per_node=2)
     told, _ = run(store, two_fail, spec=narrow)
-    before = finished_before(narrow, store, code=lambda: CODE, program_version="test", this_host="here")
+    before = finished_before(
+        narrow, store, code=lambda: CODE, program_version="test", this_host="here"
+    )
     assert before is not None
-    assert (list(before.nothing_feasible), set(before.stopped)) == (list(told.nothing_feasible), set(told.stopped))
-    assert {s: n for s, n in before.counts.items() if n} == {s: n for s, n in told.counts.items() if n}
+    assert (list(before.nothing_feasible), set(before.stopped)) == (
+        list(told.nothing_feasible),
+        set(told.stopped),
+    )
+    assert {s: n for s, n in before.counts.items() if n} == {
+        s: n for s, n in told.counts.items() if n
+    }
     assert not before.code_has_changed
     newer = Fingerprint(orchestrator_version="test", git_sha="other")
-    changed = finished_before(narrow, store, code=lambda: newer, program_version="test", this_host="here")
+    changed = finished_before(
+        narrow, store, code=lambda: newer, program_version="test", this_host="here"
+    )
     assert changed is not None
     assert changed.code_has_changed
 
@@ -293,7 +372,9 @@ def test_repeats_stopped_midway_come_to_what_an_undisturbed_sweep_has(store: Sto
     assert sorted(count for _, count in shorts(store).values()) == undisturbed
 
 
-def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_believed(store: Store) -> None:
+def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_believed(
+    store: Store,
+) -> None:
     busy = MachineLoad(cpu_cores=2.0, own_cpu_cores=0.5, sweep_cpu_cores=0.0, others_cpu_cores=1.5)
     best, second, *_ = names(store)
 
@@ -304,30 +385,56 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_belie
             events = super().poll(timeout_seconds)
             attempt = self.started[len(self.started) - 1][1]
             return [
-                replace(e, reports=[replace(report, load=busy) for report in e.reports]) if isinstance(e, Finished) and attempt == 1 else e
+                replace(e, reports=[replace(report, load=busy) for report in e.reports])
+                if isinstance(e, Finished) and attempt == 1
+                else e
                 for e in events
             ]
 
     noisy = Noisy({best: [1.30, 1.00, 1.00, 1.00], second: [1.10, 1.10, 1.10, 1.10]})
-    wanted = spec(gpus=1, repeats=3, search={"max_parallel_trials": 1, "confirm": {"contenders": 2, "repeats": 3}})
+    wanted = spec(
+        gpus=1,
+        repeats=3,
+        search={"max_parallel_trials": 1, "confirm": {"contenders": 2, "repeats": 3}},
+    )
     told: list[str] = []
     result, _ = run(
-        store, noisy, spec=wanted, scheduler=Busy(noisy), observe=lambda snapshot: told.extend(one.text for one in snapshot.ended)
+        store,
+        noisy,
+        spec=wanted,
+        scheduler=Busy(noisy),
+        observe=lambda snapshot: told.extend(one.text for one in snapshot.ended),
     )
-    assert told[0].endswith("; the machine was busy: 1.5 of 2 cores were somebody else's") and told[1].endswith("tokens/s/GPU (disturbed)")
-    assert any("again (to confirm the winner), 1 GPU, " in line and line.endswith("tokens/s/GPU") for line in told)
+    assert told[0].endswith("; the machine was busy: 1.5 of 2 cores were somebody else's") and told[
+        1
+    ].endswith("tokens/s/GPU (disturbed)")
+    assert any(
+        "again (to confirm the winner), 1 GPU, " in line and line.endswith("tokens/s/GPU")
+        for line in told
+    )
     found = next(trial for trial in store.trials(result.sweep_id) if trial.layout.short == best)
-    assert found.num_measurements > 1, "18 % slower in its first run, it would not have been looked at again"
+    assert found.num_measurements > 1, (
+        "18 % slower in its first run, it would not have been looked at again"
+    )
     runs = store.repeats(found.cell_id)[found.id].runs
-    assert [bool(one.load_sd) for one in runs] == [True, *[False] * (len(runs) - 1)], "as the store has it for the next call"
-    assert [attempt.load == busy for attempt in store.trial(found.id).attempts] == [True, *[False] * (len(runs) - 1)]
+    assert [bool(one.load_sd) for one in runs] == [True, *[False] * (len(runs) - 1)], (
+        "as the store has it for the next call"
+    )
+    assert [attempt.load == busy for attempt in store.trial(found.id).attempts] == [
+        True,
+        *[False] * (len(runs) - 1),
+    ]
     (tied,) = result.tied.values()
     assert tied[0].short == best
 
 
 def purposes(store: Store) -> list[Purpose | None]:
     """Why each attempt was made, in the order of the measurements."""
-    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
+    attempts = [
+        attempt
+        for trial in store.trials(store.sweep_named("t").id)
+        for attempt in store.trial(trial.id).attempts
+    ]
     return [attempt.purpose for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)]
 
 
@@ -349,7 +456,9 @@ def test_a_finished_sweep_is_not_looked_at_again(store: Store) -> None:
     assert scheduler.started == []
 
 
-def test_an_orchestrator_that_stood_still_looks_at_the_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_orchestrator_that_stood_still_looks_at_the_machine(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after SIGSTOP, or the sleep of a laptop: the loop's own clock may not have gone on, the time of day has."""
     now, polls = [time.time()], [0]
 
@@ -365,7 +474,9 @@ def test_an_orchestrator_that_stood_still_looks_at_the_machine(store: Store, mon
 
 
 def test_anchors_count_against_no_number_of_trials(store: Store) -> None:
-    wanted = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "anchor_every": 2, "max_trials": 4})
+    wanted = spec(
+        gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "anchor_every": 2, "max_trials": 4}
+    )
     run(store, fast, spec=wanted)
     found = Counter(purposes(store))
     assert found[Purpose.NEW] == 4
@@ -377,12 +488,20 @@ def test_what_is_dated_by_a_simulated_clock_keeps_its_order_over_calls(store: St
     for most in (3, 6):
         limited = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "max_trials": most})
         run(store, fast, spec=limited, clock=lambda: 3600.0 * next(hours))
-    attempts = [attempt for trial in store.trials(store.sweep_named("t").id) for attempt in store.trial(trial.id).attempts]
-    dates = [attempt.measured_at for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)]
+    attempts = [
+        attempt
+        for trial in store.trials(store.sweep_named("t").id)
+        for attempt in store.trial(trial.id).attempts
+    ]
+    dates = [
+        attempt.measured_at for attempt in sorted(attempts, key=lambda attempt: attempt.started_at)
+    ]
     assert dates == sorted(dates)
 
 
-def test_a_sweep_whose_first_anchor_cannot_be_repeated_is_finished_all_the_same(store: Store) -> None:
+def test_a_sweep_whose_first_anchor_cannot_be_repeated_is_finished_all_the_same(
+    store: Store,
+) -> None:
     first: list[Layout] = []
 
     def fails_when_repeated(request: TrialRequest) -> float | FailureKind:

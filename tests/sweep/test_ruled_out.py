@@ -30,7 +30,10 @@ def store(sqlite_store: Store) -> Store:
 def rows(store: Store) -> dict[str, tuple[TrialState, str | None]]:
     """By recomputation and micro-batch: where it stands, and why."""
     trials = store.trials(store.sweep_named("t").id)
-    return {f"{trial.layout.recompute} {trial.layout.micro_batch_size}": (trial.state, trial.why) for trial in trials}
+    return {
+        f"{trial.layout.recompute} {trial.layout.micro_batch_size}": (trial.state, trial.why)
+        for trial in trials
+    }
 
 
 def states(store: Store) -> dict[str, TrialState]:
@@ -43,7 +46,9 @@ def smallest_first(**changes: Any) -> SweepSpec:
 
 def a_bug_of_full(request: TrialRequest) -> float | FailureKind:
     is_full = request.layout.recompute.mode is RecomputeMode.FULL
-    return FailureKind.OOM_GPU if is_full and request.layout.micro_batch_size == 1 else fast(request)
+    return (
+        FailureKind.OOM_GPU if is_full and request.layout.micro_batch_size == 1 else fast(request)
+    )
 
 
 def too_large(request: TrialRequest) -> float | FailureKind:
@@ -61,9 +66,15 @@ def test_two_that_agree_do_and_both_are_named(store: Store) -> None:
 
     axes = {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none"]}
     random = {"strategy": "random", "seed": 6}  # asks for 4, 2, 1 and 8
-    run(store, only_the_smallest_runs, spec=spec(gpus=1, workload=COMMAND, global_batch_size=16, axes=axes, search=random))
+    run(
+        store,
+        only_the_smallest_runs,
+        spec=spec(gpus=1, workload=COMMAND, global_batch_size=16, axes=axes, search=random),
+    )
     state, why = rows(store)["none 8"]
-    ids = {trial.layout.micro_batch_size: trial.id for trial in store.trials(store.sweep_named("t").id)}
+    ids = {
+        trial.layout.micro_batch_size: trial.id for trial in store.trials(store.sweep_named("t").id)
+    }
     assert state is TrialState.PRUNED
     assert why is not None
     assert why.startswith("needs at least the memory of trials ")
@@ -82,10 +93,15 @@ def test_two_that_agree_do_and_both_are_named(store: Store) -> None:
         ({}, Dominance.TRUSTED),
         ({"workload": {"name": "synthetic"}}, Dominance.TRUSTED),
         ({"search": {"dominance": "confirmed"}}, Dominance.CONFIRMED),
-        ({"workload": {"name": "replay", "options": {"table": "t.csv", "table_id": "t"}}}, Dominance.CONFIRMED),
+        (
+            {"workload": {"name": "replay", "options": {"table": "t.csv", "table_id": "t"}}},
+            Dominance.CONFIRMED,
+        ),
     ],
 )
-def test_whose_memory_is_known_decides_unless_the_file_does(changes: dict[str, Any], expected: Dominance) -> None:
+def test_whose_memory_is_known_decides_unless_the_file_does(
+    changes: dict[str, Any], expected: Dominance
+) -> None:
     assert spec(**changes).dominance is expected
 
 
@@ -97,19 +113,29 @@ def test_a_simulation_concludes_what_the_real_sweep_does() -> None:
 
 def test_a_file_that_does_not_ask_reads_as_before() -> None:
     assert "dominance" not in spec().model_dump_json()
-    assert SweepSpec.model_validate_json(spec(search={"dominance": "off"}).model_dump_json()).dominance is Dominance.OFF
+    assert (
+        SweepSpec.model_validate_json(spec(search={"dominance": "off"}).model_dump_json()).dominance
+        is Dominance.OFF
+    )
 
 
 def test_what_is_ruled_out_says_by_which_rule(store: Store) -> None:
     run(store, too_large, spec=smallest_first(search={"strategy": "random", "seed": 2}))
     why = [why for state, why in rows(store).values() if state is TrialState.PRUNED]
     assert why
-    assert all(one is not None and one.endswith("which ran out of it; search.dominance is trusted") for one in why)
+    assert all(
+        one is not None and one.endswith("which ran out of it; search.dominance is trusted")
+        for one in why
+    )
 
 
 def both_ways(request: TrialRequest) -> float | FailureKind:
     """Ours, and yet: with recomputation it runs out of memory where without it runs."""
-    return FailureKind.OOM_GPU if request.layout.recompute.mode is RecomputeMode.FULL else fast(request)
+    return (
+        FailureKind.OOM_GPU
+        if request.layout.recompute.mode is RecomputeMode.FULL
+        else fast(request)
+    )
 
 
 def test_a_run_that_contradicts_a_proof_frees_what_it_ruled_out(store: Store) -> None:
@@ -118,15 +144,27 @@ def test_a_run_that_contradicts_a_proof_frees_what_it_ruled_out(store: Store) ->
     wanted = spec(gpus=1, search={"strategy": "random", "seed": 5, "max_parallel_trials": 3})
     result, _ = run(store, both_ways, spec=wanted, scheduler=scheduler)
     found = states(store)
-    assert {name for name, state in found.items() if state is TrialState.MEASURED} == {"none 1", "none 2", "none 4"}
+    assert {name for name, state in found.items() if state is TrialState.MEASURED} == {
+        "none 1",
+        "none 2",
+        "none 4",
+    }
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
     assert not [name for name, state in found.items() if state is TrialState.QUEUED]
 
 
-def test_a_restart_concludes_the_same_from_what_the_store_holds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_concludes_the_same_from_what_the_store_holds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An out-of-memory that proves nothing live proves nothing after a restart either."""
-    monkeypatch.setitem(EVIDENCE, FailureKind.OOM_GPU, "illegal memory access, with 79 of 80 bytes in use")
-    run(store, a_bug_of_full, spec=smallest_first(search={"max_trials": 4, "strategy": "random", "seed": 1}))
+    monkeypatch.setitem(
+        EVIDENCE, FailureKind.OOM_GPU, "illegal memory access, with 79 of 80 bytes in use"
+    )
+    run(
+        store,
+        a_bug_of_full,
+        spec=smallest_first(search={"max_trials": 4, "strategy": "random", "seed": 1}),
+    )
     assert TrialState.OUT_OF_MEMORY in states(store).values()
     run(store, fast, spec=smallest_first(search={"strategy": "random", "seed": 1}))
     assert TrialState.PRUNED not in states(store).values()
@@ -140,7 +178,9 @@ def test_another_rule_takes_effect_at_the_next_call(store: Store) -> None:
     result, _ = run(store, too_large, spec=smallest_first(search={"dominance": "off"}))
     assert Counter(states(store).values()) == {TrialState.MEASURED: 2, TrialState.OUT_OF_MEMORY: 4}
     assert result.counts == {TrialState.MEASURED: 2, TrialState.OUT_OF_MEMORY: 4} | {
-        state: 0 for state in result.counts if state not in (TrialState.MEASURED, TrialState.OUT_OF_MEMORY)
+        state: 0
+        for state in result.counts
+        if state not in (TrialState.MEASURED, TrialState.OUT_OF_MEMORY)
     }
 
 
@@ -149,5 +189,7 @@ def test_exhaustive_stops_at_no_plateau_and_says_so(store: Store) -> None:
     result, scheduler = run(store, fast, spec=wanted)
     assert len(scheduler.started) == 6
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
-    assert wanted.remarks() == ("search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",)
+    assert wanted.remarks() == (
+        "search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",
+    )
     assert spec(search={"plateau": {"trials": 1, "gain": 0.5}}).remarks() == ()

@@ -34,7 +34,12 @@ def store(sqlite_store: Store) -> Store:
 
 def four_cells(*, repeats: int = 0, **search: Any) -> SweepSpec:
     """Four cells of equal cost: each trial holds 1 GPU-second."""
-    return spec(gpus=1, sequence_length=LENGTHS, repeats=repeats, search={"confirm": {"repeats": repeats}, **search})
+    return spec(
+        gpus=1,
+        sequence_length=LENGTHS,
+        repeats=repeats,
+        search={"confirm": {"repeats": repeats}, **search},
+    )
 
 
 class Clock:
@@ -64,7 +69,9 @@ def launched(store: Store) -> dict[int, int]:
 @pytest.mark.parametrize("strategy", ["auto", "exhaustive", "random"])
 @pytest.mark.parametrize("budget", [4, 6, 12])
 def test_a_budget_is_shared_in_rounds(store: Store, strategy: str, budget: int) -> None:
-    result, _ = run(store, fast, spec=four_cells(strategy=strategy, max_gpu_hours=(budget + 0.1) / HOUR))
+    result, _ = run(
+        store, fast, spec=four_cells(strategy=strategy, max_gpu_hours=(budget + 0.1) / HOUR)
+    )
     counts = launched(store)
     assert sum(counts.values()) == budget
     if strategy != "auto":  # which goes on with what should gain most
@@ -92,7 +99,9 @@ def test_a_cell_that_the_budget_did_not_reach_has_nothing_and_is_named(store: St
         (cell,) = result.nothing_feasible
         assert cell.sequence_length == LENGTHS[3]
         assert (result.launched[cell], result.stopped[cell]) == (0, StopReason.GPU_HOURS)
-    again = finished_before(wanted, store, code=lambda: CODE, program_version="test", this_host=None)
+    again = finished_before(
+        wanted, store, code=lambda: CODE, program_version="test", this_host=None
+    )
     assert again is not None
     assert list(again.nothing_feasible) == [cell]
 
@@ -102,7 +111,9 @@ def test_a_cell_without_a_number_goes_before_one_that_refines(store: Store) -> N
         first_two = request.sequence_length == LENGTHS[2] and request.layout.micro_batch_size > 1
         return FailureKind.USER_ERROR if first_two else fast(request)
 
-    result, scheduler = run(store, script, spec=four_cells(strategy="exhaustive", max_gpu_hours=8.1 / HOUR))
+    result, scheduler = run(
+        store, script, spec=four_cells(strategy="exhaustive", max_gpu_hours=8.1 / HOUR)
+    )
     assert launched(store) == {16: 2, 32: 2, 64: 3, 128: 1}  # two of the third came to nothing
     assert list(result.nothing_feasible) == []
     assert len(scheduler.started) == 8
@@ -110,11 +121,15 @@ def test_a_cell_without_a_number_goes_before_one_that_refines(store: Store) -> N
 
 @pytest.mark.parametrize("budget", [12, 16])
 @pytest.mark.parametrize("limit", ["max_gpu_hours", "max_wall_time"])
-def test_the_best_of_each_cell_is_confirmed_within_the_budget(store: Store, limit: str, budget: int) -> None:
+def test_the_best_of_each_cell_is_confirmed_within_the_budget(
+    store: Store, limit: str, budget: int
+) -> None:
     clock = Clock()
     value = (budget + 0.9) / HOUR if limit == "max_gpu_hours" else budget + 0.9
     wanted = four_cells(repeats=1, strategy="exhaustive", **{limit: value})
-    result, scheduler = run(store, fast, spec=wanted, scheduler=FakeScheduler(fast, seconds=clock.seconds), clock=clock)
+    result, scheduler = run(
+        store, fast, spec=wanted, scheduler=FakeScheduler(fast, seconds=clock.seconds), clock=clock
+    )
     assert list(result.unconfirmed) == []
     repeats = Counter(layout for layout, attempt in scheduler.started if attempt == 2)
     assert repeats.total() >= 4
@@ -143,7 +158,9 @@ def test_what_is_kept_for_the_best_does_not_go_to_an_anchor(store: Store, budget
     assert not set(several) & set(result.unconfirmed)
 
 
-def test_an_anchor_leaves_room_for_the_best_where_a_search_ends_near_its_budget(store: Store) -> None:
+def test_an_anchor_leaves_room_for_the_best_where_a_search_ends_near_its_budget(
+    store: Store,
+) -> None:
     measured: list[str] = []
 
     def later_is_faster(request: TrialRequest) -> float:
@@ -151,36 +168,63 @@ def test_an_anchor_leaves_room_for_the_best_where_a_search_ends_near_its_budget(
             measured.append(request.layout.key)
         return 1.0 - 0.01 * measured.index(request.layout.key)  # too little to contradict physics
 
-    wanted = spec(gpus=1, repeats=1, search={"confirm": {"repeats": 1}, "strategy": "exhaustive", "max_gpu_hours": 7.9 / HOUR})
+    wanted = spec(
+        gpus=1,
+        repeats=1,
+        search={"confirm": {"repeats": 1}, "strategy": "exhaustive", "max_gpu_hours": 7.9 / HOUR},
+    )
     result, scheduler = run(store, later_is_faster, spec=wanted)
     assert len(scheduler.started) == 7
     assert result.counts[TrialState.MEASURED] == 6
     assert list(result.unconfirmed) == []
 
 
-def test_what_a_budget_left_unconfirmed_is_said_again_without_asking_a_cluster(store: Store) -> None:
-    wanted = spec(gpus=1, repeats=1, device="cpu", gpus_per_node=2, search={"confirm": {"repeats": 1}, "max_gpu_hours": 1.1 / HOUR})
+def test_what_a_budget_left_unconfirmed_is_said_again_without_asking_a_cluster(
+    store: Store,
+) -> None:
+    wanted = spec(
+        gpus=1,
+        repeats=1,
+        device="cpu",
+        gpus_per_node=2,
+        search={"confirm": {"repeats": 1}, "max_gpu_hours": 1.1 / HOUR},
+    )
     result, _ = run(store, fast, spec=wanted)
-    again = finished_before(wanted, store, code=lambda: CODE, program_version="test", this_host=None)
+    again = finished_before(
+        wanted, store, code=lambda: CODE, program_version="test", this_host=None
+    )
     assert again is not None
     assert list(again.unconfirmed) == list(result.unconfirmed) == list(wanted.cells())
 
 
-def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(store: Store) -> None:
+def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
+    store: Store,
+) -> None:
     class Cell:
         """As much of a cell as sharing looks at, of which two layouts are measured and none is repeated."""
 
         def __init__(self, stopped: StopReason | None) -> None:
-            self.stopped, self.is_settled, self.has_nothing, self.has_measured = stopped, False, False, True
+            self.stopped, self.is_settled, self.has_nothing, self.has_measured = (
+                stopped,
+                False,
+                False,
+                True,
+            )
             self.trial_gpu_seconds = self.guessed_gpu_seconds = self.predicted_seconds = 10.0
             self.cell, self.confirmation = spec(gpus=1).cells()[0], Confirmation()
             for trial_id in (1, 2):
-                self.confirmation.note(trial_id, Layout(micro_batch_size=trial_id), Run(step_seconds=1.0 / trial_id, at=float(trial_id)))
+                self.confirmation.note(
+                    trial_id,
+                    Layout(micro_batch_size=trial_id),
+                    Run(step_seconds=1.0 / trial_id, at=float(trial_id)),
+                )
 
     def kept_for(stopped: StopReason) -> float:
         mine, other = Cell(None), Cell(stopped)
         mine.confirmation.begin(2, Purpose.CONFIRMATION)
-        kept = reserved_from(mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1)  # type: ignore[arg-type, list-item]
+        kept = reserved_from(
+            mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1
+        )  # type: ignore[arg-type, list-item]
         return kept.gpu_seconds
 
     assert kept_for(StopReason.GPU_HOURS) > 0
@@ -192,7 +236,11 @@ def test_a_call_that_was_stopped_midway_shares_what_is_left_as_one_call_would(st
     for polls in (2, 3, 4):
         run(store, fast, spec=wanted, stop=after(polls, Stop.CANCEL))
     run(store, fast, spec=wanted)
-    measured = [trial for trial in store.trials(store.sweep_named("t").id) if trial.state is TrialState.MEASURED]
+    measured = [
+        trial
+        for trial in store.trials(store.sweep_named("t").id)
+        if trial.state is TrialState.MEASURED
+    ]
     counts = Counter(trial.cell_id for trial in measured)
     assert len(counts) == 4
     assert max(counts.values()) - min(counts.values()) <= 1

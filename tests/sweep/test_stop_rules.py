@@ -7,13 +7,23 @@ import re
 import pytest
 
 from orchestrator.core.errors import ClusterUnavailable, UsageInvalid
-from orchestrator.core.trial.failure_kinds import HANG_KINDS, OUT_OF_MEMORY_KINDS, POLICIES, SUSPECT_KINDS, Failure, FailureKind, Fault
+from orchestrator.core.trial.failure_kinds import (
+    HANG_KINDS,
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    SUSPECT_KINDS,
+    Failure,
+    FailureKind,
+    Fault,
+)
 from orchestrator.sweep.stop_rules import MACHINE_FAULTS_IN_A_ROW, SAME_FAILURES, StopRules
 
 OPEN = {1}  # ids of cells
 OF_THE_MACHINE = [kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE]
 OF_THE_PROGRAM = [
-    kind for kind, policy in POLICIES.items() if policy.fault in (Fault.CODE, Fault.LAYOUT) and kind not in OUT_OF_MEMORY_KINDS | HANG_KINDS
+    kind
+    for kind, policy in POLICIES.items()
+    if policy.fault in (Fault.CODE, Fault.LAYOUT) and kind not in OUT_OF_MEMORY_KINDS | HANG_KINDS
 ]
 
 
@@ -28,32 +38,55 @@ def told(stop_rules: StopRules, kind: FailureKind, *messages: str) -> StopRules:
 @pytest.mark.parametrize("kind", OF_THE_PROGRAM)
 def test_the_same_failure_from_the_first_trial_on_is_the_program_s(kind: FailureKind) -> None:
     stop_rules = told(StopRules("t"), kind, *["no such option: --fast"] * SAME_FAILURES)
-    with pytest.raises(UsageInvalid, match=rf"the first {SAME_FAILURES} trials failed in the same way.*: no such option: --fast"):
+    with pytest.raises(
+        UsageInvalid,
+        match=rf"the first {SAME_FAILURES} trials failed in the same way.*: no such option: --fast",
+    ):
         stop_rules.stuck_cells(OPEN)
 
 
 def test_the_same_failure_of_other_ranks_is_the_same() -> None:
-    stop_rules = told(StopRules("t"), FailureKind.USER_ERROR, *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)))
+    stop_rules = told(
+        StopRules("t"),
+        FailureKind.USER_ERROR,
+        *(f"rank {rank} exited with code 1" for rank in range(SAME_FAILURES)),
+    )
     with pytest.raises(UsageInvalid, match=r": exited with code 1\. Mend it"):
         stop_rules.stuck_cells(OPEN)
 
 
 def test_failures_with_other_words_are_the_layouts() -> None:
     assert (
-        told(StopRules("t"), FailureKind.USER_ERROR, *(f"{n} is not divisible by 3" for n in range(10 * SAME_FAILURES))).stuck_cells(OPEN)
+        told(
+            StopRules("t"),
+            FailureKind.USER_ERROR,
+            *(f"{n} is not divisible by 3" for n in range(10 * SAME_FAILURES)),
+        ).stuck_cells(OPEN)
         == set()
     )
 
 
 def test_words_that_come_back_after_others_are_counted_anew() -> None:
     same = ["exited with code 1"] * (SAME_FAILURES - 1)
-    assert told(StopRules("t"), FailureKind.USER_ERROR, *same, "exited with code 2", *same).stuck_cells(OPEN) == set()
+    assert (
+        told(
+            StopRules("t"), FailureKind.USER_ERROR, *same, "exited with code 2", *same
+        ).stuck_cells(OPEN)
+        == set()
+    )
 
 
 def test_once_something_was_measured_the_program_is_not_to_blame() -> None:
-    stop_rules = told(StopRules("t"), FailureKind.USER_ERROR, *["exited with code 1"] * (SAME_FAILURES - 1))
+    stop_rules = told(
+        StopRules("t"), FailureKind.USER_ERROR, *["exited with code 1"] * (SAME_FAILURES - 1)
+    )
     stop_rules.note_measured(1, now=0.0)
-    assert told(stop_rules, FailureKind.USER_ERROR, *["exited with code 1"] * (3 * SAME_FAILURES)).stuck_cells(OPEN) == set()
+    assert (
+        told(
+            stop_rules, FailureKind.USER_ERROR, *["exited with code 1"] * (3 * SAME_FAILURES)
+        ).stuck_cells(OPEN)
+        == set()
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(OUT_OF_MEMORY_KINDS))
@@ -64,13 +97,16 @@ def test_running_out_of_memory_is_a_result_however_often(kind: FailureKind) -> N
 
 
 @pytest.mark.parametrize("kind", OF_THE_MACHINE)
-def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measurement(kind: FailureKind) -> None:
+def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measurement(
+    kind: FailureKind,
+) -> None:
     stop_rules = StopRules("t")
     stop_rules.note_measured(1, now=0.0)
     told(stop_rules, kind, *(f"node-a is gone, {n}" for n in range(MACHINE_FAULTS_IN_A_ROW)))
     last = re.escape(f"the last one: node-a is gone, {MACHINE_FAULTS_IN_A_ROW - 1}.")
     with pytest.raises(
-        ClusterUnavailable, match=rf"{MACHINE_FAULTS_IN_A_ROW} attempts one after the other failed by the machine's fault, {last}"
+        ClusterUnavailable,
+        match=rf"{MACHINE_FAULTS_IN_A_ROW} attempts one after the other failed by the machine's fault, {last}",
     ):
         stop_rules.stuck_cells(OPEN)
 
@@ -78,19 +114,27 @@ def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measureme
 def test_what_ran_beside_each_other_fails_once_however_much_it_was() -> None:
     stop_rules = StopRules("t")
     lost = Failure(kind=FailureKind.NODE_LOST, message="node-a is gone")
-    for gang in range(3 * MACHINE_FAULTS_IN_A_ROW):  # all begun when the sweep was, and told one after the other
+    for gang in range(
+        3 * MACHINE_FAULTS_IN_A_ROW
+    ):  # all begun when the sweep was, and told one after the other
         stop_rules.note_failure(lost, cell_id=1, began=0.1 * gang, now=100.0 + gang)
     stop_rules.stuck_cells(OPEN)
     assert stop_rules.suspects_the_machine
-    for again in range(1, MACHINE_FAULTS_IN_A_ROW):  # begun when the one before was known, and lost as well
+    for again in range(
+        1, MACHINE_FAULTS_IN_A_ROW
+    ):  # begun when the one before was known, and lost as well
         stop_rules.stuck_cells(OPEN)
         stop_rules.note_failure(lost, cell_id=1, began=100.0 * again, now=100.0 * (again + 1))
-    with pytest.raises(ClusterUnavailable, match=f"^{MACHINE_FAULTS_IN_A_ROW} attempts one after the other"):
+    with pytest.raises(
+        ClusterUnavailable, match=f"^{MACHINE_FAULTS_IN_A_ROW} attempts one after the other"
+    ):
         stop_rules.stuck_cells(OPEN)
 
 
 @pytest.mark.parametrize("kind", [None, *OF_THE_PROGRAM, *sorted(OUT_OF_MEMORY_KINDS)])
-def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(kind: FailureKind | None) -> None:
+def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(
+    kind: FailureKind | None,
+) -> None:
     stop_rules = StopRules("t")
     for number in range(3):
         told(stop_rules, FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1))
@@ -98,17 +142,26 @@ def test_a_trial_that_ended_by_itself_shows_that_the_machine_is_well(kind: Failu
         if kind is None:
             stop_rules.note_measured(1, now=0.0)
         else:
-            stop_rules.note_failure(Failure(kind=kind, message=f"of its own, {number}"), cell_id=1, began=0.0, now=0.0)
+            stop_rules.note_failure(
+                Failure(kind=kind, message=f"of its own, {number}"), cell_id=1, began=0.0, now=0.0
+            )
         assert not stop_rules.suspects_the_machine
     stop_rules.stuck_cells(OPEN)
 
 
 def test_what_was_cancelled_says_nothing_of_the_program() -> None:
-    assert told(StopRules("t"), FailureKind.CANCELLED, *["cancelled"] * (2 * SAME_FAILURES)).stuck_cells(OPEN) == set()
+    assert (
+        told(
+            StopRules("t"), FailureKind.CANCELLED, *["cancelled"] * (2 * SAME_FAILURES)
+        ).stuck_cells(OPEN)
+        == set()
+    )
 
 
 def test_what_was_cancelled_says_nothing_of_the_machine() -> None:
-    stop_rules = told(StopRules("t"), FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1))
+    stop_rules = told(
+        StopRules("t"), FailureKind.NODE_LOST, *["node-a is gone"] * (MACHINE_FAULTS_IN_A_ROW - 1)
+    )
     told(stop_rules, FailureKind.CANCELLED, "cancelled")
     assert stop_rules.suspects_the_machine
     told(stop_rules, FailureKind.NODE_LOST, "node-a is gone")
@@ -120,16 +173,28 @@ def test_what_was_cancelled_says_nothing_of_the_machine() -> None:
 
 
 def failing(
-    stop_rules: StopRules, kind: FailureKind, *cells: int, at: float = 0.0, message: str = "it stood still", node: str | None = None
+    stop_rules: StopRules,
+    kind: FailureKind,
+    *cells: int,
+    at: float = 0.0,
+    message: str = "it stood still",
+    node: str | None = None,
 ) -> float:
     """Tell failures of these cells, one after the other, a second apart; when the last of them was."""
     for now, cell_id in enumerate(cells, int(at)):
-        stop_rules.note_failure(Failure(kind=kind, message=message, node=node), cell_id=cell_id, began=float(now), now=float(now))
+        stop_rules.note_failure(
+            Failure(kind=kind, message=message, node=node),
+            cell_id=cell_id,
+            began=float(now),
+            now=float(now),
+        )
     return at + len(cells)
 
 
 @pytest.mark.parametrize("kind", sorted(SUSPECT_KINDS))
-def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself(kind: FailureKind) -> None:
+def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself(
+    kind: FailureKind,
+) -> None:
     stop_rules, now = StopRules("t"), 0.0
     for number in range(MACHINE_FAULTS_IN_A_ROW):
         assert stop_rules.stuck_cells({1, 2}) == set()
@@ -137,7 +202,9 @@ def test_a_cell_that_fails_again_and_again_while_others_run_is_stopped_by_itself
         stop_rules.note_measured(2, now=now)
         now += 1
     assert stop_rules.stuck_cells({1, 2}) == {1}
-    assert stop_rules.told_stuck(1).endswith("attempts in a row failed, the last one: it stood still, 4")
+    assert stop_rules.told_stuck(1).endswith(
+        "attempts in a row failed, the last one: it stood still, 4"
+    )
     stop_rules.forget(1)
     assert stop_rules.stuck_cells({2}) == set()
 
@@ -154,7 +221,10 @@ def test_where_every_cell_fails_and_nothing_works_it_is_the_machine(kind: Failur
     failing(stop_rules, kind, 1, 2, 3, 1, node="node-a")
     assert stop_rules.stuck_cells({1, 2, 3}) == set()
     failing(stop_rules, kind, 2, at=9.0, node="node-a")
-    with pytest.raises(ClusterUnavailable, match=r"5 attempts .* failed by the machine's fault, all on node node-a, the last one"):
+    with pytest.raises(
+        ClusterUnavailable,
+        match=r"5 attempts .* failed by the machine's fault, all on node node-a, the last one",
+    ):
         stop_rules.stuck_cells({1, 2, 3})
 
 
@@ -162,7 +232,9 @@ def test_a_cell_that_has_not_been_tried_shows_first_whether_it_is_the_machine() 
     stop_rules = StopRules("t")
     failing(stop_rules, FailureKind.STORAGE, *[1, 2] * 2)
     failing(stop_rules, FailureKind.STORAGE, 1, at=9.0)
-    assert stop_rules.stuck_cells({1, 2, 3}) == set(), "neither alone was five times, and the third may work"
+    assert stop_rules.stuck_cells({1, 2, 3}) == set(), (
+        "neither alone was five times, and the third may work"
+    )
     assert stop_rules.suspected_cells == {1, 2}
     failing(stop_rules, FailureKind.STORAGE, 3, at=10.0)
     with pytest.raises(ClusterUnavailable):
@@ -187,7 +259,12 @@ def test_a_machine_that_breaks_after_something_was_measured_is_the_machine_all_t
 
 def test_the_same_words_of_one_cell_end_nothing_while_another_may_work() -> None:
     stop_rules = StopRules("t")
-    failing(stop_rules, FailureKind.USER_ERROR, *[1] * (3 * SAME_FAILURES), message="no such option: --fast")
+    failing(
+        stop_rules,
+        FailureKind.USER_ERROR,
+        *[1] * (3 * SAME_FAILURES),
+        message="no such option: --fast",
+    )
     assert stop_rules.stuck_cells({1, 2}) == set()
     assert stop_rules.suspected_cells == {1}
     failing(stop_rules, FailureKind.USER_ERROR, 2, message="no such option: --fast")

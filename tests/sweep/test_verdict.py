@@ -15,10 +15,20 @@ HELD = " Of the allocated memory 78.00 GiB is allocated by PyTorch, and 0.10 GiB
     ("peak_bytes", "device_bytes", "said", "excess"),
     [
         (79 * GIB, 80 * GIB, REFUSED + HELD, 0.05),  # 78 held and 6 tried
-        (79 * GIB, 80 * GIB, REFUSED, 0.0625),  # 79 and 6: its peak is all that is known of what it held
+        (
+            79 * GIB,
+            80 * GIB,
+            REFUSED,
+            0.0625,
+        ),  # 79 and 6: its peak is all that is known of what it held
         (None, None, REFUSED + HELD, 0.05),  # a program that left no note
         (90 * GIB, 80 * GIB, "out of memory", 0.125),
-        (60 * GIB, 80 * GIB, REFUSED, None),  # 66 of 80: the rest was the allocator's, or another process's
+        (
+            60 * GIB,
+            80 * GIB,
+            REFUSED,
+            None,
+        ),  # 66 of 80: the rest was the allocator's, or another process's
         (79 * GIB, 80 * GIB, None, None),
         (79 * GIB, None, "MemoryError", None),
         (None, None, None, None),

@@ -43,7 +43,9 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeLauncher]
     launcher.close()
 
 
-def phases_of(launcher: NodeLauncher, program: str, options: dict[str, Any]) -> tuple[Mapping[Phase, float], float]:
+def phases_of(
+    launcher: NodeLauncher, program: str, options: dict[str, Any]
+) -> tuple[Mapping[Phase, float], float]:
     """As the store is told them, of an attempt whose rank server has imported its program already; and how long it took in all."""
     launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
     report = launcher.run(order(program, trial_id=next(_trial_ids), world_size=1, options=options))
@@ -54,7 +56,13 @@ def phases_of(launcher: NodeLauncher, program: str, options: dict[str, Any]) -> 
 
 
 def command(source: str) -> dict[str, Any]:
-    return {"argv": [sys.executable, "-c", textwrap.dedent(source).replace("{", "{{").replace("}", "}}")]}
+    return {
+        "argv": [
+            sys.executable,
+            "-c",
+            textwrap.dedent(source).replace("{", "{{").replace("}", "}}"),
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,11 +70,17 @@ def command(source: str) -> dict[str, Any]:
     [
         ("workloads.llama", {}, ALL),
         ("workloads.synthetic", {"sleep": True, "time_scale": 30.0}, ALL),
-        ("workloads.command", command(STEPS), ALL - {Phase.RENDEZVOUS}),  # what comes before its first step is one to us
+        (
+            "workloads.command",
+            command(STEPS),
+            ALL - {Phase.RENDEZVOUS},
+        ),  # what comes before its first step is one to us
     ],
     ids=["llama", "synthetic", "command"],
 )
-def test_the_phases_of_an_attempt_add_up_to_it(launcher: NodeLauncher, program: str, options: dict[str, Any], known: set[Phase]) -> None:
+def test_the_phases_of_an_attempt_add_up_to_it(
+    launcher: NodeLauncher, program: str, options: dict[str, Any], known: set[Phase]
+) -> None:
     if program == "workloads.llama":
         pytest.importorskip("torch")
     phases, seconds = phases_of(launcher, program, options)
@@ -77,12 +91,16 @@ def test_the_phases_of_an_attempt_add_up_to_it(launcher: NodeLauncher, program: 
 
 def test_a_program_that_tells_of_each_step_is_timed_by_its_lines(launcher: NodeLauncher) -> None:
     phases, _ = phases_of(launcher, "workloads.command", command(STEPS))
-    assert phases[Phase.FIRST_STEP] == pytest.approx(0.5, abs=0.4), "0.4 s and a step, and Python starts"
+    assert phases[Phase.FIRST_STEP] == pytest.approx(0.5, abs=0.4), (
+        "0.4 s and a step, and Python starts"
+    )
     assert phases[Phase.STEADY] == pytest.approx(0.7, abs=0.3)
     assert phases[Phase.TEARDOWN] >= 0.25
 
 
-def test_of_a_program_that_tells_nothing_until_its_end_no_phase_is_made_up(launcher: NodeLauncher) -> None:
+def test_of_a_program_that_tells_nothing_until_its_end_no_phase_is_made_up(
+    launcher: NodeLauncher,
+) -> None:
     phases, _ = phases_of(launcher, "workloads.command", command(AT_ITS_END))
     assert set(phases) == {Phase.START, Phase.TEARDOWN}
 
@@ -97,7 +115,9 @@ def test_an_attempt_that_failed_has_the_phases_until_then(launcher: NodeLauncher
 def test_a_hang_in_teardown_is_time_of_the_teardown(launcher: NodeLauncher, tmp_path: Path) -> None:
     options = {"faults": [{"fault": "hang", "at": "teardown"}]}
     # A single rank: of two the limit ends the earlier one's teardown, and the later one's counts.
-    report = launcher.run(order(trial_id=next(_trial_ids), options=options, limits={"teardown": 0.5}, world_size=1))
+    report = launcher.run(
+        order(trial_id=next(_trial_ids), options=options, limits={"teardown": 0.5}, world_size=1)
+    )
     assert report.failure is None
     assert report.teardown_seconds is not None
     assert 0.5 <= report.teardown_seconds <= report.seconds

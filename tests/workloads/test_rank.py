@@ -34,7 +34,9 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LOCAL_WORLD_SIZE": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("faulthandler.enable", lambda: None)  # pytest has its own, and its stderr is no file
+    monkeypatch.setattr(
+        "faulthandler.enable", lambda: None
+    )  # pytest has its own, and its stderr is no file
     monkeypatch.setattr("faulthandler.register", lambda *_, **__: None)
     return tmp_path
 
@@ -47,26 +49,40 @@ def test_a_result_is_written_and_the_rank_is_in_its_teardown(run_dir: Path) -> N
     assert ranks.run(lambda rank: RankResult(step_seconds=[0.5])) == 0
     assert decode_result((run_dir / "result-1.json").read_bytes()).step_seconds == [0.5]
     assert decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes()).phase is Phase.TEARDOWN
-    assert sorted(path.name for path in run_dir.iterdir()) == ["heartbeat-1.json", "request.json", "result-1.json"]  # nothing half-written
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        "heartbeat-1.json",
+        "request.json",
+        "result-1.json",
+    ]  # nothing half-written
 
 
 def test_a_heartbeat_replaces_the_one_before_whatever_their_lengths(run_dir: Path) -> None:
     rank = ranks.context()
-    for phase, step, timed in [(Phase.RENDEZVOUS, 0, False), (Phase.STEADY, 123456789, True), (Phase.STEADY, 1, False)]:
+    for phase, step, timed in [
+        (Phase.RENDEZVOUS, 0, False),
+        (Phase.STEADY, 123456789, True),
+        (Phase.STEADY, 1, False),
+    ]:
         rank.heartbeat(phase, step, timed=timed)
         said = decode_heartbeat((run_dir / "heartbeat-1.json").read_bytes())
         assert said == Heartbeat(phase=phase, step=step, timed=timed, at=said.at)
         assert said.at == pytest.approx(time.monotonic(), abs=60.0)
 
 
-def test_an_exception_becomes_a_note_that_says_where(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_becomes_a_note_that_says_where(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(rank: Rank) -> RankResult:
         rank.heartbeat(Phase.STEADY, 7)
         raise ranks.ConfigRejected("zero_stage 3 is not for this workload")
 
     assert ranks.run(fail) == 1
     note = failure(run_dir)
-    assert (note.exception, note.phase, note.step) == ("workloads.rank.ConfigRejected", Phase.STEADY, 7)
+    assert (note.exception, note.phase, note.step) == (
+        "workloads.rank.ConfigRejected",
+        Phase.STEADY,
+        7,
+    )
     assert "zero_stage 3" in note.message and "in fail" in note.traceback and not note.out_of_memory
     assert "Traceback" in capsys.readouterr().err
 
@@ -81,7 +97,13 @@ class Wrapped(OutOfMemoryError):
 
 @pytest.mark.parametrize(
     "exc",
-    [OutOfMemoryError(), Wrapped("x"), MemoryError(), RuntimeError("CUDA error: out of memory"), OSError(12, "Cannot allocate memory")],
+    [
+        OutOfMemoryError(),
+        Wrapped("x"),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
 )
 def test_memory_that_ran_out_is_marked(run_dir: Path, exc: Exception) -> None:
     def fail(rank: Rank) -> RankResult:

@@ -24,7 +24,9 @@ ENDLESS = 10_000  # steps of a gang that goes on until it is ended
 NOBODYS = "192.0.2.1"  # of RFC 5737: for documents, held by no interface
 
 
-def listened_on(root: Path, asked: LaunchOrder, launcher: NodeLauncher) -> tuple[NodeReport, set[Place]]:
+def listened_on(
+    root: Path, asked: LaunchOrder, launcher: NodeLauncher
+) -> tuple[NodeReport, set[Place]]:
     """Run a gang that does not end by itself until every rank takes steps, and say where its processes listen by then."""
     reports: list[NodeReport] = []
     running = threading.Thread(target=lambda: reports.append(launcher.run(asked)))
@@ -44,24 +46,44 @@ def endless(asked: LaunchOrder) -> LaunchOrder:
     """The same, of steps without number: a gang whose run is short may be over before anybody has looked."""
     plan = asked.request.measurement.model_copy(update={"min_steps": ENDLESS, "max_steps": ENDLESS})
     limits = asked.request.limits.model_copy(update={"steady": 110.0, "total": 110.0})
-    return replace(asked, request=asked.request.model_copy(update={"measurement": plan, "limits": limits}))
+    return replace(
+        asked, request=asked.request.model_copy(update={"measurement": plan, "limits": limits})
+    )
 
 
 @pytest.mark.parametrize(
     ("program", "options"),
-    [("workloads.llama", {}), ("workloads.netbench", {"collectives": ["all_reduce"], "sizes": [1024] * ENDLESS, "seconds": 0.2})],
+    [
+        ("workloads.llama", {}),
+        (
+            "workloads.netbench",
+            {"collectives": ["all_reduce"], "sizes": [1024] * ENDLESS, "seconds": 0.2},
+        ),
+    ],
     ids=["llama", "netbench"],
 )
-def test_a_gang_listens_at_its_own_address_alone(tmp_path: Path, program: str, options: dict[str, Any]) -> None:
+def test_a_gang_listens_at_its_own_address_alone(
+    tmp_path: Path, program: str, options: dict[str, Any]
+) -> None:
     launcher = NodeLauncher(tmp_path, node="here")
     try:
-        for attempt, address in enumerate(("127.0.0.1", "127.0.0.2"), start=1):  # of one node, and one as a gang over several is told
+        for attempt, address in enumerate(
+            ("127.0.0.1", "127.0.0.2"), start=1
+        ):  # of one node, and one as a gang over several is told
             port = launcher.rendezvous()
-            asked = endless(order(program, options=options, attempt=attempt, master_addr=address, master_port=port))
+            asked = endless(
+                order(
+                    program, options=options, attempt=attempt, master_addr=address, master_port=port
+                )
+            )
             report, seen = listened_on(tmp_path, asked, launcher)
-            assert report.failure is not None and report.failure.kind is FailureKind.CANCELLED, report.failure
+            assert report.failure is not None and report.failure.kind is FailureKind.CANCELLED, (
+                report.failure
+            )
             assert [place for place in seen if place.port == port] == [Place(address, port)]
-            assert {place for place in seen if not is_loopback(place.address)} == set()  # gloo listens too
+            assert {
+                place for place in seen if not is_loopback(place.address)
+            } == set()  # gloo listens too
     finally:
         launcher.close()
 
@@ -73,5 +95,8 @@ def test_where_no_interface_holds_the_address_every_one_is_listened_on() -> None
 
 
 def test_a_port_that_another_program_has_is_not_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="Address already in use"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(OSError, match="Address already in use"),
+    ):
         bound("127.0.0.1", other.getsockname()[1])

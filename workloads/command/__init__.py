@@ -60,8 +60,13 @@ def main() -> int:
     rank = context()
     try:
         options = parse_options(CommandOptions, rank.request.options)
-        result_path, metrics_path = rank.run_dir / "program-result.json", rank.run_dir / "program-metrics.jsonl"
-        names = template_names(rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path)
+        result_path, metrics_path = (
+            rank.run_dir / "program-result.json",
+            rank.run_dir / "program-metrics.jsonl",
+        )
+        names = template_names(
+            rank.request, run_dir=rank.run_dir, result_file=result_path, metrics_file=metrics_path
+        )
         argv = [fill(text, names) for text in options.argv]
         environment = (
             dict(os.environ)
@@ -70,20 +75,31 @@ def main() -> int:
         )
         cwd = fill(options.cwd, names) if options.cwd is not None else str(rank.run_dir)
         if missing := [name for name in options.env_from if name not in os.environ]:
-            raise ConfigRejected(f"workload.options.env_from names {', '.join(missing)}, which did not reach this rank")
+            raise ConfigRejected(
+                f"workload.options.env_from names {', '.join(missing)}, which did not reach this rank"
+            )
     except (ConfigRejected, ValueError) as exc:  # the latter of a template
         sys.stderr.write(f"workloads.rank.ConfigRejected: {exc}\n")
         return 2
     try:
-        program = subprocess.Popen(argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid()))
-    except (OSError, ValueError) as exc:  # the latter of a text that no argument can hold: a NUL, or letters unknown to the locale
-        sys.stderr.write(f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n")
+        program = subprocess.Popen(
+            argv, env=environment, cwd=cwd, preexec_fn=partial(_die_with, os.getpid())
+        )
+    except (
+        OSError,
+        ValueError,
+    ) as exc:  # the latter of a text that no argument can hold: a NUL, or letters unknown to the locale
+        sys.stderr.write(
+            f"cannot start {argv[0]!r} in {cwd}: {exc.strerror if isinstance(exc, OSError) else exc}\n"
+        )
         return 127
     metrics = _Metrics(metrics_path, rank)
     secrets = Secrets({name: os.environ[name] for name in options.env_from})
     code = _wait(program, rank, metrics)
     # A program that ends itself may have noticed the same; of one that a signal ended, the signal is what counts.
-    if code is None or (0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)):
+    if code is None or (
+        0 <= code < 128 and rank.rank == 0 and metrics.ends_diverged(well=code == 0)
+    ):
         return _diverged(rank, metrics)
     if code < 0:
         _die_of(-code)
@@ -105,7 +121,9 @@ def _die_with(rank: int) -> None:
         os._exit(1)
 
 
-def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path) -> dict[str, str]:
+def template_names(
+    request: TrialRequest, *, run_dir: Path, result_file: Path, metrics_file: Path
+) -> dict[str, str]:
     """What an argument may name in braces; each is also in the environment, as SWEEP_MICRO_BATCH_SIZE and so on."""
     layout, plan = request.layout, request.measurement
     return {
@@ -126,7 +144,10 @@ def template_names(request: TrialRequest, *, run_dir: Path, result_file: Path, m
         "run_dir": str(run_dir),
         "result_file": str(result_file),
         "metrics_file": str(metrics_file),
-        **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in layout.options},
+        **{
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in layout.options
+        },
     }
 
 
@@ -164,7 +185,9 @@ class _Metrics:
         self._last_at: float | None = None  # monotonic, of the last step that was reported
         self.num_unread, self.first_unread = 0, ""  # lines that are no metric
         self.diverged: NotFinite | None = None  # by the first loss that is not finite
-        self._norm: tuple[str, Any, int] | None = None  # the last gradient norm: its name, its value and its step
+        self._norm: tuple[str, Any, int] | None = (
+            None  # the last gradient norm: its name, its value and its step
+        )
 
     def read(self) -> None:
         """Take the new lines. What is no metric is left out: the program's own affair."""
@@ -195,7 +218,11 @@ class _Metrics:
         if self._last_at is None:
             return {phase: seconds for phase, seconds in phases.items() if phase is Phase.START}
         after = time.monotonic() - self._last_at
-        return {**phases, Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0), Phase.TEARDOWN: after}
+        return {
+            **phases,
+            Phase.STEADY: max(phases[Phase.STEADY] - after, 0.0),
+            Phase.TEARDOWN: after,
+        }
 
     def _take(self, lines: Sequence[bytes]) -> None:
         before = len(self.step_seconds)
@@ -213,7 +240,9 @@ class _Metrics:
         if len(self.step_seconds) > before:
             self._last_at = time.monotonic()
             done = len(self.step_seconds)
-            self._rank.heartbeat(Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps)
+            self._rank.heartbeat(
+                Phase.STEADY, done, timed=done >= self._rank.request.measurement.warmup_steps
+            )
 
     def _look(self, metric: _Metric) -> None:
         """Note a loss that is not finite. Of gradient norms the last counts: a scaler of fp16 losses skips single steps that overflow."""
@@ -227,7 +256,12 @@ class _Metrics:
     def ends_diverged(self, *, well: bool) -> bool:
         """Whether the program has diverged, now that all of its lines are there; by its gradient norm only where it ended `well`."""
         self.read_to_the_end()
-        if self.diverged is None and well and self._norm is not None and _is_not_finite(self._norm[1]):
+        if (
+            self.diverged is None
+            and well
+            and self._norm is not None
+            and _is_not_finite(self._norm[1])
+        ):
             name, value, step = self._norm
             self.diverged = NotFinite.of(name, value, step=step)
         return self.diverged is not None
@@ -258,18 +292,30 @@ def _hand_over(rank: Rank, result_path: Path, metrics: _Metrics, secrets: Secret
     try:
         with result_path.open("rb") as file:
             result = decode_result(file.read(MAX_RESULT_BYTES + 1))
-        if result.loss_first is not None and result.loss_last is None and "loss_last" in result.model_fields_set:
+        if (
+            result.loss_first is not None
+            and result.loss_last is None
+            and "loss_last" in result.model_fields_set
+        ):
             raise NotFiniteResult("loss_last", "null")  # as orjson and JavaScript write NaN
         if not result.phase_seconds:
             result = result.model_copy(update={"phase_seconds": phases})
     except FileNotFoundError:
         steps = metrics.step_seconds[: warmup_steps + MAX_SAMPLES]
         if len(steps) <= warmup_steps:
-            unread = f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}" if metrics.num_unread else ""
+            unread = (
+                f"; {metrics.num_unread} lines were no steps, the first: {metrics.first_unread}"
+                if metrics.num_unread
+                else ""
+            )
             said = f"the program wrote {len(steps)} steps, warm-up included; expected more than {warmup_steps}{unread}"
             _refuse(rank, secrets.blot(said))
             return
-        result = RankResult(warmup_seconds=steps[:warmup_steps], step_seconds=steps[warmup_steps:], phase_seconds=phases)
+        result = RankResult(
+            warmup_seconds=steps[:warmup_steps],
+            step_seconds=steps[warmup_steps:],
+            phase_seconds=phases,
+        )
     except NotFiniteResult as exc:
         diverged = NotFinite.of(exc.name, exc.value)
         sys.stderr.write(f"{result_path.name}: {diverged}\n")

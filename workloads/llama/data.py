@@ -20,7 +20,13 @@ class Tokens:
     """Sequences of `sequence_length` + 1 token ids, synthetic or from a flat file of ids."""
 
     def __init__(
-        self, *, vocab_size: int, sequence_length: int, seed: int, token_file: Path | None = None, dtype: TokenDtype = TokenDtype.UINT16
+        self,
+        *,
+        vocab_size: int,
+        sequence_length: int,
+        seed: int,
+        token_file: Path | None = None,
+        dtype: TokenDtype = TokenDtype.UINT16,
     ) -> None:
         self._vocab_size, self._length, self._seed = vocab_size, sequence_length + 1, seed
         self._path, self._file = token_file, None
@@ -34,7 +40,9 @@ class Tokens:
     def sequence(self, *, step: int, index: int, global_batch_size: int) -> NDArray[np.int64]:
         """The ids of sequence `index` of a step's global batch."""
         if self._file is None:
-            random = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, step, index]))
+            random = np.random.Generator(
+                np.random.Philox(key=self._seed, counter=[0, 0, step, index])
+            )
             return (self._vocab_size * random.random(self._length) ** _SKEW).astype(np.int64)
         # Sequences follow one another through the file and share one id, the last target of one being the first input of the next.
         num_sequences = (len(self._file) - 1) // (self._length - 1)
@@ -47,12 +55,19 @@ class Tokens:
             )
         return ids
 
-    def micro_batches(self, *, step: int, layout: Layout, data_parallel_rank: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    def micro_batches(
+        self, *, step: int, layout: Layout, data_parallel_rank: int, device: torch.device
+    ) -> list[tuple[Tensor, Tensor]]:
         """Inputs and targets (micro_batch_size, sequence_length) of each micro-batch of one rank's part of a step, on its device."""
         per_rank = layout.micro_batch_size * layout.grad_accum_steps
         first = data_parallel_rank * per_rank
         ids = np.stack(
-            [self.sequence(step=step, index=first + i, global_batch_size=layout.global_batch_size) for i in range(per_rank)]
+            [
+                self.sequence(
+                    step=step, index=first + i, global_batch_size=layout.global_batch_size
+                )
+                for i in range(per_rank)
+            ]
         ).reshape(layout.grad_accum_steps, layout.micro_batch_size, self._length)
         inputs = torch.from_numpy(np.ascontiguousarray(ids[..., :-1])).to(device)
         targets = torch.from_numpy(np.ascontiguousarray(ids[..., 1:])).to(device)

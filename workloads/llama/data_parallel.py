@@ -51,7 +51,12 @@ class Replica:
     def all_gradient_tensors(self) -> tuple[Tensor, ...]:
         return (*(_gradient(w) for w in self._weights), *self._flat_sums)
 
-    def step_gradients(self, micro_batches: list[tuple[Tensor, Tensor]], *, after_forward: Callable[[], None] = lambda: None) -> Tensor:
+    def step_gradients(
+        self,
+        micro_batches: list[tuple[Tensor, Tensor]],
+        *,
+        after_forward: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """Set the gradients to the mean over all micro-batches of all replicas. Returns this replica's mean loss, detached."""
         self._zero()
         losses = []
@@ -80,7 +85,12 @@ class Replica:
         self._module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         if self._accumulate:
             self._module.register_comm_hook(None, self._average_sums)
-        tokens = torch.zeros(1, min(_PRIMING_TOKENS, len(self.model.freqs_cis)), dtype=torch.int64, device=self._weights[0].device)
+        tokens = torch.zeros(
+            1,
+            min(_PRIMING_TOKENS, len(self.model.freqs_cis)),
+            dtype=torch.int64,
+            device=self._weights[0].device,
+        )
         for _ in range(2):
             for weight in self._weights:
                 weight.grad = None
@@ -89,9 +99,13 @@ class Replica:
     def _make_sums(self) -> None:
         for index in sorted(self._buckets):
             weights = self._buckets[index]
-            flat = torch.zeros(sum(w.numel() for w in weights), dtype=torch.float32, device=weights[0].device)
+            flat = torch.zeros(
+                sum(w.numel() for w in weights), dtype=torch.float32, device=weights[0].device
+            )
             self._flat_sums.append(flat)
-            for weight, part in zip(weights, torch.split(flat, [w.numel() for w in weights]), strict=True):
+            for weight, part in zip(
+                weights, torch.split(flat, [w.numel() for w in weights]), strict=True
+            ):
                 self._sums[weight] = part.view_as(weight)
 
     @torch.no_grad()

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from workloads.llama.live_tensors import LiveTensors
 
-StepWithProbe = Callable[[Callable[[], None]], None]  # an optimizer step that calls what it is given at the end of its forward pass
+StepWithProbe = Callable[
+    [Callable[[], None]], None
+]  # an optimizer step that calls what it is given at the end of its forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,11 @@ class LiveMemory:
         self._states, self._limit_bytes = states, limit_bytes
 
     def first_step(self) -> AbstractContextManager[object]:
-        return LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes) if self._limit_bytes is not None else nullcontext()
+        return (
+            LiveTensors(self._states.tensors(), limit_bytes=self._limit_bytes)
+            if self._limit_bytes is not None
+            else nullcontext()
+        )
 
     def after_first_step(self) -> None:
         pass

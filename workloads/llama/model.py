@@ -26,22 +26,40 @@ class Llama(nn.Module):
     """Token ids (b, s) and their successors (b, s) in, mean cross entropy out."""
 
     def __init__(
-        self, shape: ModelShape, *, sequence_length: int, attention: AttentionKind, recompute: Recompute, dtype: torch.dtype
+        self,
+        shape: ModelShape,
+        *,
+        sequence_length: int,
+        attention: AttentionKind,
+        recompute: Recompute,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         num_recomputed = recompute.layers_of(shape.num_layers)
         self.tok_embeddings = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(
-            TransformerBlock(shape, attention=attention, recompute=recompute if i < num_recomputed else Recompute())
+            TransformerBlock(
+                shape,
+                attention=attention,
+                recompute=recompute if i < num_recomputed else Recompute(),
+            )
             for i in range(shape.num_layers)
         )
         self.norm = RMSNorm(shape.hidden_size)
-        self.output = None if shape.tied_embeddings else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.output = (
+            None
+            if shape.tied_embeddings
+            else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        )
         self.to(dtype)
         # Constants, no buffers: they are the same on every rank, and DDP would send buffers around.
         self.freqs_cis = rotary_frequencies(shape.head_dim, sequence_length)
         mask_needed = attention is AttentionKind.EAGER
-        self.causal_mask = torch.ones(sequence_length, sequence_length, dtype=torch.bool).triu(1) if mask_needed else None
+        self.causal_mask = (
+            torch.ones(sequence_length, sequence_length, dtype=torch.bool).triu(1)
+            if mask_needed
+            else None
+        )
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tok_embeddings(tokens)
@@ -53,7 +71,9 @@ class Llama(nn.Module):
         return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten())
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.tok_embeddings.weight if self.output is None else self.output.weight)
+        return F.linear(
+            self.norm(x), self.tok_embeddings.weight if self.output is None else self.output.weight
+        )
 
     def constants(self) -> tuple[Tensor, ...]:
         return (self.freqs_cis,) if self.causal_mask is None else (self.freqs_cis, self.causal_mask)
@@ -71,17 +91,27 @@ class Llama(nn.Module):
                 drawn = torch.empty_like(
                     weight, dtype=torch.float32
                 )  # drawing in bf16 itself is another sequence in some versions of torch
-                weight.copy_(drawn.normal_(0.0, depth_scale if into_residual else INITIAL_STANDARD_DEVIATION, generator=generator))
+                weight.copy_(
+                    drawn.normal_(
+                        0.0,
+                        depth_scale if into_residual else INITIAL_STANDARD_DEVIATION,
+                        generator=generator,
+                    )
+                )
 
 
 class TransformerBlock(nn.Module):
     """Attention and feed-forward, each on a normalised copy of the residual stream; recomputed in the backward pass as told."""
 
-    def __init__(self, shape: ModelShape, *, attention: AttentionKind, recompute: Recompute) -> None:
+    def __init__(
+        self, shape: ModelShape, *, attention: AttentionKind, recompute: Recompute
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         self.attention_norm = RMSNorm(shape.hidden_size)
-        self.attention = Attention(shape, kind=attention, recompute_core=recompute.policy is SelectivePolicy.ATTENTION)
+        self.attention = Attention(
+            shape, kind=attention, recompute_core=recompute.policy is SelectivePolicy.ATTENTION
+        )
         self.ffn_norm = RMSNorm(shape.hidden_size)
         self.feed_forward = FeedForward(shape.hidden_size, shape.ffn_hidden_size)
 
@@ -94,7 +124,9 @@ class TransformerBlock(nn.Module):
 
     def _forward(self, x: Tensor, freqs_cis: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), freqs_cis, mask)
-        return x + cast(Tensor, self.feed_forward(self.ffn_norm(x)))  # nn.Module.__call__ is untyped
+        return x + cast(
+            Tensor, self.feed_forward(self.ffn_norm(x))
+        )  # nn.Module.__call__ is untyped
 
 
 class Attention(nn.Module):
@@ -125,7 +157,9 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.w2(F.silu(self.w1(x)) * self.w3(x)))  # nn.Module.__call__ is untyped
+        return cast(
+            Tensor, self.w2(F.silu(self.w1(x)) * self.w3(x))
+        )  # nn.Module.__call__ is untyped
 
 
 class RMSNorm(nn.Module):
@@ -145,7 +179,13 @@ class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
-        rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(NORM_EPSILON).rsqrt_()
+        rstd = (
+            torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(NORM_EPSILON)
+            .rsqrt_()
+        )
         ctx.save_for_backward(x, weight, rstd)
         normalised: Tensor = wide * rstd
         return normalised.to(x.dtype) * weight
@@ -158,7 +198,9 @@ class _RMSNormFunction(torch.autograd.Function):
         d_weight = (dy * normalised).flatten(0, -2).sum(0)
         dy = dy * weight
         projection = (dy * normalised).mean(-1, keepdim=True)
-        return dy.sub_(normalised.mul_(projection)).mul_(rstd).to(x.dtype), d_weight.to(weight.dtype)
+        return dy.sub_(normalised.mul_(projection)).mul_(rstd).to(x.dtype), d_weight.to(
+            weight.dtype
+        )
 
 
 def rotary_frequencies(head_dim: int, sequence_length: int) -> Tensor:
@@ -181,7 +223,11 @@ def sdpa_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Flash has no fp32; without this torch would fall back to the score matrix, as its fp32 kernel knows no groups.
         k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=q.shape[2] != k.shape[2]
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)
 
@@ -192,5 +238,7 @@ def eager_core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     num_groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(num_groups, dim=2), v.repeat_interleave(num_groups, dim=2)
     scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-    weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32).to(q.dtype)
+    weights = F.softmax(scores.masked_fill(mask, -math.inf), dim=-1, dtype=torch.float32).to(
+        q.dtype
+    )
     return (weights @ v.transpose(1, 2)).transpose(1, 2)

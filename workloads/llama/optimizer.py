@@ -19,7 +19,9 @@ WEIGHT_DECAY = 0.1
 CHUNK_ELEMENTS = 1 << 26
 
 # torch 2.13 renamed it and nothing else.
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+_all_gather = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
 
 _Pair = tuple[Tensor, Tensor]  # flat views of a weight, or of a part of it, and of its gradient
 
@@ -51,8 +53,13 @@ class AdamW:
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         self._num_shards, self._shard = num_shards, shard
-        pairs = [(w.detach().view(-1), g.detach().view(-1)) for w, g in zip(weights, gradients, strict=True)]
-        at_once = weights[0].dtype == torch.float32 and num_shards == 1  # such a step needs nothing for a moment
+        pairs = [
+            (w.detach().view(-1), g.detach().view(-1))
+            for w, g in zip(weights, gradients, strict=True)
+        ]
+        at_once = (
+            weights[0].dtype == torch.float32 and num_shards == 1
+        )  # such a step needs nothing for a moment
         chunks = [pairs] if at_once else _cut(pairs, chunk_elements)
         self._chunks = [self._chunk(chunk, learning_rate=learning_rate) for chunk in chunks]
 
@@ -61,7 +68,9 @@ class AdamW:
         gathered = self._room_to_gather() if self._num_shards > 1 else None
         for chunk in self._chunks:
             for master, gradient in zip(chunk.masters, chunk.gradients, strict=True):
-                master.grad = gradient.to(master.dtype)  # the gradient itself where it is fp32 already
+                master.grad = gradient.to(
+                    master.dtype
+                )  # the gradient itself where it is fp32 already
             chunk.adamw.step()
             for master in chunk.masters:
                 master.grad = None
@@ -72,29 +81,63 @@ class AdamW:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Master weights and AdamW's state: all that an optimizer holds from step to step."""
-        masters = [m for chunk in self._chunks if chunk.own_weights is not chunk.masters for m in chunk.masters]
-        states = [t for chunk in self._chunks for state in chunk.adamw.state.values() for t in state.values() if isinstance(t, Tensor)]
+        masters = [
+            m
+            for chunk in self._chunks
+            if chunk.own_weights is not chunk.masters
+            for m in chunk.masters
+        ]
+        states = [
+            t
+            for chunk in self._chunks
+            for state in chunk.adamw.state.values()
+            for t in state.values()
+            if isinstance(t, Tensor)
+        ]
         return (*masters, *states)
 
     def _chunk(self, pairs: list[_Pair], *, learning_rate: float) -> _Chunk:
         shards = _cut(pairs, _shard_elements(pairs, self._num_shards))
         # Of a chunk with fewer elements than there are shards nothing is left for the last ranks.
-        own = shards[self._shard] if self._shard < len(shards) else [(w[:0], g[:0]) for w, g in pairs[:1]]
+        own = (
+            shards[self._shard]
+            if self._shard < len(shards)
+            else [(w[:0], g[:0]) for w, g in pairs[:1]]
+        )
         own_weights = [w for w, _ in own]
-        masters = own_weights if own_weights[0].dtype == torch.float32 else [w.float() for w in own_weights]
-        adamw = torch.optim.AdamW(masters, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True)
+        masters = (
+            own_weights
+            if own_weights[0].dtype == torch.float32
+            else [w.float() for w in own_weights]
+        )
+        adamw = torch.optim.AdamW(
+            masters,
+            lr=learning_rate,
+            betas=BETAS,
+            eps=EPSILON,
+            weight_decay=WEIGHT_DECAY,
+            fused=True,
+        )
         for master in masters:  # as AdamW does in its first step, but now: then the first step needs as much memory as every other
             adamw.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master),
                 "exp_avg_sq": torch.zeros_like(master),
             }
-        return _Chunk(adamw=adamw, pairs=pairs, own_weights=own_weights, masters=masters, gradients=[g for _, g in own])
+        return _Chunk(
+            adamw=adamw,
+            pairs=pairs,
+            own_weights=own_weights,
+            masters=masters,
+            gradients=[g for _, g in own],
+        )
 
     def _room_to_gather(self) -> Tensor:
         """Room for the largest chunk, one for all chunks of a step: a backend may hold on to what it has gathered for a while."""
         largest = self._chunks[0].pairs
-        return largest[0][0].new_empty(_shard_elements(largest, self._num_shards) * self._num_shards)
+        return largest[0][0].new_empty(
+            _shard_elements(largest, self._num_shards) * self._num_shards
+        )
 
     def _gather(self, chunk: _Chunk, room: Tensor) -> None:
         """Bring every rank's share of a chunk's new weights to all."""

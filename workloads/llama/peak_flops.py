@@ -26,7 +26,12 @@ class PeakFlops:
 
 
 def trial_peak(
-    request: TrialRequest, *, node: str, device: torch.device, device_name: str | None, achieved_flops: float
+    request: TrialRequest,
+    *,
+    node: str,
+    device: torch.device,
+    device_name: str | None,
+    achieved_flops: float,
 ) -> PeakFlops | None:
     """What the MFU of a trial that achieved so much on a device is to rest on: the data sheet, else what an earlier trial measured here.
 
@@ -56,24 +61,35 @@ def measured_peak(device: torch.device, precision: Precision) -> PeakFlops | Non
         torch.cuda.empty_cache()
     try:
         flops, size, dtype_used = max(
-            (_best_matmul(n, d, device), n, str(d)) for d in _dtypes_to_try(dtype, device) for n in _SIZES[device.type]
+            (_best_matmul(n, d, device), n, str(d))
+            for d in _dtypes_to_try(dtype, device)
+            for n in _SIZES[device.type]
         )
     except torch.OutOfMemoryError:
         return None
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return PeakFlops(flops=flops, source=f"{MEASURED_PEAK}matmul {size}^3 {dtype_used.removeprefix('torch.')}{threads}")
+    return PeakFlops(
+        flops=flops,
+        source=f"{MEASURED_PEAK}matmul {size}^3 {dtype_used.removeprefix('torch.')}{threads}",
+    )
 
 
 def _data_sheet_peak(device: torch.device, precision: Precision) -> PeakFlops | None:
-    hardware = from_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    hardware = (
+        from_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    )
     if hardware is None or precision not in hardware.peak_flops:
         return None
-    return PeakFlops(flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense")
+    return PeakFlops(
+        flops=hardware.peak_flops[precision], source=f"table: {hardware.name} {precision} dense"
+    )
 
 
 def _dtypes_to_try(dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:
     # A CPU without bf16 instructions emulates them, and may mix in fp32 products that are faster: the bound is the better of the two.
-    return (dtype, torch.float32) if device.type == "cpu" and dtype is not torch.float32 else (dtype,)
+    return (
+        (dtype, torch.float32) if device.type == "cpu" and dtype is not torch.float32 else (dtype,)
+    )
 
 
 def _best_matmul(size: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -10,7 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 _aten = torch.ops.aten
 
@@ -36,7 +41,12 @@ def checkpointed_ops(function: Callable[..., Tensor], *args: Tensor | None) -> T
 
     In a layer's call order wq wk wv wo w1 w3 w2, the recomputed products are wk, wo and w3.
     """
-    return cast(Tensor, checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts))
+    return cast(
+        Tensor,
+        checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
+        ),
+    )
 
 
 def _contexts() -> tuple[Any, Any]:
@@ -49,7 +59,9 @@ class _EverySecondProduct:
     def __init__(self) -> None:
         self._num_products = {False: 0, True: 0}
 
-    def __call__(self, ctx: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    def __call__(
+        self, ctx: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any
+    ) -> CheckpointPolicy:
         if op == _aten.mm.default:
             self._num_products[ctx.is_recompute] += 1
             odd = self._num_products[ctx.is_recompute] % 2 == 1

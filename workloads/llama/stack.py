@@ -35,4 +35,7 @@ def _processor_name() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # no Linux
         return platform.processor() or None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine() or None)
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine() or None,
+    )

@@ -26,8 +26,12 @@ from workloads.rank import NotFinite
 class TimedSteps:
     warmup_seconds: list[float]
     step_seconds: list[float]  # this rank's
-    slowest_median_seconds: float  # median over the timed steps of the slowest rank's time: the same on every rank
-    first_step_seconds: float  # wall time until the first step had ended, what surrounds it included
+    slowest_median_seconds: (
+        float  # median over the timed steps of the slowest rank's time: the same on every rank
+    )
+    first_step_seconds: (
+        float  # wall time until the first step had ended, what surrounds it included
+    )
     steady_seconds: float
     loss_first: float  # of the global batch
     loss_last: float
@@ -78,7 +82,9 @@ def time_steps(
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     _check_finite(losses[len(warmup) :][: len(own)], first_step=len(warmup) + 1)
     first_and_last = [losses[0].item(), losses[len(warmup) + len(own) - 1].item()]
-    loss_first, loss_last = (total / world_size for total in _over_ranks(first_and_last, dist.ReduceOp.SUM, device))
+    loss_first, loss_last = (
+        total / world_size for total in _over_ranks(first_and_last, dist.ReduceOp.SUM, device)
+    )
     return TimedSteps(
         warmup_seconds=warmup,
         step_seconds=own,
@@ -99,7 +105,9 @@ def _check_finite(losses: Tensor, *, first_step: int) -> None:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Leave it to the caller to collect between steps, and then only what has come to be since."""
-    gc.collect(1)  # the oldest generation is what imports made: looking through it takes longer than many steps
+    gc.collect(
+        1
+    )  # the oldest generation is what imports made: looking through it takes longer than many steps
     gc.freeze()
     gc.disable()
     try:
@@ -109,7 +117,9 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _over_ranks(values: list[float], reduction: dist.ReduceOp.RedOpType, device: torch.device) -> list[float]:
+def _over_ranks(
+    values: list[float], reduction: dist.ReduceOp.RedOpType, device: torch.device
+) -> list[float]:
     if not dist.is_initialized():
         return values
     tensor = torch.tensor(values, dtype=torch.float64, device=device)

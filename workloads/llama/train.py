@@ -55,7 +55,9 @@ def train(rank: Rank) -> RankResult:
         node=socket.gethostname(),  # as the launcher names its node
         device=device,
         device_name=stack.device_name,
-        achieved_flops=_achieved_flops(request, tokens_per_second=tokens / timed.slowest_median_seconds),
+        achieved_flops=_achieved_flops(
+            request, tokens_per_second=tokens / timed.slowest_median_seconds
+        ),
     )
     phases = {
         **({Phase.START: start_seconds} if start_seconds is not None else {}),
@@ -87,11 +89,15 @@ def train(rank: Rank) -> RankResult:
 
 def _achieved_flops(request: TrialRequest, *, tokens_per_second: float) -> float:
     """FLOPs that each device did in a second, recomputed ones included."""
-    per_token = hardware_flops_per_token(request.model, sequence_length=request.sequence_length, layout=request.layout)
+    per_token = hardware_flops_per_token(
+        request.model, sequence_length=request.sequence_length, layout=request.layout
+    )
     return tokens_per_second / request.layout.world_size * per_token
 
 
-def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float) -> tuple[TimedSteps, MemoryReport, float]:
+def _train_and_look(
+    rank: Rank, options: LlamaOptions, *, device: torch.device, begin: float
+) -> tuple[TimedSteps, MemoryReport, float]:
     """All that needs the model, which is gone afterwards: timed steps, memory, and how long it took from `begin` to build."""
     request = rank.request
     trainer = TrainingLoop(request, options, device=device, data_parallel_rank=rank.rank)
@@ -112,7 +118,9 @@ def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, 
         plan=request.measurement,
         device=device,
         before_step=lambda number: rank.heartbeat(
-            Phase.STEADY if number else Phase.FIRST_STEP, number, timed=number >= request.measurement.warmup_steps
+            Phase.STEADY if number else Phase.FIRST_STEP,
+            number,
+            timed=number >= request.measurement.warmup_steps,
         ),
         after_first_step=memory.after_first_step,
     )
@@ -126,8 +134,19 @@ def _train_and_look(rank: Rank, options: LlamaOptions, *, device: torch.device, 
 class TrainingLoop:
     """Model, gradients, optimizer and data of one rank."""
 
-    def __init__(self, request: TrialRequest, options: LlamaOptions, *, device: torch.device, data_parallel_rank: int) -> None:
-        self._layout, self._device, self._data_parallel_rank = request.layout, device, data_parallel_rank
+    def __init__(
+        self,
+        request: TrialRequest,
+        options: LlamaOptions,
+        *,
+        device: torch.device,
+        data_parallel_rank: int,
+    ) -> None:
+        self._layout, self._device, self._data_parallel_rank = (
+            request.layout,
+            device,
+            data_parallel_rank,
+        )
         with device:
             model = Llama(
                 request.model,
@@ -137,7 +156,9 @@ class TrainingLoop:
                 dtype=_DTYPES[request.layout.precision],
             )
         model.initialise(request.seed)
-        self.replica = Replica(model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32)
+        self.replica = Replica(
+            model, accumulate_in_fp32=options.gradient_dtype is GradientDtype.FP32
+        )
         self.optimizer = AdamW(
             self.replica.weights,
             self.replica.gradients(),
@@ -154,7 +175,12 @@ class TrainingLoop:
         )
 
     def micro_batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
-        return self._tokens.micro_batches(step=step, layout=self._layout, data_parallel_rank=self._data_parallel_rank, device=self._device)
+        return self._tokens.micro_batches(
+            step=step,
+            layout=self._layout,
+            data_parallel_rank=self._data_parallel_rank,
+            device=self._device,
+        )
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
         loss = self.replica.step_gradients(micro_batches)
@@ -163,7 +189,11 @@ class TrainingLoop:
 
     def gradient_norm(self) -> float:
         """The norm of the last step's gradients."""
-        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.replica.gradients())).float()))
+        return float(
+            torch.linalg.vector_norm(
+                torch.stack(torch._foreach_norm(self.replica.gradients())).float()
+            )
+        )
 
     def untimed_step(self, after_forward: Callable[[], None]) -> None:
         """A step of one micro-batch, for looking at memory: gradients keep their memory, so every micro-batch needs the same."""
@@ -186,7 +216,9 @@ def check(request: TrialRequest) -> LlamaOptions:
         raise ConfigRejected(f"workload llama cannot run {request.layout.key}: {refusal}")
     options = parse_options(LlamaOptions, request.options)
     if options.memory_limit_bytes is not None and request.device is not Device.CPU:
-        raise ConfigRejected("workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own")
+        raise ConfigRejected(
+            "workload.options: memory_limit_bytes is for device cpu; a GPU has a limit of its own"
+        )
     return options
 
 

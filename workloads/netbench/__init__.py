@@ -47,7 +47,14 @@ def measure(rank: Rank) -> RankResult:
             rank.heartbeat(Phase.STEADY, step)
             call, message_bytes = _PREPARE[collective](size, rank.rank, rank.world_size, device)
             seconds, num_calls = _time(call, device, seconds=float(options["seconds"]))
-            found.append(CollectiveTime(collective=collective, message_bytes=message_bytes, seconds=seconds, num_calls=num_calls))
+            found.append(
+                CollectiveTime(
+                    collective=collective,
+                    message_bytes=message_bytes,
+                    seconds=seconds,
+                    num_calls=num_calls,
+                )
+            )
     result = RankResult(
         step_seconds=[one.seconds for one in found] or [time.perf_counter() - met],
         phase_seconds={Phase.RENDEZVOUS: met - began, Phase.STEADY: time.perf_counter() - met},

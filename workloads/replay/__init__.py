@@ -8,7 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.pretend.replay import LAYOUT_OPTION, failure_text, read_table, replayed_result
+from orchestrator.core.pretend.replay import (
+    LAYOUT_OPTION,
+    failure_text,
+    read_table,
+    replayed_result,
+)
 from orchestrator.core.pretend.run_table import RunStatus
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import parse_key

@@ -30,7 +30,9 @@ def pretend_to_train(rank: Rank) -> RankResult:
     hardware = DEVICES[options.device_name]
     if request.layout.precision not in hardware.peak_flops:
         able = ", ".join(sorted(hardware.peak_flops))
-        raise ConfigRejected(f"precision {request.layout.precision} is none that {hardware.name} (device_name) has; it has {able}")
+        raise ConfigRejected(
+            f"precision {request.layout.precision} is none that {hardware.name} (device_name) has; it has {able}"
+        )
     capacity = options.device_memory_bytes or hardware.memory_bytes
     faults = [fault for fault in options.faults if strikes(fault, request, rank.rank)]
     needs = memory(request.model, request.layout, request.sequence_length)
@@ -63,7 +65,12 @@ def pretend_to_train(rank: Rank) -> RankResult:
 
 
 def _run_steps(
-    rank: Rank, options: SyntheticOptions, hardware: Hardware, faults: list[SyntheticFault], needs: MemoryByPhase, capacity: int
+    rank: Rank,
+    options: SyntheticOptions,
+    hardware: Hardware,
+    faults: list[SyntheticFault],
+    needs: MemoryByPhase,
+    capacity: int,
 ) -> tuple[list[float], list[float]]:
     """Warm-up and timed seconds."""
     request = rank.request
@@ -71,7 +78,9 @@ def _run_steps(
     timed: list[float] = []
     for step, seconds in enumerate(noisy_steps(request, options, hardware), 1):
         if step > 1:
-            rank.heartbeat(Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps)
+            rank.heartbeat(
+                Phase.STEADY, step, timed=len(warmup) >= request.measurement.warmup_steps
+            )
             _strike(faults, f"step_{step}", rank)
             _allocate(rank, needs.step_2, capacity)
         if options.sleep:
@@ -90,4 +99,9 @@ def _strike(faults: list[SyntheticFault], at: str, rank: Rank) -> None:
 
 def _allocate(rank: Rank, wanted_bytes: int, capacity_bytes: int) -> None:
     if wanted_bytes > capacity_bytes:
-        raise out_of_memory(rank, wanted_bytes=wanted_bytes - capacity_bytes, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes)
+        raise out_of_memory(
+            rank,
+            wanted_bytes=wanted_bytes - capacity_bytes,
+            used_bytes=capacity_bytes,
+            capacity_bytes=capacity_bytes,
+        )

@@ -22,8 +22,15 @@ def inject(fault: SyntheticFault, rank: Rank) -> None:
     _ACTIONS[fault.fault](rank)
 
 
-def out_of_memory(rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int) -> OutOfMemoryError:
-    said = out_of_memory_text(rank.local_rank, wanted_bytes=wanted_bytes, used_bytes=used_bytes, capacity_bytes=capacity_bytes)
+def out_of_memory(
+    rank: Rank, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int
+) -> OutOfMemoryError:
+    said = out_of_memory_text(
+        rank.local_rank,
+        wanted_bytes=wanted_bytes,
+        used_bytes=used_bytes,
+        capacity_bytes=capacity_bytes,
+    )
     return OutOfMemoryError(said)
 
 
@@ -36,7 +43,9 @@ def _host_oom(rank: Rank) -> None:
 
 
 def _config_rejected(rank: Rank) -> None:
-    raise ConfigRejected(f"micro_batch_size {rank.request.layout.micro_batch_size} is refused on purpose; no other is refused")
+    raise ConfigRejected(
+        f"micro_batch_size {rank.request.layout.micro_batch_size} is refused on purpose; no other is refused"
+    )
 
 
 def _nan_loss(rank: Rank) -> None:
@@ -44,7 +53,9 @@ def _nan_loss(rank: Rank) -> None:
 
 
 def _xid(rank: Rank) -> None:
-    sys.stderr.write(f"NVRM: Xid (PCI:0000:1b:00): 79, pid={os.getpid()}, name=python, GPU has fallen off the bus.\n")
+    sys.stderr.write(
+        f"NVRM: Xid (PCI:0000:1b:00): 79, pid={os.getpid()}, name=python, GPU has fallen off the bus.\n"
+    )
     raise RuntimeError("CUDA error: unspecified launch failure")
 
 
@@ -58,7 +69,10 @@ def _exit(rank: Rank) -> None:
 
 def _die_of(number: signal.Signals) -> Callable[[Rank], None]:
     def die(rank: Rank) -> None:
-        signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+        signal.signal(number, signal.SIG_DFL) if number not in (
+            signal.SIGKILL,
+            signal.SIGSTOP,
+        ) else None
         os.kill(os.getpid(), number)
 
     return die
@@ -99,11 +113,15 @@ def _nccl_error(rank: Rank) -> None:
 
 
 def _port_clash(rank: Rank) -> None:
-    raise RuntimeError("The server socket has failed to listen on any local network address. port: 29500, error: EADDRINUSE")
+    raise RuntimeError(
+        "The server socket has failed to listen on any local network address. port: 29500, error: EADDRINUSE"
+    )
 
 
 def _rubbish_result(rank: Rank) -> None:
-    (rank.run_dir / result_file(rank.rank)).write_text('{"step_seconds": [NaN, -1, 1e400], "peak_flops": "lots"}')
+    (rank.run_dir / result_file(rank.rank)).write_text(
+        '{"step_seconds": [NaN, -1, 1e400], "peak_flops": "lots"}'
+    )
     rank.heartbeat(Phase.TEARDOWN, rank.step)
     os._exit(0)
 
@@ -124,7 +142,9 @@ def _leak_children(rank: Rank) -> None:
             os.execvp("sleep", idle)
         os._exit(0)
     for _ in range(2):  # as a DataLoader's: forked, and waiting for work that never comes
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+        multiprocessing.get_context("fork").Process(
+            target=time.sleep, args=(600,), daemon=True
+        ).start()
 
 
 def _leak_unmarked_child(rank: Rank) -> None:

@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="", help="GPUs, with commas; none: the cores")
     asked = parser.parse_args(arguments)
     devices = [device for device in asked.devices.split(",") if device]
-    found = on_gpus(devices, asked.seconds) if devices else {"flops": {"cores": on_cores(asked.seconds)}}
+    found = (
+        on_gpus(devices, asked.seconds)
+        if devices
+        else {"flops": {"cores": on_cores(asked.seconds)}}
+    )
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
@@ -51,12 +55,16 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
     def measure(place: int) -> None:
         try:
             flops[devices[place]] = rate(place)
-        except RuntimeError as exc:  # a GPU that cannot even do this is a finding, and the others go on
+        except (
+            RuntimeError
+        ) as exc:  # a GPU that cannot even do this is a finding, and the others go on
             errors[devices[place]] = f"{type(exc).__name__}: {str(exc).splitlines()[0][:300]}"
 
     def rate(place: int) -> float:
         device = torch.device("cuda", place)
-        a, b = (torch.randn(GPU_SIZE, GPU_SIZE, dtype=torch.bfloat16, device=device) for _ in range(2))
+        a, b = (
+            torch.randn(GPU_SIZE, GPU_SIZE, dtype=torch.bfloat16, device=device) for _ in range(2)
+        )
         out = torch.empty_like(a)
 
         def products() -> None:
@@ -72,7 +80,12 @@ def on_gpus(devices: Sequence[str], seconds: float) -> dict[str, Any]:
     for thread in threads:
         thread.join()
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]  # torch's
-    return {"flops": flops, "errors": errors, "cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) if nccl is not None else None}
+    return {
+        "flops": flops,
+        "errors": errors,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, nccl)) if nccl is not None else None,
+    }
 
 
 def kept_up(work: Callable[[], object], *, flops: float, seconds: float) -> float:

@@ -19,15 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
 
 from orchestrator.core.problem.layout import Precision
 from workloads.tools.model_trace import TraceRefused, trace_model
 
-_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
 _OF_TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parents[2])
-_REAL_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+_REAL_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +74,10 @@ def document(asked: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """What the command takes."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.tools.memory_trace", description="Trace the memory of a model of one's own.")
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads.tools.memory_trace",
+        description="Trace the memory of a model of one's own.",
+    )
     parser.add_argument("target", metavar="MODULE:FUNCTION")
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--recompute", type=lambda text: text.split(","), default=None)
@@ -74,7 +89,9 @@ def parser() -> argparse.ArgumentParser:
 def _imported(target: str) -> Callable[..., Any]:
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name:
-        raise TraceRefused(f"{target!r} is not MODULE:FUNCTION; write it as mine:build for the function `build` of mine.py")
+        raise TraceRefused(
+            f"{target!r} is not MODULE:FUNCTION; write it as mine:build for the function `build` of mine.py"
+        )
     sys.path.insert(0, str(Path.cwd()))
     if module_name.endswith(".py"):
         raise TraceRefused(
@@ -84,20 +101,30 @@ def _imported(target: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         if exc.name != module_name.partition(".")[0] and exc.name != module_name:
-            raise TraceRefused(f"{module_name} needs {exc.name}, which is not installed in {sys.executable}") from exc
-        raise TraceRefused(f"no module {module_name}: neither in {Path.cwd()} nor installed; start it in the folder of your code") from exc
+            raise TraceRefused(
+                f"{module_name} needs {exc.name}, which is not installed in {sys.executable}"
+            ) from exc
+        raise TraceRefused(
+            f"no module {module_name}: neither in {Path.cwd()} nor installed; start it in the folder of your code"
+        ) from exc
     except Exception as exc:
         raise TraceRefused(f"{module_name} cannot be imported: {_said(exc)}{_place(exc)}") from exc
     function = getattr(module, function_name, None)
     if not callable(function):
-        close = get_close_matches(function_name, [name for name, value in vars(module).items() if callable(value)], n=1)
+        close = get_close_matches(
+            function_name, [name for name, value in vars(module).items() if callable(value)], n=1
+        )
         hint = f"; did you mean {close[0]}?" if close else ""
         raise TraceRefused(f"{module_name} has no function {function_name}{hint}")
     return function  # type: ignore[no-any-return]  # asked just now
 
 
 def _explained(exc: Exception) -> str:
-    if isinstance(exc, _REAL_VALUES) or "numpy() is not supported" in str(exc) or "tolist() is not supported" in str(exc):
+    if (
+        isinstance(exc, _REAL_VALUES)
+        or "numpy() is not supported" in str(exc)
+        or "tolist() is not supported" in str(exc)
+    ):
         return (
             f"the model asks for the value of a tensor{_place(exc)}, and in a trace tensors have none: leave out .item(), .tolist(), .numpy(), "
             "`if` on a tensor and masks as indices, or build the model for the trace without that part"
@@ -114,10 +141,18 @@ def _said(exc: Exception) -> str:
 
 def _place(exc: Exception) -> str:
     """The last line of the model's own code, with what stands there."""
-    frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith((_OF_TORCH, _OWN + "/workloads", "<frozen"))]
+    frames = [
+        f
+        for f in traceback.extract_tb(exc.__traceback__)
+        if not f.filename.startswith((_OF_TORCH, _OWN + "/workloads", "<frozen"))
+    ]
     if not frames:
         return ""
-    return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames[-1].line else f" at {frames[-1].filename}"
+    return (
+        f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)"
+        if frames[-1].line
+        else f" at {frames[-1].filename}"
+    )
 
 
 if __name__ == "__main__":

@@ -24,10 +24,15 @@ from workloads.llama.live_tensors import LiveTensors
 from workloads.stand_ins import StandIns
 
 Loss = Callable[[int, int], Tensor]  # micro-batch size, sequence length -> scalar
-Build = Callable[..., Any]  # number of layers, and keywords that it names -> module, or module and loss
+Build = Callable[
+    ..., Any
+]  # number of layers, and keywords that it names -> module, or module and loss
 
 RECOMPUTES = (NO_RECOMPUTE, "selective_attention", "selective_ops", "full")
-FEW, MANY = 4, 8  # sequences of a micro-batch: lines are drawn through these two, where gradients of weights no longer show
+FEW, MANY = (
+    4,
+    8,
+)  # sequences of a micro-batch: lines are drawn through these two, where gradients of weights no longer show
 TOLERANCE = 0.01  # of the check
 NEGLIGIBLE_BYTES = 4096  # scalars
 
@@ -43,7 +48,9 @@ class _ModeRefused(Exception):
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
     modes: dict[str, TracedMode]
-    check: dict[str, float]  # by mode: predicted over traced peak, less 1, of another depth, micro-batch and sequence length
+    check: dict[
+        str, float
+    ]  # by mode: predicted over traced peak, less 1, of another depth, micro-batch and sequence length
     parameters_per_layer: int
     parameters_besides: int
     bytes_per_parameter: dict[str, float]
@@ -52,20 +59,33 @@ class TracedModel:
 
 
 def trace_model(
-    build: Build, *, sequence_length: int, recomputes: Sequence[str] | None = None, dtype: torch.dtype | None = None, autocast: bool = False
+    build: Build,
+    *,
+    sequence_length: int,
+    recomputes: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    autocast: bool = False,
 ) -> TracedModel:
     """Trace every recompute mode that is asked for, or that the function takes. Raises TraceRefused.
 
     `dtype` is what weights are made or cast to; with `autocast` they stay as they are and products run in bf16.
     """
-    asked = recomputes or (RECOMPUTES if "recompute" in inspect.signature(build).parameters else (NO_RECOMPUTE,))
+    asked = recomputes or (
+        RECOMPUTES if "recompute" in inspect.signature(build).parameters else (NO_RECOMPUTE,)
+    )
     if NO_RECOMPUTE not in asked:
         asked = (NO_RECOMPUTE, *asked)
     modes, check, seconds, notes = {}, {}, {}, []
     sizes: _Sizes | None = None
     for recompute in asked:
         start = time.process_time()
-        maker = _Maker(build=build, recompute=recompute, dtype=dtype, autocast=autocast, sequence_length=sequence_length)
+        maker = _Maker(
+            build=build,
+            recompute=recompute,
+            dtype=dtype,
+            autocast=autocast,
+            sequence_length=sequence_length,
+        )
         try:
             traced = _trace_mode(maker)
         except _ModeRefused as exc:
@@ -136,7 +156,10 @@ class _TracedRun:
     def same_at_the_end(self, other: _TracedRun) -> int:
         """How many operations, counted from the last, are the same."""
         pairs = zip(reversed(self.operations), reversed(other.operations), strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a is not b), min(len(self.live), len(other.live)))
+        return next(
+            (i for i, (a, b) in enumerate(pairs) if a is not b),
+            min(len(self.live), len(other.live)),
+        )
 
 
 def _trace_mode(maker: _Maker) -> _TracedOnce:
@@ -145,12 +168,20 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
         two, three = maker.make(2), maker.make(3)
         runs = _Pair(two, three)
         one = runs.peaks(1, length)
-        few, many, shorter = runs.peaks(FEW, length), runs.peaks(MANY, length), runs.peaks(MANY, half)
+        few, many, shorter = (
+            runs.peaks(FEW, length),
+            runs.peaks(MANY, length),
+            runs.peaks(MANY, half),
+        )
 
         def line(part: str) -> TracedBytes:
-            return _line(*(getattr(peaks, part) for peaks in (one, few, many, shorter)), length=length)
+            return _line(
+                *(getattr(peaks, part) for peaks in (one, few, many, shorter)), length=length
+            )
 
-        mode = TracedMode(kept=line("kept"), backward=line("backward"), head=line("head"), end=line("end"))
+        mode = TracedMode(
+            kept=line("kept"), backward=line("backward"), head=line("head"), end=line("end")
+        )
         five, three_again = maker.make(5).run(2, half), three.run(2, half)
     check = _check(mode, three_again, five, micro_batch_size=2, length=half)
     if abs(check) > TOLERANCE:
@@ -164,22 +195,35 @@ def _trace_mode(maker: _Maker) -> _TracedOnce:
             "flash attention keeps none; see that the model takes F.scaled_dot_product_attention without a mask, if yours does on the GPU"
         )
     if runs.left > TOLERANCE * one.kept:
-        notes.append(f"{runs.left:,} bytes outlive the backward pass: reference cycles, or results that the model keeps")
+        notes.append(
+            f"{runs.left:,} bytes outlive the backward pass: reference cycles, or results that the model keeps"
+        )
     return _TracedOnce(mode=mode, check=check, sizes=_sizes(two.module, three.module), notes=notes)
 
 
-def _check(mode: TracedMode, three: _TracedRun, five: _TracedRun, *, micro_batch_size: int, length: int) -> float:
+def _check(
+    mode: TracedMode, three: _TracedRun, five: _TracedRun, *, micro_batch_size: int, length: int
+) -> float:
     """How far off another depth, batch and length are: what two more layers keep, or the peak, whichever is worse."""
     tokens = micro_batch_size * length
-    of_layers = mode.kept.of(tokens=tokens, sequence_length=length) / max((five.kept - three.kept) / 2, 1) - 1.0
-    of_peak = mode.peak_bytes(num_layers=5, tokens=tokens, sequence_length=length) / max(max(five.live), 1) - 1.0
+    of_layers = (
+        mode.kept.of(tokens=tokens, sequence_length=length) / max((five.kept - three.kept) / 2, 1)
+        - 1.0
+    )
+    of_peak = (
+        mode.peak_bytes(num_layers=5, tokens=tokens, sequence_length=length)
+        / max(max(five.live), 1)
+        - 1.0
+    )
     return max(of_layers, of_peak, key=abs)
 
 
 def _line(one: float, few: float, many: float, shorter: float, *, length: int) -> TracedBytes:
     """The bytes as a line in tokens whose slope may grow with the sequence; exact for one sequence and for many."""
     slope = max(0.0, (many - few) / ((MANY - FEW) * length))
-    fixed = max(0.0, one - slope * length)  # at the least: what of many sequences does not show may be the peak of one
+    fixed = max(
+        0.0, one - slope * length
+    )  # at the least: what of many sequences does not show may be the peak of one
     slope_of_half = (shorter - (many - slope * MANY * length)) / (MANY * length // 2)
     per_position = max(0.0, slope - slope_of_half) / (length / 2)
     if per_position * length < 2e-3 * slope:  # rounding
@@ -196,16 +240,22 @@ class _Pair:
 
     def __init__(self, two: _Made, three: _Made) -> None:
         self._two, self._three = two, three
-        self._starts: dict[int, tuple[int, int]] = {}  # by number of operations: where the last layer's begin, and how many they are
+        self._starts: dict[
+            int, tuple[int, int]
+        ] = {}  # by number of operations: where the last layer's begin, and how many they are
         self.left = 0
 
     def peaks(self, micro_batch_size: int, sequence_length: int) -> _PeakMemory:
         three = self._three.run(micro_batch_size, sequence_length)
         self.left = max(self.left, three.left)
         if len(three.live) not in self._starts:
-            self._starts[len(three.live)] = self._find(three, self._two.run(micro_batch_size, sequence_length))
+            self._starts[len(three.live)] = self._find(
+                three, self._two.run(micro_batch_size, sequence_length)
+            )
         start, period = self._starts[len(three.live)]
-        kept = three.live[start + period - 1] - three.live[start + 2 * period - 1]  # one layer's backward pass apart
+        kept = (
+            three.live[start + period - 1] - three.live[start + 2 * period - 1]
+        )  # one layer's backward pass apart
         below = 3 * kept
         return _PeakMemory(
             kept=kept,
@@ -220,7 +270,9 @@ class _Pair:
         # head, layer, [layer,] first layer, embedding: from the end on they agree as far as the head, and part of the layer put in.
         start = len(three.live) - three.same_at_the_end(two) - period
         if period <= 0:
-            raise TraceRefused("2 and 3 layers do the same operations: the function must build as many layers as its first argument says")
+            raise TraceRefused(
+                "2 and 3 layers do the same operations: the function must build as many layers as its first argument says"
+            )
         if start < 0:
             raise TraceRefused(
                 "the third layer does other operations than the first two: let the number of layers count groups that are alike, as "
@@ -255,11 +307,15 @@ class _Maker:
             warnings.simplefilter("always")
             yield notes
         if any("CUDA is not available" in str(w.message) for w in caught):
-            notes.append("torch.autocast('cuda') does nothing where there is no GPU, so it was traced without: give --autocast")
+            notes.append(
+                "torch.autocast('cuda') does nothing where there is no GPU, so it was traced without: give --autocast"
+            )
 
     def make(self, num_layers: int) -> _Made:
         parameters = inspect.signature(self.build).parameters
-        known = {"recompute": self.recompute, "sequence_length": self.sequence_length} | ({"dtype": self.dtype} if self.dtype else {})
+        known = {"recompute": self.recompute, "sequence_length": self.sequence_length} | (
+            {"dtype": self.dtype} if self.dtype else {}
+        )
         keywords = {name: value for name, value in known.items() if name in parameters}
         try:
             made = self.build(num_layers, **keywords)
@@ -290,7 +346,9 @@ class _Made:
         gc.disable()  # what a collector would find at some moment counts as alive
         try:
             with tracker:
-                with torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast else nullcontext():
+                with (
+                    torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast else nullcontext()
+                ):
                     loss = self.loss(micro_batch_size, sequence_length)
                 _check_scalar(loss)
                 kept = tracker.live_bytes - before
@@ -300,7 +358,12 @@ class _Made:
         finally:
             gc.enable()
         operations, live = tracker.timeline()
-        return _TracedRun(kept=kept, operations=operations, live=[bytes_ - before for bytes_ in live], left=tracker.live_bytes - before)
+        return _TracedRun(
+            kept=kept,
+            operations=operations,
+            live=[bytes_ - before for bytes_ in live],
+            left=tracker.live_bytes - before,
+        )
 
 
 class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -308,7 +371,9 @@ class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it
 
     def __init__(self) -> None:
         gc.collect()
-        super().__init__(t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided)
+        super().__init__(
+            t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided
+        )
         self._operations: list[Any] = []
         self._live: list[int] = []
 
@@ -322,7 +387,9 @@ class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
-                raise TraceRefused(f"{func} makes a tensor on {leaf.device}; leave devices out of the function: the trace chooses them")
+                raise TraceRefused(
+                    f"{func} makes a tensor on {leaf.device}; leave devices out of the function: the trace chooses them"
+                )
         self._operations.append(func)
         self._live.append(self.live_bytes)
         return result
@@ -331,23 +398,37 @@ class _Tracker(LiveTensors):  # type: ignore[no-untyped-call]  # torch leaves it
 def _backward(loss: Tensor) -> None:
     """As loss.backward() does, which is itself a function of torch, in which no stand-in would be called for what is recomputed."""
     torch.autograd.graph._engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        (loss,),
+        (torch.ones_like(loss),),
+        False,
+        False,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
     )
 
 
 def _check_scalar(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        found = (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if isinstance(loss, Tensor)
+            else type(loss).__name__
+        )
         raise TraceRefused(
             f"the loss is {found}, not one number; reduce it, as with F.cross_entropy(logits.flatten(0, 1), targets.flatten())"
         )
     if not loss.requires_grad:
-        raise TraceRefused("the loss depends on no weight: it was computed without gradients; leave out no_grad, detach and .item()")
+        raise TraceRefused(
+            "the loss depends on no weight: it was computed without gradients; leave out no_grad, detach and .item()"
+        )
 
 
 def _loss_of_ids(module: nn.Module) -> Loss:
     def loss(micro_batch_size: int, sequence_length: int) -> Any:
-        tokens, targets = (torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64) for _ in range(2))
+        tokens, targets = (
+            torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64) for _ in range(2)
+        )
         return module(tokens, targets)
 
     return loss
@@ -361,7 +442,9 @@ def _renew(module: nn.Module, dtype: torch.dtype | None) -> None:
     renewed: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, weight in part._parameters.items():
-            if weight is None or not ((dtype is not None and weight.is_floating_point()) or _lies_elsewhere(weight)):
+            if weight is None or not (
+                (dtype is not None and weight.is_floating_point()) or _lies_elsewhere(weight)
+            ):
                 continue
             if weight not in renewed:
                 data = torch.empty_like(weight, dtype=dtype if weight.is_floating_point() else None)

@@ -24,7 +24,9 @@ CLOSE_SECONDS = 10.0  # for an agent to end its ranks by itself
 class NodeAgent:
     """Runs inside a Ray actor. It has a launcher for the first slot of every attempt that runs in its lease, and for those before it."""
 
-    def __init__(self, root: str, program: str, node: str, node_environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: str, program: str, node: str, node_environment: Mapping[str, str]
+    ) -> None:
         os.environ.update(node_environment)
         self._root, self._node = Path(root), node
         self._launchers: dict[int, NodeLauncher] = {}  # by slot

@@ -31,7 +31,9 @@ _T = TypeVar("_T")
 
 CONNECT_SECONDS = 5.0
 AWAIT_SECONDS = 1.0  # between two looks at which nodes have come
-CUT_OFF_SECONDS = 60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
+CUT_OFF_SECONDS = (
+    60.0  # one whose network is cut, after 64 s, of which an agent's silence has taken 20
+)
 VAIN_SECONDS = 0.5  # between two looks at whether the Ray that we wait for still runs
 HEAD_SECONDS = 15.0  # for the head to answer a question, milliseconds where it is well
 DOUBT_SECONDS = 20.0  # a node that was killed is dead to Ray after 13 s (docs/decisions/leases.md)
@@ -41,7 +43,11 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
     """Join the cluster at an address, or start a local one under its guard. Raises ClusterUnavailable."""
     # Actors that declare no GPU must still see what the launcher gives them; the launcher sets CUDA_VISIBLE_DEVICES itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "layout-sweep"}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "namespace": "layout-sweep",
+    }
     if address is not None:
         _knock(address)
     try:
@@ -54,7 +60,9 @@ def connect(address: str | None, guard: RayGuard | None = None) -> None:
     except Exception as exc:  # Ray raises all kinds, a bare Exception among them, and each means that there is no cluster
         where = address or "a local Ray"
         hint = (
-            "" if address is None else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
+            ""
+            if address is None
+            else " Is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token (RAY_AUTH_MODE=token)?"
         )
         raise ClusterUnavailable(f"no connection to {where}: {first_line(exc)}.{hint}") from exc
     # Ray's thread that repeats the cluster's errors on stderr: without a head it asks again and again, and keeps a core busy for as long as we live.
@@ -82,7 +90,14 @@ def _own_handler_of_sigterm() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM)
 
 
-def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds: float, give_up: Callable[[], bool]) -> bool:
+def await_nodes(
+    address: str,
+    shape: Shape,
+    device: Device,
+    *,
+    patience_seconds: float,
+    give_up: Callable[[], bool],
+) -> bool:
     """Wait until a cluster is large enough for such a gang: its nodes are on their way, or an autoscaler has still to order them.
 
     A placement group that waits is what an autoscaler goes by; ours ends with this connection. False: given up. Raises
@@ -113,7 +128,11 @@ def await_nodes(address: str, shape: Shape, device: Device, *, patience_seconds:
 
 def bundle(num_slots: int, device: Device) -> dict[str, float]:
     """What so many slots of a node are to Ray. Beside GPUs a core for the agent."""
-    return {"GPU": float(num_slots), "CPU": 1.0} if device is Device.CUDA else {"CPU": float(num_slots)}
+    return (
+        {"GPU": float(num_slots), "CPU": 1.0}
+        if device is Device.CUDA
+        else {"CPU": float(num_slots)}
+    )
 
 
 @dataclass(eq=False)
@@ -126,15 +145,24 @@ class ClusterNodes:
     _names: NodeNames = field(default_factory=NodeNames)
     _ids: dict[str, str] = field(default_factory=dict)  # name -> Ray's id of who had it last
     _alive: dict[str, int] = field(default_factory=dict)  # name -> slots
-    _doubted: dict[str, float] = field(default_factory=dict)  # name -> monotonic time until which nothing is put there
+    _doubted: dict[str, float] = field(
+        default_factory=dict
+    )  # name -> monotonic time until which nothing is put there
     _slots: Slots = field(init=False)
 
     @classmethod
     def of(cls, device: Device | None, gpus_per_node: int | None) -> ClusterNodes:
         """What is there now. Without a device: GPUs where any node has some, else cores."""
         nodes = _alive_nodes()
-        chosen = device or (Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU)
-        kinds = (key.split(":", 1)[1] for node in nodes for key in node["Resources"] if key.startswith("accelerator_type:"))
+        chosen = device or (
+            Device.CUDA if any(node["Resources"].get("GPU") for node in nodes) else Device.CPU
+        )
+        kinds = (
+            key.split(":", 1)[1]
+            for node in nodes
+            for key in node["Resources"]
+            if key.startswith("accelerator_type:")
+        )
         found = cls(device=chosen, device_name=next(kinds, None), gpus_per_node=gpus_per_node)
         found.refresh()
         return found
@@ -147,8 +175,15 @@ class ClusterNodes:
     def refresh(self) -> None:
         """Ask Ray again: nodes come and go."""
         resource = "GPU" if self.device is Device.CUDA else "CPU"
-        nodes = {node["NodeID"]: node for node in _alive_nodes() if node["Resources"].get(resource, 0) >= 1}
-        names = self._names.see({node_id: node["NodeManagerHostname"] for node_id, node in nodes.items()}, time.monotonic())
+        nodes = {
+            node["NodeID"]: node
+            for node in _alive_nodes()
+            if node["Resources"].get(resource, 0) >= 1
+        }
+        names = self._names.see(
+            {node_id: node["NodeManagerHostname"] for node_id, node in nodes.items()},
+            time.monotonic(),
+        )
         most = self.gpus_per_node
         self._alive = {}
         for node_id in (node_id for node_id in nodes if node_id in names):
@@ -229,7 +264,9 @@ def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: Fa
 
     if not within(HEAD_SECONDS, ask, is_vain=is_vain):
         if is_vain():
-            raise ClusterUnavailable("the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on")
+            raise ClusterUnavailable(
+                "the local Ray was ended from outside. Nothing acknowledged is lost; the same command goes on"
+            )
         raise ClusterUnavailable(
             f"the head of the Ray cluster has not answered for {HEAD_SECONDS:.0f} s: it is gone. Nothing acknowledged is lost;"
             " the same command goes on once a cluster is there again"
@@ -239,7 +276,9 @@ def answered(call: Callable[[], _T], *, is_vain: Callable[[], bool] = lambda: Fa
     return told[0]
 
 
-def within(seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False) -> bool:
+def within(
+    seconds: float, call: Callable[[], object], *, is_vain: Callable[[], bool] = lambda: False
+) -> bool:
     """Make a call of Ray's that has no time limit and waits for ever where a node is gone. False: it still waits, in a thread left behind."""
     thread = threading.Thread(target=call, name="bounded-ray-call", daemon=True)
     thread.start()

@@ -20,14 +20,27 @@ from pathlib import Path
 from orchestrator.cluster.ray import session_folder as ray_folder
 from orchestrator.core.trial.rank_environment import RAY_FOLDER_VARIABLE, ray_environment
 from orchestrator.node.cgroups import orphaned_cgroups
-from orchestrator.node.processes import carries, descendants, has_ended, kill, launcher_tagged, process_identity, start_time
+from orchestrator.node.processes import (
+    carries,
+    descendants,
+    has_ended,
+    kill,
+    launcher_tagged,
+    process_identity,
+    start_time,
+)
 
 # For the wardens of launchers: they end within 0.1 s, and also clear up processes without our mark. A warden that is killed cannot.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 30.0
 DISMISS_SECONDS = 10.0
-VITAL = ("raylet", "gcs_server")  # without one of them Ray answers no more, and many calls of its driver wait for ever
-LOOK_SECONDS = 0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
+VITAL = (
+    "raylet",
+    "gcs_server",
+)  # without one of them Ray answers no more, and many calls of its driver wait for ever
+LOOK_SECONDS = (
+    0.1  # between two looks at whether Ray still runs: it is asked several times for each trial
+)
 _EMPTY_LOOKS = 5  # 20 ms apart, after which nothing is left: what Ray was just starting has shown itself by then
 _OWNER_FILE = "owner"  # in the folder: whose Ray this is
 
@@ -82,7 +95,14 @@ class RayGuard:
         reader, life_line = os.pipe2(os.O_CLOEXEC)
         self._life_lines.append(life_line)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cluster.ray.guard", str(reader), str(os.getpid()), str(self.folder)],
+            [
+                sys.executable,
+                "-m",
+                "orchestrator.cluster.ray.guard",
+                str(reader),
+                str(os.getpid()),
+                str(self.folder),
+            ],
             pass_fds=(reader,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -111,7 +131,13 @@ def belonging(folder: Path, *, but: Sequence[int]) -> list[int]:
     Ray's Python processes overwrite their environment with their name; but then they have their logs open.
     """
     entry = f"{RAY_FOLDER_VARIABLE}={folder}".encode()
-    return [pid for pid in _pids() if pid not in but and start_time(pid) is not None and (carries(pid, entry) or _writes_in(pid, folder))]
+    return [
+        pid
+        for pid in _pids()
+        if pid not in but
+        and start_time(pid) is not None
+        and (carries(pid, entry) or _writes_in(pid, folder))
+    ]
 
 
 def _pids() -> list[int]:
@@ -150,7 +176,11 @@ def end_orphaned(beside: Path) -> None:
     for file in beside.parent.glob(f"{ray_folder.PREFIX}*/{_OWNER_FILE}"):
         with suppress(OSError, ValueError):
             pid, start, namespace = file.read_text().split(":")
-            if file.parent != beside and file.stat().st_uid == os.getuid() and has_ended(pid, start, namespace):
+            if (
+                file.parent != beside
+                and file.stat().st_uid == os.getuid()
+                and has_ended(pid, start, namespace)
+            ):
                 end_ray(file.parent, but=(os.getpid(),))
 
 

@@ -21,7 +21,12 @@ class HeadWatch:
     """Calls `on_cut` once, from a thread of its own, when nobody has answered at `address` (HOST:PORT) for too long."""
 
     def __init__(
-        self, address: str, on_cut: Callable[[], None], *, cut_seconds: float = CUT_SECONDS, knock_seconds: float = KNOCK_SECONDS
+        self,
+        address: str,
+        on_cut: Callable[[], None],
+        *,
+        cut_seconds: float = CUT_SECONDS,
+        knock_seconds: float = KNOCK_SECONDS,
     ) -> None:
         self._address = address
         self._on_cut = on_cut
@@ -42,7 +47,12 @@ class HeadWatch:
             if unreachable is None:
                 reached_at = now
             elif now - reached_at > self._cut_seconds:
-                logger.warning("No way to %s for %.0f s (%s): what runs here is ended", self._address, now - reached_at, unreachable)
+                logger.warning(
+                    "No way to %s for %.0f s (%s): what runs here is ended",
+                    self._address,
+                    now - reached_at,
+                    unreachable,
+                )
                 self._on_cut()
                 return
 

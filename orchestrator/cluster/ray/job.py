@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a job's entrypoint
-UNPACKED = ("runtime_resources", "working_dir_files")  # where Ray unpacks what a job uploads; it deletes that when it wants the space
+UNPACKED = (
+    "runtime_resources",
+    "working_dir_files",
+)  # where Ray unpacks what a job uploads; it deletes that when it wants the space
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 

@@ -100,7 +100,9 @@ class Leases:
         free_on_nodes = {}
         for node, here in self._on.items():
             standing = max(len(lease.free_slots) for lease in here)
-            unleased = self._nodes.slots.nodes.get(node, 0) - sum(lease.num_slots for lease in here if not lease.is_idle)
+            unleased = self._nodes.slots.nodes.get(node, 0) - sum(
+                lease.num_slots for lease in here if not lease.is_idle
+            )
             free_on_nodes[node] = FreeOnNode(standing=standing, widest=max(standing, unleased))
         return free_on_nodes
 
@@ -109,7 +111,9 @@ class Leases:
 
         Raises ResourcesInsufficient where attempts hold the slots.
         """
-        found = {node: lease for node in nodes if (lease := self._with_room(num_slots, node)) is not None}
+        found = {
+            node: lease for node in nodes if (lease := self._with_room(num_slots, node)) is not None
+        }
         missing = [node for node in nodes if node not in found]
         self._make_room(num_slots, missing)
         for node in missing:
@@ -120,7 +124,11 @@ class Leases:
         """The attempt's gang is complete, or given up: it has held what was formed for it from the moment that Ray had reserved the slots."""
         for part in parts:
             lease = part.lease
-            if lease.reserved_at is None and self._has(lease) and (reserved_at := self._reserved_at(lease)) is not None:
+            if (
+                lease.reserved_at is None
+                and self._has(lease)
+                and (reserved_at := self._reserved_at(lease)) is not None
+            ):
                 lease.reserved_at = min(reserved_at, time.monotonic())
                 self._meter.stands(lease, num_slots=lease.num_slots, at=lease.reserved_at)
             self._begin(part)
@@ -134,7 +142,9 @@ class Leases:
     def discard(self, parts: Sequence[Part]) -> float:
         """Their agents are gone, or cannot be trusted any more: end them at once, whatever else they serve. The GPU-seconds that the attempt held."""
         gpu_seconds = self.put_back(parts)
-        self._remove([lease for lease in dict.fromkeys(part.lease for part in parts) if self._has(lease)])
+        self._remove(
+            [lease for lease in dict.fromkeys(part.lease for part in parts) if self._has(lease)]
+        )
         return gpu_seconds
 
     def vacate(self, nodes: Collection[str]) -> None:
@@ -143,7 +153,13 @@ class Leases:
 
     def discard_lost(self) -> None:
         """What stood idle on nodes that are no more."""
-        self._remove([lease for lease in self._all if lease.is_idle and not self._nodes.is_alive(lease.node_id)])
+        self._remove(
+            [
+                lease
+                for lease in self._all
+                if lease.is_idle and not self._nodes.is_alive(lease.node_id)
+            ]
+        )
 
     def close(self) -> None:
         """End all agents and their ranks. Placement groups go with their driver."""
@@ -170,7 +186,9 @@ class Leases:
         return min(roomy, key=lambda lease: (len(lease.free_slots), -lease.used_at), default=None)
 
     def _part(self, lease: Lease, num_slots: int) -> Part:
-        part = Part(lease=lease, slots=tuple(lease.free_slots[:num_slots]), taken_at=time.monotonic())
+        part = Part(
+            lease=lease, slots=tuple(lease.free_slots[:num_slots]), taken_at=time.monotonic()
+        )
         lease.parts.append(part)
         self._begin(part)
         return part
@@ -179,7 +197,9 @@ class Leases:
         """Nothing happens before the slots are reserved, nor where the lease was lost before."""
         if not part.has_begun and part.lease.reserved_at is not None and part in part.lease.parts:
             part.has_begun = True
-            self._meter.begins(part, num_slots=len(part.slots), at=max(part.taken_at, part.lease.reserved_at))
+            self._meter.begins(
+                part, num_slots=len(part.slots), at=max(part.taken_at, part.lease.reserved_at)
+            )
 
     def _end(self, part: Part, now: float) -> None:
         """The attempt has it no longer; nothing happens where the lease was lost before."""
@@ -200,7 +220,9 @@ class Leases:
         leaving: list[Lease] = []
         for node in nodes:
             here, has = self._on.get(node, ()), self._nodes.slots.nodes.get(node, 0)
-            idle = sorted((lease for lease in here if lease.is_idle), key=lambda lease: lease.used_at)
+            idle = sorted(
+                (lease for lease in here if lease.is_idle), key=lambda lease: lease.used_at
+            )
             held = sum(lease.num_slots for lease in here)
             while held + num_slots > has and idle:
                 leaving.append(idle.pop(0))
@@ -220,7 +242,11 @@ class Leases:
         reserved = bundle(num_slots, self._nodes.device)
         node_id = self._nodes.id_of(node)
         selector = [{NODE_ID: node_id}]
-        group = self._head.ask(lambda: placement_group([reserved], strategy="STRICT_PACK", bundle_label_selector=selector))
+        group = self._head.ask(
+            lambda: placement_group(
+                [reserved], strategy="STRICT_PACK", bundle_label_selector=selector
+            )
+        )
         agent = self._head.ask(
             lambda: self._agent_class.options(
                 num_cpus=reserved["CPU"],
@@ -228,10 +254,19 @@ class Leases:
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=num_slots + CALLS_BESIDE,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=0
+                ),
             ).remote(self._root, program, node, passed(os.environ))
         )
-        lease = Lease(node=node, node_id=node_id, num_slots=num_slots, group=group, agent=agent, asked_at=time.monotonic())
+        lease = Lease(
+            node=node,
+            node_id=node_id,
+            num_slots=num_slots,
+            group=group,
+            agent=agent,
+            asked_at=time.monotonic(),
+        )
         self._keep(lease)
         return lease
 

@@ -25,7 +25,9 @@ def start(**options: Any) -> None:
     # Else Ray begins with an idle Python process per core of the machine; a gang needs one agent, which has one started for it.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with bare():
-        ray.init(address="local", include_dashboard=False, **options)  # "local": never a cluster that happens to run on this machine
+        ray.init(
+            address="local", include_dashboard=False, **options
+        )  # "local": never a cluster that happens to run on this machine
 
 
 @contextmanager
@@ -64,7 +66,11 @@ def _python(component: str, *args: Any, **options: Any) -> list[str]:
     usual: list[str] = _USUAL_PYTHON(component, *args, **options)
     is_plain = "-m" not in usual  # else a profiler runs it
     # -P: of the folder that the sweep was started in nothing is imported.
-    return [*usual, "-P", "-c", _WITHOUT_MODULES] if component == "dashboard_agent" and is_plain else usual
+    return (
+        [*usual, "-P", "-c", _WITHOUT_MODULES]
+        if component == "dashboard_agent" and is_plain
+        else usual
+    )
 
 
 # A raylet ends without its dashboard agent; the modules of that read logs, ask for the dashboard once a second, and for all devices every five.

@@ -16,7 +16,9 @@ class NodeNames:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # Ray's id -> name, of the living
         self._given: dict[str, list[str]] = {}  # host -> names that nodes of it have had
-        self._new_since: dict[str, float] = {}  # Ray's id -> when it was first seen, beside another of its host
+        self._new_since: dict[
+            str, float
+        ] = {}  # Ray's id -> when it was first seen, beside another of its host
 
     def see(self, hosts: Mapping[str, str], now: float) -> dict[str, str]:
         """The name of each living node, by Ray's id; of the hosts that are given by it. One that may have another's place is left out until that is known."""
@@ -25,7 +27,9 @@ class NodeNames:
         for node_id, host in hosts.items():
             if node_id not in self._names:
                 name = self._free_name(host)
-                if name is None and (is_first or now - self._new_since.setdefault(node_id, now) >= SETTLE_SECONDS):
+                if name is None and (
+                    is_first or now - self._new_since.setdefault(node_id, now) >= SETTLE_SECONDS
+                ):
                     name = f"{host}-{node_id[:8]}"  # simulated on one machine
                 if name is not None:
                     self._names[node_id] = name
@@ -35,7 +39,9 @@ class NodeNames:
     def _free_name(self, host: str) -> str | None:
         """One that a node of this host has had, or the host's own."""
         taken = set(self._names.values())
-        return next((name for name in (*self._given.get(host, ()), host) if name not in taken), None)
+        return next(
+            (name for name in (*self._given.get(host, ()), host) if name not in taken), None
+        )
 
     def _remember(self, host: str, name: str) -> None:
         names = self._given.setdefault(host, [])

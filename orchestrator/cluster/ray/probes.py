@@ -23,10 +23,14 @@ from orchestrator.core.trial.protocol import Device
 from orchestrator.node.probe import NodeProbe, ProbePlan, with_clock
 from orchestrator.node.processes import age_seconds
 
-LOOK_SECONDS = 150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
+LOOK_SECONDS = (
+    150.0  # for a node to say how it is: torch from a cold disk, and two seconds of matrix products
+)
 LOOKS_AT_ONCE = 64  # an actor takes 0.1 GB and a second to start; simulated nodes share one machine
 TIMES_ASKED_AGAIN = 3  # where a connection broke under a question: a node is not unfit for that, and the same answer does
-CLOCK_ANSWER_SECONDS = 2.0  # a round trip takes milliseconds; the only time that anybody waits for a node
+CLOCK_ANSWER_SECONDS = (
+    2.0  # a round trip takes milliseconds; the only time that anybody waits for a node
+)
 
 
 class RayProbe(NodeProbe):
@@ -58,7 +62,9 @@ class Probes:
     def __init__(self, nodes: ClusterNodes, head: Head, meter: LeaseMeter) -> None:
         self._nodes, self._head, self._meter = nodes, head, meter
         self._actor_class = ray.remote(RayProbe)
-        self._waiting: dict[str, tuple[ProbePlan, bool]] = {}  # node -> what is asked of it, and whether with its GPUs
+        self._waiting: dict[
+            str, tuple[ProbePlan, bool]
+        ] = {}  # node -> what is asked of it, and whether with its GPUs
         self._under_way: dict[str, _ProbeUnderWay] = {}
         self._said: dict[str, NodeFacts | str] = {}
 
@@ -77,7 +83,12 @@ class Probes:
     @property
     def refs(self) -> list[Any]:
         """What there is to wait for."""
-        return [ref for look in self._under_way.values() for ref in (look.age, look.facts) if ref is not None]
+        return [
+            ref
+            for look in self._under_way.values()
+            for ref in (look.age, look.facts)
+            if ref is not None
+        ]
 
     def hear(self, ready: Collection[Any]) -> None:
         """Take in what is ready of `refs`, and give up who is late."""
@@ -112,7 +123,13 @@ class Probes:
             num_gpus = self._nodes.slots.nodes.get(node, 0) if has_gpus else 0
             began = time.monotonic()
             actor = self._head.ask(partial(self._actor, node, num_gpus=num_gpus))
-            look = _ProbeUnderWay(actor=actor, num_gpus=num_gpus, age=actor.age.remote(), facts=actor.gather.remote(plan), began=began)
+            look = _ProbeUnderWay(
+                actor=actor,
+                num_gpus=num_gpus,
+                age=actor.age.remote(),
+                facts=actor.gather.remote(plan),
+                began=began,
+            )
             self._under_way[node] = look
 
     def _actor(self, node: str, *, num_gpus: int) -> Any:

@@ -27,7 +27,9 @@ USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # where TMPDIR canno
 def chosen(environment: Mapping[str, str]) -> Path:
     """RAY_TMPDIR where it is set, else the first of TMPDIR and the usual folders that can be used. Raises MachineUnready with the reason."""
     if VARIABLE in environment:
-        return _usable(Path(environment[VARIABLE]), f"{VARIABLE}={environment[VARIABLE]}", make=True)
+        return _usable(
+            Path(environment[VARIABLE]), f"{VARIABLE}={environment[VARIABLE]}", make=True
+        )
     told = []
     asked = [Path(environment["TMPDIR"])] if environment.get("TMPDIR") else []
     for folder in dict.fromkeys((*asked, *USUAL)):
@@ -55,7 +57,9 @@ def _usable(folder: Path, name: str, *, make: bool = False) -> Path:
         )
 
     if len(os.fsencode(folder.absolute())) > LONGEST_BYTES:
-        raise unready(f"the paths of its sockets would exceed {SOCKET_PATH_BYTES} bytes; at most {LONGEST_BYTES} are left for the folder")
+        raise unready(
+            f"the paths of its sockets would exceed {SOCKET_PATH_BYTES} bytes; at most {LONGEST_BYTES} are left for the folder"
+        )
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)

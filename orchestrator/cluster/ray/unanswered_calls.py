@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-UNANSWERED_SECONDS = 20.0  # beyond it an agent is lost; on a node that swaps, an answer takes seconds
+UNANSWERED_SECONDS = (
+    20.0  # beyond it an agent is lost; on a node that swaps, an answer takes seconds
+)
 LISTENED_SECONDS = 2.0  # that one look after another counts for at most; twice what lies between them where all is well
 
 
@@ -21,7 +23,9 @@ class UnansweredCalls:
 
     def listen(self, now: float, unanswered: Collection[int]) -> None:
         """Look whose answer is still outstanding; the others have spoken."""
-        listened = min(now - self._looked_at, LISTENED_SECONDS) if self._looked_at is not None else 0.0
+        listened = (
+            min(now - self._looked_at, LISTENED_SECONDS) if self._looked_at is not None else 0.0
+        )
         self._looked_at = now
         self._seconds = {index: self._seconds.get(index, 0.0) + listened for index in unanswered}
 

@@ -61,13 +61,20 @@ class Exposure:
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches it: also an IPv4 address as a socket of both families has it."""
     place = ip_address(address)
-    mapped = place.ipv4_mapped if place.version == 6 else None  # of which Python says so from 3.13 on
+    mapped = (
+        place.ipv4_mapped if place.version == 6 else None
+    )  # of which Python says so from 3.13 on
     return (mapped or place).is_loopback
 
 
 def exposures(facts: RayFacts) -> list[Exposure]:
     """All that is wrong, the worst first."""
-    found = [*_of_version(facts), *_of_listeners(facts.listeners), *_of_cluster(facts), *_of_token(facts)]
+    found = [
+        *_of_version(facts),
+        *_of_listeners(facts.listeners),
+        *_of_cluster(facts),
+        *_of_token(facts),
+    ]
     return sorted(found, key=lambda one: one.severity is not Severity.FAIL)
 
 

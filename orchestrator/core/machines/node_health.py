@@ -18,13 +18,21 @@ from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.xid import XIDS, Xid, XidCause, named
 
 MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs are capped at 10 MB per rank
-BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01  # of a GPU's memory, held by its driver while no process runs: 0.6 of 80 GiB, more of more
+BASELINE_BYTES, BASELINE_SHARE = (
+    GIB,
+    0.01,
+)  # of a GPU's memory, held by its driver while no process runs: 0.6 of 80 GiB, more of more
 CLOCK_SKEW_SECONDS = 2.0
 MANY_CORRECTED = 1000  # ECC errors that cost nothing one by one; so many since the driver was loaded announce worse
 ENOUGH_OF_A_KIND = 3  # devices: of two that differ nobody knows which one is off
-SLOW_GPU, SICK_GPU = 0.95, 0.85  # of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products
+SLOW_GPU, SICK_GPU = (
+    0.95,
+    0.85,
+)  # of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products
 SLOW_CPU = 0.7  # cores are shared with whatever else runs there, so a slow one is told and no more
-EXPECTED_OF_PEAK = 0.5  # of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200
+EXPECTED_OF_PEAK = (
+    0.5  # of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +61,16 @@ class NodeFacts:
     boot_id: str | None = None  # the same on two nodes: they are simulated on one machine
     kernel: str | None = None
     python: str | None = None
-    packages: Mapping[str, str | None] = field(default_factory=dict)  # name -> version; None: not installed
+    packages: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # name -> version; None: not installed
     driver: str | None = None
     cuda: str | None = None
     nccl: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    xids: Mapping[int, int] | None = None  # NVIDIA's error numbers in the kernel log of the last day, and how often
+    xids: Mapping[int, int] | None = (
+        None  # NVIDIA's error numbers in the kernel log of the last day, and how often
+    )
     cpu_name: str | None = None
     num_cores: int | None = None
     cpu_matmul_flops: float | None = None  # per second, all cores together
@@ -74,14 +86,26 @@ def baseline_bytes(total_bytes: int) -> int:
     return max(BASELINE_BYTES, int(BASELINE_SHARE * total_bytes))
 
 
-def judge_nodes(nodes: Sequence[NodeFacts], *, own: Mapping[str, str | None] | None = None) -> dict[str, tuple[Check, ...]]:
+def judge_nodes(
+    nodes: Sequence[NodeFacts], *, own: Mapping[str, str | None] | None = None
+) -> dict[str, tuple[Check, ...]]:
     """The checks of each node, by its name: each one alone, then beside the others.
 
     `own`: versions on the machine that asks, which decide where the nodes are split evenly. A node with a failed check is not to be used.
     """
-    agreed = {name: _agreed([versions_of(node).get(name) for node in nodes], (own or {}).get(name)) for name in _COMPARED}
+    agreed = {
+        name: _agreed([versions_of(node).get(name) for node in nodes], (own or {}).get(name))
+        for name in _COMPARED
+    }
     kinds = _matmuls_by_kind(nodes)
-    return {node.node: (*(check(node) for check in _ALONE), _matmul(node, kinds), _versions(node, agreed)) for node in nodes}
+    return {
+        node.node: (
+            *(check(node) for check in _ALONE),
+            _matmul(node, kinds),
+            _versions(node, agreed),
+        )
+        for node in nodes
+    }
 
 
 def unfit(checks: Iterable[Check]) -> str | None:
@@ -92,7 +116,14 @@ def unfit(checks: Iterable[Check]) -> str | None:
 
 def versions_of(node: NodeFacts) -> dict[str, str | None]:
     """What is compared between nodes, by name."""
-    return {"python": node.python, "kernel": node.kernel, "driver": node.driver, "cuda": node.cuda, "nccl": node.nccl, **node.packages}
+    return {
+        "python": node.python,
+        "kernel": node.kernel,
+        "driver": node.driver,
+        "cuda": node.cuda,
+        "nccl": node.nccl,
+        **node.packages,
+    }
 
 
 # -- a node alone ------------------------------------------------------------------------------------------------------------------
@@ -100,16 +131,31 @@ def versions_of(node: NodeFacts) -> dict[str, str | None]:
 
 def _gpus(node: NodeFacts) -> Check:
     if not node.gpus:
-        return Check(name="gpus", status=Status.OK, found=f"none; {node.num_cores or 'unknown'} cores")
+        return Check(
+            name="gpus", status=Status.OK, found=f"none; {node.num_cores or 'unknown'} cores"
+        )
     names = Counter(gpu.name or "unknown" for gpu in node.gpus)
     found = ", ".join(f"{count} x {name}" for name, count in names.items())
-    held = [f"GPU {gpu.index} is held by {', '.join(gpu.processes)}" for gpu in node.gpus if gpu.processes]
-    held += [said for gpu in node.gpus if not gpu.processes and (said := _unexplained(gpu)) is not None]
+    held = [
+        f"GPU {gpu.index} is held by {', '.join(gpu.processes)}"
+        for gpu in node.gpus
+        if gpu.processes
+    ]
+    held += [
+        said for gpu in node.gpus if not gpu.processes and (said := _unexplained(gpu)) is not None
+    ]
     if held:
         advice = "end what runs there: it disturbs what is measured, and takes memory that a layout needs"
-        return Check(name="gpus", status=Status.FAIL, found=f"{found}; {'; '.join(held)}", advice=advice)
+        return Check(
+            name="gpus", status=Status.FAIL, found=f"{found}; {'; '.join(held)}", advice=advice
+        )
     if len(names) > 1:
-        return Check(name="gpus", status=Status.WARN, found=found, advice="GPUs of one node differ: what is measured is the slowest")
+        return Check(
+            name="gpus",
+            status=Status.WARN,
+            found=found,
+            advice="GPUs of one node differ: what is measured is the slowest",
+        )
     return Check(name="gpus", status=Status.OK, found=f"{found}, clean")
 
 
@@ -123,27 +169,74 @@ def _unexplained(gpu: GpuFacts) -> str | None:
 
 
 def _ecc(node: NodeFacts) -> Check:
-    bad = [f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected" for gpu in node.gpus if gpu.ecc_uncorrected]
-    bad += [f"GPU {gpu.index}: a memory row could not be replaced" for gpu in node.gpus if gpu.row_remap_failed]
+    bad = [
+        f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected"
+        for gpu in node.gpus
+        if gpu.ecc_uncorrected
+    ]
+    bad += [
+        f"GPU {gpu.index}: a memory row could not be replaced"
+        for gpu in node.gpus
+        if gpu.row_remap_failed
+    ]
     if bad:
-        return Check(name="ecc", status=Status.FAIL, found="; ".join(bad), advice="drain the node, reset the GPU, and test its memory")
-    doubtful = [f"GPU {gpu.index}: {gpu.ecc_corrected} corrected" for gpu in node.gpus if (gpu.ecc_corrected or 0) >= MANY_CORRECTED]
-    doubtful += [f"GPU {gpu.index}: memory rows wait to be replaced" for gpu in node.gpus if gpu.row_remap_pending]
+        return Check(
+            name="ecc",
+            status=Status.FAIL,
+            found="; ".join(bad),
+            advice="drain the node, reset the GPU, and test its memory",
+        )
+    doubtful = [
+        f"GPU {gpu.index}: {gpu.ecc_corrected} corrected"
+        for gpu in node.gpus
+        if (gpu.ecc_corrected or 0) >= MANY_CORRECTED
+    ]
+    doubtful += [
+        f"GPU {gpu.index}: memory rows wait to be replaced"
+        for gpu in node.gpus
+        if gpu.row_remap_pending
+    ]
     if doubtful:
-        return Check(name="ecc", status=Status.WARN, found="; ".join(doubtful), advice="reset the GPU when nothing runs (nvidia-smi -r)")
+        return Check(
+            name="ecc",
+            status=Status.WARN,
+            found="; ".join(doubtful),
+            advice="reset the GPU when nothing runs (nvidia-smi -r)",
+        )
     known = any(gpu.ecc_uncorrected is not None for gpu in node.gpus)
-    return Check(name="ecc", status=Status.OK, found="no errors" if known else "unknown" if node.gpus else "no GPU")
+    return Check(
+        name="ecc",
+        status=Status.OK,
+        found="no errors" if known else "unknown" if node.gpus else "no GPU",
+    )
 
 
 def _xids(node: NodeFacts) -> Check:
     if node.xids is None:
-        return Check(name="xid", status=Status.OK, found="unknown: the kernel log cannot be read" if node.gpus else "no GPU")
-    known = {number: count for number, count in sorted(node.xids.items()) if number in XIDS and _status_of(XIDS[number]) is not Status.OK}
+        return Check(
+            name="xid",
+            status=Status.OK,
+            found="unknown: the kernel log cannot be read" if node.gpus else "no GPU",
+        )
+    known = {
+        number: count
+        for number, count in sorted(node.xids.items())
+        if number in XIDS and _status_of(XIDS[number]) is not Status.OK
+    }
     if not known:
         return Check(name="xid", status=Status.OK, found="none in the last day")
-    status = Status.FAIL if any(_status_of(XIDS[number]) is Status.FAIL for number in known) else Status.WARN
+    status = (
+        Status.FAIL
+        if any(_status_of(XIDS[number]) is Status.FAIL for number in known)
+        else Status.WARN
+    )
     found = ", ".join(f"{count} x {named(number)}" for number, count in known.items())
-    return Check(name="xid", status=status, found=found, advice="`dmesg` on that node has the GPU's bus address; reset it, or take it out")
+    return Check(
+        name="xid",
+        status=status,
+        found=found,
+        advice="`dmesg` on that node has the GPU's bus address; reset it, or take it out",
+    )
 
 
 def _status_of(xid: Xid) -> Status:
@@ -159,23 +252,40 @@ def _status_of(xid: Xid) -> Status:
 
 def _disk(node: NodeFacts) -> Check:
     if node.disk_error is not None:
-        return Check(name="disk", status=Status.FAIL, found=node.disk_error, advice="run folders go there: mend it, or set SWEEP_HOME")
+        return Check(
+            name="disk",
+            status=Status.FAIL,
+            found=node.disk_error,
+            advice="run folders go there: mend it, or set SWEEP_HOME",
+        )
     if node.free_disk_bytes is None:
         return Check(name="disk", status=Status.WARN, found="unknown")
     found = f"{node.free_disk_bytes / GIB:.1f} GiB free"
     if node.free_disk_bytes >= GOOD_FREE_BYTES:
         return Check(name="disk", status=Status.OK, found=found)
     too_little = node.free_disk_bytes < MIN_FREE_BYTES
-    found += f", of {MIN_FREE_BYTES / GIB:.1f} that are needed" if too_little else f", less than {GOOD_FREE_BYTES / GIB:.0f}"
+    found += (
+        f", of {MIN_FREE_BYTES / GIB:.1f} that are needed"
+        if too_little
+        else f", less than {GOOD_FREE_BYTES / GIB:.0f}"
+    )
     status = Status.FAIL if too_little else Status.WARN
-    return Check(name="disk", status=status, found=found, advice="logs and results go to SWEEP_HOME there: make room")
+    return Check(
+        name="disk",
+        status=status,
+        found=found,
+        advice="logs and results go to SWEEP_HOME there: make room",
+    )
 
 
 def _clock(node: NodeFacts) -> Check:
     if node.clock_offset_seconds is None:
         return Check(name="clock", status=Status.WARN, found="unknown")
     found = f"{node.clock_offset_seconds:+.3f} s against the head, known to {node.clock_uncertainty_seconds or 0.0:.3f} s"
-    if abs(node.clock_offset_seconds) - (node.clock_uncertainty_seconds or 0.0) > CLOCK_SKEW_SECONDS:
+    if (
+        abs(node.clock_offset_seconds) - (node.clock_uncertainty_seconds or 0.0)
+        > CLOCK_SKEW_SECONDS
+    ):
         advice = "synchronise the clocks (chrony, ntp): logs of nodes cannot be laid beside each other, and tokens expire early"
         return Check(name="clock", status=Status.WARN, found=found, advice=advice)
     return Check(name="clock", status=Status.OK, found=found)
@@ -199,8 +309,16 @@ def _matmuls_by_kind(nodes: Sequence[NodeFacts]) -> dict[str, list[float]]:
 def _matmuls(node: NodeFacts) -> dict[str, tuple[str, float]]:
     """Kind and FLOP/s of each device of a node that was tried, by how it is called."""
     if not node.gpus:
-        return {} if node.cpu_matmul_flops is None else {"cores": (_kind_of_cores(node), node.cpu_matmul_flops)}
-    return {f"GPU {gpu.index}": (gpu.name or "GPU", gpu.matmul_flops) for gpu in node.gpus if gpu.matmul_flops is not None}
+        return (
+            {}
+            if node.cpu_matmul_flops is None
+            else {"cores": (_kind_of_cores(node), node.cpu_matmul_flops)}
+        )
+    return {
+        f"GPU {gpu.index}": (gpu.name or "GPU", gpu.matmul_flops)
+        for gpu in node.gpus
+        if gpu.matmul_flops is not None
+    }
 
 
 def _kind_of_cores(node: NodeFacts) -> str:
@@ -208,26 +326,60 @@ def _kind_of_cores(node: NodeFacts) -> str:
 
 
 def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
-    broken = [f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error is not None]
+    broken = [
+        f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error is not None
+    ]
     if broken:
-        return Check(name="matmul", status=Status.FAIL, found="; ".join(broken), advice="reset the GPU, or take the node out")
+        return Check(
+            name="matmul",
+            status=Status.FAIL,
+            found="; ".join(broken),
+            advice="reset the GPU, or take the node out",
+        )
     tried = _matmuls(node)
     if not tried:
         return Check(name="matmul", status=Status.OK, found="not tried")
     rates = [flops for _, flops in tried.values()]
-    found = f"{_tera(min(rates))} TFLOP/s" if len(rates) == 1 else f"{_tera(min(rates))} to {_tera(max(rates))} TFLOP/s per GPU"
+    found = (
+        f"{_tera(min(rates))} TFLOP/s"
+        if len(rates) == 1
+        else f"{_tera(min(rates))} to {_tera(max(rates))} TFLOP/s per GPU"
+    )
     slow, sick = (SLOW_GPU, SICK_GPU) if node.gpus else (SLOW_CPU, 0.0)
-    of_median = {name: flops / median(kinds[kind]) for name, (kind, flops) in tried.items() if len(kinds[kind]) >= ENOUGH_OF_A_KIND}
+    of_median = {
+        name: flops / median(kinds[kind])
+        for name, (kind, flops) in tried.items()
+        if len(kinds[kind]) >= ENOUGH_OF_A_KIND
+    }
     off = {name: share for name, share in of_median.items() if share < slow}
     if off:
         status = Status.FAIL if min(off.values()) < sick else Status.WARN
-        told = ", ".join(f"{name} at {share:.0%} of the median of its kind" for name, share in off.items())
-        advice = "heat, a power cap or a neighbour: nvidia-smi -q -d PERFORMANCE,CLOCK" if node.gpus else "is something else running there?"
+        told = ", ".join(
+            f"{name} at {share:.0%} of the median of its kind" for name, share in off.items()
+        )
+        advice = (
+            "heat, a power cap or a neighbour: nvidia-smi -q -d PERFORMANCE,CLOCK"
+            if node.gpus
+            else "is something else running there?"
+        )
         return Check(name="matmul", status=status, found=f"{found}; {told}", advice=advice)
-    short = {name: share for name, (kind, flops) in tried.items() if (share := _of_data_sheet(kind, flops)) is not None}
+    short = {
+        name: share
+        for name, (kind, flops) in tried.items()
+        if (share := _of_data_sheet(kind, flops)) is not None
+    }
     if any(share < EXPECTED_OF_PEAK for share in short.values()):
-        told = ", ".join(f"{name} at {share:.0%} of its data sheet" for name, share in short.items() if share < EXPECTED_OF_PEAK)
-        return Check(name="matmul", status=Status.WARN, found=f"{found}; {told}", advice="a power cap, or clocks that are locked low?")
+        told = ", ".join(
+            f"{name} at {share:.0%} of its data sheet"
+            for name, share in short.items()
+            if share < EXPECTED_OF_PEAK
+        )
+        return Check(
+            name="matmul",
+            status=Status.WARN,
+            found=f"{found}; {told}",
+            advice="a power cap, or clocks that are locked low?",
+        )
     return Check(name="matmul", status=Status.OK, found=found)
 
 
@@ -258,7 +410,9 @@ _COMPARED: Mapping[str, Status] = MappingProxyType(
         "kernel": Status.WARN,
     }
 )
-COMPARED_PACKAGES = tuple(name for name in _COMPARED if name not in ("code", "python", "cuda", "nccl", "driver", "kernel"))
+COMPARED_PACKAGES = tuple(
+    name for name in _COMPARED if name not in ("code", "python", "cuda", "nccl", "driver", "kernel")
+)
 
 
 def _agreed(values: Sequence[str | None], own: str | None) -> str | None:
@@ -274,12 +428,26 @@ def _versions(node: NodeFacts, agreed: Mapping[str, str | None]) -> Check:
     differs = {name: versions.get(name) for name in _COMPARED if versions.get(name) != agreed[name]}
     if not differs:
         known = {
-            name: version for name in ("python", "ray", "torch", "cuda", "nccl", "driver") if (version := versions.get(name)) is not None
+            name: version
+            for name in ("python", "ray", "torch", "cuda", "nccl", "driver")
+            if (version := versions.get(name)) is not None
         }
-        return Check(name="versions", status=Status.OK, found=", ".join(f"{name} {version}" for name, version in known.items()))
-    found = ", ".join(f"{name} {version or 'absent'}, elsewhere {agreed[name] or 'absent'}" for name, version in differs.items())
+        return Check(
+            name="versions",
+            status=Status.OK,
+            found=", ".join(f"{name} {version}" for name, version in known.items()),
+        )
+    found = ", ".join(
+        f"{name} {version or 'absent'}, elsewhere {agreed[name] or 'absent'}"
+        for name, version in differs.items()
+    )
     status = Status.FAIL if any(_COMPARED[name] is Status.FAIL for name in differs) else Status.WARN
-    return Check(name="versions", status=status, found=found, advice="install the same environment on every node")
+    return Check(
+        name="versions",
+        status=status,
+        found=found,
+        advice="install the same environment on every node",
+    )
 
 
 # -- the kernel's log --------------------------------------------------------------------------------------------------------------
@@ -288,7 +456,9 @@ def _versions(node: NodeFacts, agreed: Mapping[str, str | None]) -> Check:
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \(([^)]*)\): (\d+)")
 
 
-def xids_since(records: Iterable[str], microseconds: float, *, addresses: Collection[str] | None = None) -> dict[int, int]:
+def xids_since(
+    records: Iterable[str], microseconds: float, *, addresses: Collection[str] | None = None
+) -> dict[int, int]:
     """How often each of NVIDIA's errors stands in a kernel's log, from so many microseconds after the boot on.
 
     `addresses`: only of these devices, by their places on the bus, such as `0000:3b:00`; None: of all.
@@ -298,6 +468,7 @@ def xids_since(records: Iterable[str], microseconds: float, *, addresses: Collec
         Counter(
             int(match[3])
             for match in found
-            if int(match[1]) >= microseconds and (addresses is None or match[2].removeprefix("PCI:").lower() in addresses)
+            if int(match[1]) >= microseconds
+            and (addresses is None or match[2].removeprefix("PCI:").lower() in addresses)
         )
     )

@@ -18,9 +18,13 @@ from orchestrator.core.physics.robust_fit import robust_sd
 
 Floats = NDArray[np.float64]
 
-RUN_SD = 0.02  # relative, of runs of one layout on like nodes: published repeats differ by 0.7 to 4 %
+RUN_SD = (
+    0.02  # relative, of runs of one layout on like nodes: published repeats differ by 0.7 to 4 %
+)
 RUN_WORTH = 8.0  # runs that outweigh it
-PREDICTION_SD = 0.15  # relative: what a search's prediction of a layout misses, before the sweep has shown it
+PREDICTION_SD = (
+    0.15  # relative: what a search's prediction of a layout misses, before the sweep has shown it
+)
 PREDICTION_WORTH = 5.0  # layouts that outweigh it; and of a cell, what all cells' predictions miss
 CELL_SD = 3.0  # log: how far all predictions of a cell may be off together; no limit in practice
 CLIP = 3.0  # standard deviations: one run that was disturbed says no more than this
@@ -50,7 +54,9 @@ class NodeScore:
     slower: float  # relative, than nodes that are well; negative: faster
     standard_error: float
     is_slow: bool  # plainly, and by enough to matter
-    twins: tuple[str, ...] = ()  # nodes that took part in the very same runs: nobody can tell which of them it is
+    twins: tuple[
+        str, ...
+    ] = ()  # nodes that took part in the very same runs: nobody can tell which of them it is
 
 
 def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
@@ -75,12 +81,17 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
         plain = _plainest(slowness, error, open_to, model, explained, sure)
         if plain is None:
             break
-        whole, its_error = model.effects(explained, open_to[:, [plain]], clip=False)  # how slow it is, now that it is believed
+        whole, its_error = model.effects(
+            explained, open_to[:, [plain]], clip=False
+        )  # how slow it is, now that it is believed
         slow[plain] = (float(whole[0]), float(its_error[0]))
         explained = np.maximum(explained, member[:, plain] * whole[0])
     return {
         name: _score(
-            slow.get(i, (float(slowness[i]), float(error[i]))), num_runs=int(member[:, i].sum()), is_slow=i in slow, twins=twins[i]
+            slow.get(i, (float(slowness[i]), float(error[i]))),
+            num_runs=int(member[:, i].sum()),
+            is_slow=i in slow,
+            twins=twins[i],
         )
         for i, name in enumerate(names)
     }
@@ -92,7 +103,9 @@ def how_sure(num_nodes: int) -> float:
     return -normal.inv_cdf(normal.cdf(-SURE) * FEW / max(num_nodes, FEW))
 
 
-def _score(effect: tuple[float, float], *, num_runs: int, is_slow: bool, twins: tuple[str, ...]) -> NodeScore:
+def _score(
+    effect: tuple[float, float], *, num_runs: int, is_slow: bool, twins: tuple[str, ...]
+) -> NodeScore:
     slowness, error = effect
     return NodeScore(
         num_runs=num_runs,
@@ -118,18 +131,29 @@ def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
     columns = [bits.tobytes() for bits in np.packbits(member.T != 0, axis=1)]
     for name, column in zip(names, columns, strict=True):
         same.setdefault(column, []).append(name)
-    return [tuple(other for other in same[column] if other != name) for name, column in zip(names, columns, strict=True)]
+    return [
+        tuple(other for other in same[column] if other != name)
+        for name, column in zip(names, columns, strict=True)
+    ]
 
 
-def _plainest(slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats, sure: float) -> int | None:
+def _plainest(
+    slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats, sure: float
+) -> int | None:
     """The node that is most plainly slow; None: none is by so many standard errors."""
     errors_off = np.where(np.isfinite(error), slowness / error, 0.0)
-    enough = (errors_off >= sure) & (slowness >= np.log1p(SLOWER)) & (member.sum(axis=0) >= FEWEST_RUNS)
+    enough = (
+        (errors_off >= sure) & (slowness >= np.log1p(SLOWER)) & (member.sum(axis=0) >= FEWEST_RUNS)
+    )
     suspects = (int(i) for i in np.argsort(-errors_off, kind="stable") if enough[i])
-    return next((i for i in suspects if _holds_without_its_worst(i, member, model, explained, sure)), None)
+    return next(
+        (i for i in suspects if _holds_without_its_worst(i, member, model, explained, sure)), None
+    )
 
 
-def _holds_without_its_worst(i: int, member: Floats, model: _Model, explained: Floats, sure: float) -> bool:
+def _holds_without_its_worst(
+    i: int, member: Floats, model: _Model, explained: Floats, sure: float
+) -> bool:
     """Whether a node is plainly slow also without the trial that speaks most against it: no single disturbed run decides."""
     against = np.bincount(model.trials, weights=member[:, i] * model.residuals(explained))
     kept = model.trials != int(np.argmax(against))
@@ -172,7 +196,12 @@ class _Model:
         return y - level
 
     def effects(
-        self, explained: Floats, member: Floats, *, kept: NDArray[np.bool_] | None = None, clip: bool = True
+        self,
+        explained: Floats,
+        member: Floats,
+        *,
+        kept: NDArray[np.bool_] | None = None,
+        clip: bool = True,
     ) -> tuple[Floats, Floats]:
         """Each node's slowness as if it alone were slow, and its standard error: infinite where nothing says what its runs should take."""
         if kept is not None:
@@ -187,9 +216,13 @@ class _Model:
         precision = cells.T @ of_cells + np.eye(cells.shape[1]) / CELL_SD**2
         projected = of_y - of_cells @ np.linalg.solve(precision, cells.T @ of_y)
         shared = of_cells.T @ member
-        information = self._own_information(member) - np.einsum("ij,ij->j", shared, np.linalg.solve(precision, shared))
+        information = self._own_information(member) - np.einsum(
+            "ij,ij->j", shared, np.linalg.solve(precision, shared)
+        )
         enough = information > 1.0 / CELL_SD**2 * 4  # less is what the levels' own freedom leaves
-        slowness = np.divide(member.T @ projected, information, out=np.zeros(member.shape[1]), where=enough)
+        slowness = np.divide(
+            member.T @ projected, information, out=np.zeros(member.shape[1]), where=enough
+        )
         error = np.where(enough, 1.0 / np.sqrt(np.maximum(information, 1e-12)), np.inf)
         return slowness, error
 
@@ -215,7 +248,9 @@ class _Model:
         starts = np.flatnonzero(np.diff(self.trials[order], prepend=-1))
         sums = np.zeros((len(counts), columns.shape[1]))
         sums[counts > 0] = np.add.reduceat(columns[order], starts, axis=0)
-        found: Floats = (columns - self._shared(counts)[self.trials, None] * sums[self.trials]) / noise
+        found: Floats = (
+            columns - self._shared(counts)[self.trials, None] * sums[self.trials]
+        ) / noise
         return found
 
     def _shared(self, counts: NDArray[np.intp]) -> Floats:
@@ -227,7 +262,9 @@ class _Model:
         """The level of each run's cell and layout that explains y best."""
         cells = _medians(y, self.cells)[self.cells]
         sums, counts = np.bincount(self.trials, weights=y - cells), np.bincount(self.trials)
-        departures = self.prediction_sd**2 / (self.run_sd**2 + counts * self.prediction_sd**2) * sums
+        departures = (
+            self.prediction_sd**2 / (self.run_sd**2 + counts * self.prediction_sd**2) * sums
+        )
         return cells + departures[self.trials] * (counts[self.trials] > 1)
 
     def _clipped(self, y: Floats) -> Floats:
@@ -245,17 +282,28 @@ def _run_sd(y: Floats, trials: NDArray[np.intp]) -> float:
     counts = np.bincount(trials)
     repeated = counts[trials] > 1
     means = np.bincount(trials, weights=y) / counts
-    departures = (y - means[trials])[repeated] * np.sqrt(counts[trials] / np.maximum(counts[trials] - 1, 1))[repeated]
-    return robust_sd(departures, expected=RUN_SD, worth=RUN_WORTH, count=float(repeated.sum()) - float((counts > 1).sum()))
+    departures = (y - means[trials])[repeated] * np.sqrt(
+        counts[trials] / np.maximum(counts[trials] - 1, 1)
+    )[repeated]
+    return robust_sd(
+        departures,
+        expected=RUN_SD,
+        worth=RUN_WORTH,
+        count=float(repeated.sum()) - float((counts > 1).sum()),
+    )
 
 
 def _prediction_sd(misses: Floats, cells: NDArray[np.intp]) -> Floats:
     """What predictions miss in the cell of each: one that is predicted badly says the less of the nodes that it ran on."""
-    of_all = robust_sd(misses, expected=PREDICTION_SD, worth=PREDICTION_WORTH, count=float(len(misses)))
+    of_all = robust_sd(
+        misses, expected=PREDICTION_SD, worth=PREDICTION_WORTH, count=float(len(misses))
+    )
     found = np.empty(len(misses))
     for cell in np.unique(cells):
         mine = cells == cell
-        found[mine] = robust_sd(misses[mine], expected=of_all, worth=PREDICTION_WORTH, count=float(mine.sum()))
+        found[mine] = robust_sd(
+            misses[mine], expected=of_all, worth=PREDICTION_WORTH, count=float(mine.sum())
+        )
     return found
 
 
@@ -263,7 +311,9 @@ def _medians(values: Floats, groups: NDArray[np.intp]) -> Floats:
     """The median of each group's values."""
     order = np.argsort(groups, kind="stable")
     bounds = np.cumsum(np.bincount(groups))[:-1]
-    return np.array([np.median(some) if len(some) else 0.0 for some in np.split(values[order], bounds)])
+    return np.array(
+        [np.median(some) if len(some) else 0.0 for some in np.split(values[order], bounds)]
+    )
 
 
 def evidence_in_words(evidence: Mapping[str, Any]) -> str:
@@ -276,6 +326,10 @@ def evidence_in_words(evidence: Mapping[str, Any]) -> str:
             f"{slower:.1%} slower{f' (± {sd:.1%})' if sd is not None else ''}{f' by {num_runs} runs' if num_runs is not None else ''}"
         )
     if trials := told.pop("trials", None):
-        said.append(f"trial {trials[0]}" if len(trials) == 1 else f"trials {', '.join(map(str, trials[:-1]))} and {trials[-1]}")
+        said.append(
+            f"trial {trials[0]}"
+            if len(trials) == 1
+            else f"trials {', '.join(map(str, trials[:-1]))} and {trials[-1]}"
+        )
     said += [f"{name.replace('_', ' ')}: {value}" for name, value in told.items()]
     return "; ".join(said)

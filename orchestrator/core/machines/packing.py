@@ -34,7 +34,9 @@ class Shape:
         if world_size <= gpus_per_node:
             return cls(num_nodes=1, slots_per_node=world_size)
         if world_size % gpus_per_node:
-            raise ValueError(f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}")
+            raise ValueError(
+                f"world size {world_size} is more than one node and not a multiple of gpus_per_node {gpus_per_node}"
+            )
         return cls(num_nodes=world_size // gpus_per_node, slots_per_node=gpus_per_node)
 
 
@@ -82,13 +84,19 @@ class FreeSlots:
     def __init__(self, slots_of: Mapping[str, int]) -> None:
         self._slots_of = dict(slots_of)
         self._free = dict(slots_of)
-        self._by_free: dict[int, dict[str, None]] = {}  # free slots, if any -> nodes that have so many, the longest so first
+        self._by_free: dict[
+            int, dict[str, None]
+        ] = {}  # free slots, if any -> nodes that have so many, the longest so first
         self._num_free = 0
-        self._num_nodes: dict[int, int] = {}  # slots -> nodes that have at least so many; filled as it is asked
+        self._num_nodes: dict[
+            int, int
+        ] = {}  # slots -> nodes that have at least so many; filled as it is asked
         self._num_roomy: dict[int, int] = {}  # the same of free slots, since the last move
         self._slots_of_all: int | None = None  # where all nodes have equally many
         self._held: dict[int, _Held] = {}
-        self._emptied: dict[int, int | None] = {}  # of what is held: slots of each node that its end leaves empty; None: it may not
+        self._emptied: dict[
+            int, int | None
+        ] = {}  # of what is held: slots of each node that its end leaves empty; None: it may not
         self._ends: list[tuple[float, int]] = []  # of all that is held, the first end first
         self._count()
 
@@ -116,7 +124,11 @@ class FreeSlots:
 
     def holds_without(self, shape: Shape, nodes: Collection[str]) -> bool:
         """Say whether all nodes but these, were they free, hold such a gang."""
-        others = sum(slots >= shape.slots_per_node for node, slots in self._slots_of.items() if node not in nodes)
+        others = sum(
+            slots >= shape.slots_per_node
+            for node, slots in self._slots_of.items()
+            if node not in nodes
+        )
         return others >= shape.num_nodes
 
     def holds(self, shape: Shape) -> bool:
@@ -130,18 +142,35 @@ class FreeSlots:
         """Whether nobody holds anything of these nodes."""
         return all(self._free[node] == self._slots_of[node] for node in nodes)
 
-    def take(self, key: int, shape: Shape, nodes: Sequence[str], *, ends_at: float, exclusive: bool = False) -> None:
+    def take(
+        self,
+        key: int,
+        shape: Shape,
+        nodes: Sequence[str],
+        *,
+        ends_at: float,
+        exclusive: bool = False,
+    ) -> None:
         """A gang starts on these nodes. Raises ValueError when they are not free for it: no slot is ever given twice."""
         if key in self._held:
             raise ValueError(f"gang {key} holds nodes already: {', '.join(self._held[key].nodes)}")
         if len(set(nodes)) != shape.num_nodes:
-            raise ValueError(f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}")
+            raise ValueError(
+                f"gang {key} needs {shape.num_nodes} nodes, not {len(set(nodes))}: {', '.join(nodes)}"
+            )
         held = _Held(shape=shape, nodes=tuple(nodes), exclusive=exclusive, ends_at=ends_at)
         levels = self._levels(held, -1)
-        room = [node for (before, after), some in levels.items() if before >= shape.slots_per_node and after >= 0 for node in some]
+        room = [
+            node
+            for (before, after), some in levels.items()
+            if before >= shape.slots_per_node and after >= 0
+            for node in some
+        ]
         if len(room) != shape.num_nodes:
             short = next(node for node in nodes if node not in room)
-            raise ValueError(f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}")
+            raise ValueError(
+                f"gang {key} needs {shape.slots_per_node} free slots on {short}, which has {self._free.get(short, 0)}"
+            )
         self._move(levels)
         self._held[key] = held
         self._emptied[key] = self._emptied_by(held)
@@ -155,7 +184,11 @@ class FreeSlots:
         self._move(self._levels(held, +1))
 
     def next_start(
-        self, waiting: Sequence[WaitingGang], *, now: float, free_on_nodes: Mapping[str, FreeOnNode] = MappingProxyType({})
+        self,
+        waiting: Sequence[WaitingGang],
+        *,
+        now: float,
+        free_on_nodes: Mapping[str, FreeOnNode] = MappingProxyType({}),
     ) -> Start | None:
         """The gang to start now, or None: nothing fits without delaying the one that has the reservation.
 
@@ -164,19 +197,30 @@ class FreeSlots:
         """
         if not any(gang.shape.num_slots <= self._num_free for gang in waiting):
             return None
-        order = sorted(range(len(waiting)), key=lambda index: _precedence(waiting[index], len(waiting)))
-        order = [index for index in order if self.holds(waiting[index].shape)]  # others wait for nodes, and hold up nobody
+        order = sorted(
+            range(len(waiting)), key=lambda index: _precedence(waiting[index], len(waiting))
+        )
+        order = [
+            index for index in order if self.holds(waiting[index].shape)
+        ]  # others wait for nodes, and hold up nobody
         reserved: frozenset[str] = frozenset()
         num_reserved: dict[int, int] = {}  # slots -> reserved nodes that have at least so many free
         starts_at = inf
         for index in order:
             gang = waiting[index]
-            least, without = gang.shape.slots_per_node, reserved if now + gang.seconds > starts_at else frozenset[str]()
+            least, without = (
+                gang.shape.slots_per_node,
+                reserved if now + gang.seconds > starts_at else frozenset[str](),
+            )
             if without and least not in num_reserved:
                 num_reserved[least] = self._num_among(reserved, least)
             num_open = self._num_with(least) - (num_reserved[least] if without else 0)
             # Most have no room, and are asked again and again.
-            nodes = self._place(gang, free_on_nodes, without=without) if num_open >= gang.shape.num_nodes else None
+            nodes = (
+                self._place(gang, free_on_nodes, without=without)
+                if num_open >= gang.shape.num_nodes
+                else None
+            )
             if nodes is not None:
                 return Start(index=index, nodes=tuple(sorted(nodes)))
             if index == order[0]:
@@ -186,13 +230,19 @@ class FreeSlots:
         return None
 
     def place_elsewhere(
-        self, gang: WaitingGang, without: Collection[str], *, free_on_nodes: Mapping[str, FreeOnNode]
+        self,
+        gang: WaitingGang,
+        without: Collection[str],
+        *,
+        free_on_nodes: Mapping[str, FreeOnNode],
     ) -> tuple[str, ...] | None:
         """Nodes that have room for the gang now, none of these among them; None: there are not enough."""
         nodes = self._place(gang, free_on_nodes, without=frozenset(without))
         return None if nodes is None else tuple(sorted(nodes))
 
-    def _place(self, gang: WaitingGang, free_on_nodes: Mapping[str, FreeOnNode], *, without: frozenset[str]) -> tuple[str, ...] | None:
+    def _place(
+        self, gang: WaitingGang, free_on_nodes: Mapping[str, FreeOnNode], *, without: frozenset[str]
+    ) -> tuple[str, ...] | None:
         """Nodes that have room now: where agents with room stand, then those that it leaves the fewest free slots on."""
         num_nodes, wanted = gang.shape.num_nodes, gang.shape.slots_per_node
         roomy = self._roomy(gang, without)
@@ -210,12 +260,18 @@ class FreeSlots:
     def _num_with(self, least: int) -> int:
         """Nodes that have at least so many slots free."""
         if least not in self._num_roomy:
-            self._num_roomy[least] = sum(len(nodes) for free, nodes in self._by_free.items() if free >= least)
+            self._num_roomy[least] = sum(
+                len(nodes) for free, nodes in self._by_free.items() if free >= least
+            )
         return self._num_roomy[least]
 
     def _num_among(self, nodes: Collection[str], least: int) -> int:
         """Count those of these nodes that have at least so many slots free."""
-        return sum(sum(map(level.__contains__, nodes)) for free, level in self._by_free.items() if free >= least)
+        return sum(
+            sum(map(level.__contains__, nodes))
+            for free, level in self._by_free.items()
+            if free >= least
+        )
 
     def _roomy(self, gang: WaitingGang, without: Collection[str]) -> Iterator[str]:
         levels = sorted(free for free in self._by_free if free >= gang.shape.slots_per_node)
@@ -226,7 +282,9 @@ class FreeSlots:
             nodes = (node for node in nodes if self._free[node] == self._slots_of[node])
         return nodes
 
-    def _reserve(self, gang: WaitingGang, now: float, free_on_nodes: Mapping[str, FreeOnNode]) -> tuple[frozenset[str], float]:
+    def _reserve(
+        self, gang: WaitingGang, now: float, free_on_nodes: Mapping[str, FreeOnNode]
+    ) -> tuple[frozenset[str], float]:
         """The nodes on which a gang that does not fit now will fit first, if all end when predicted, and when that is.
 
         Of nodes that will do by then, those that are free last: what is free now stays open to others. Free slots in pieces too small for it
@@ -234,7 +292,11 @@ class FreeSlots:
         """
         wanted, least = gang.shape.num_nodes, gang.shape.slots_per_node
         # Slots that will be free on nodes that several gangs hold.
-        freed = {node: room.widest for node, room in free_on_nodes.items() if room.widest < least <= self._free.get(node, 0)}
+        freed = {
+            node: room.widest
+            for node, room in free_on_nodes.items()
+            if room.widest < least <= self._free.get(node, 0)
+        }
         is_simple = not gang.exclusive and not freed
         roomy = [] if is_simple else [node for node in self._roomy(gang, ()) if node not in freed]
         num_roomy = self._num_with(least) if is_simple else len(roomy)
@@ -262,7 +324,11 @@ class FreeSlots:
                 continue
             before = freed.get(node, self._free[node])
             freed[node] = after = max(before, self._free[node]) + self._taken(held, node)
-            if before < (self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node) <= after:
+            if (
+                before
+                < (self._slots_of[node] if gang.exclusive else gang.shape.slots_per_node)
+                <= after
+            ):
                 found.append(node)
         return found
 
@@ -270,9 +336,15 @@ class FreeSlots:
         """The slots of each of its nodes, where they have equally many and it holds all of them: no other gang matters there."""
         if set(map(self._free.get, held.nodes)) != {0}:
             return None
-        slots = set(map(self._slots_of.__getitem__, held.nodes)) if self._slots_of_all is None else {self._slots_of_all}
+        slots = (
+            set(map(self._slots_of.__getitem__, held.nodes))
+            if self._slots_of_all is None
+            else {self._slots_of_all}
+        )
         whole = slots.pop()
-        return whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
+        return (
+            whole if not slots and (held.exclusive or held.shape.slots_per_node == whole) else None
+        )
 
     def _taken(self, held: _Held, node: str) -> int:
         return self._slots_of[node] if held.exclusive else held.shape.slots_per_node
@@ -304,7 +376,9 @@ class FreeSlots:
         per_node = sign * held.shape.slots_per_node
         free = set(map(self._free.get, held.nodes))
         if not held.exclusive and len(free) == 1 and (before := free.pop()) is not None:
-            return {(before, before + per_node): held.nodes}  # as nearly all large gangs do: whole nodes
+            return {
+                (before, before + per_node): held.nodes
+            }  # as nearly all large gangs do: whole nodes
         levels: dict[tuple[int, int], list[str]] = {}
         for node in held.nodes:
             if (before := self._free.get(node)) is not None:

@@ -31,14 +31,18 @@ from orchestrator.core.problem.normal import Z90, normal_cdf
 
 Floats = NDArray[np.float64]
 
-STEP_RESIDUAL_SD = 0.2  # of log seconds: what the formula misses within a cell, before anything is measured
+STEP_RESIDUAL_SD = (
+    0.2  # of log seconds: what the formula misses within a cell, before anything is measured
+)
 MEMORY_RESIDUAL_SD = 0.08  # of log bytes
 ONE_TRIAL = 5.0  # measured residuals that outweigh the two above
 CELL_OFFSET_SD = 0.15  # of log seconds: how far most cells as a whole are from what constants explain; a sick one, far more (Cauchy)
 CELL_OFFSET_WEIGHT = 2.0  # of that belief, in measured residuals
 _NO_LIMIT_SD = 3.0  # of a cell's offset, besides
 CELL_CORRELATION = 0.1  # of the residuals of one cell: a hundred of its rows teach no more than ten rows of ten cells
-RELATIVES_SD = 0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
+RELATIVES_SD = (
+    0.3  # of a constant's prior spread: how far cells of one machine and stack differ in it
+)
 THRASHING_SHARE = 0.94  # of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as long
 
 # Of the trainer, what calibration may change, and how far it may be: standard deviation of a factor's logarithm, or of an amount.
@@ -48,7 +52,11 @@ _FACTORS: Mapping[str, float] = {
     "logit_bytes": 0.25,
     "gradient_bytes": 0.2,
 }
-_AMOUNTS: Mapping[str, float] = {"gathered_inputs": 0.5, "gathered_inputs_in_pipeline": 0.5, "reserve_bytes": 1.0}
+_AMOUNTS: Mapping[str, float] = {
+    "gathered_inputs": 0.5,
+    "gathered_inputs_in_pipeline": 0.5,
+    "reserve_bytes": 1.0,
+}
 _UNITS = np.array([1.0, 1.0, 2.0**30])  # of the amounts: shares, and a reserve in GiB
 MEMORY_CONSTANTS: tuple[str, ...] = (*_FACTORS, *_AMOUNTS)
 MEMORY_FACTORS: tuple[str, ...] = tuple(_FACTORS)
@@ -78,12 +86,19 @@ class Observation:
 
     @property
     def limit_bytes(self) -> float:
-        return self.memory_limit_bytes if self.memory_limit_bytes is not None else float(self.hardware.memory_bytes)
+        return (
+            self.memory_limit_bytes
+            if self.memory_limit_bytes is not None
+            else float(self.hardware.memory_bytes)
+        )
 
     @property
     def thrashes(self) -> bool:
         """Whether it ran at the edge of its memory: then its time says nothing of other layouts."""
-        return self.peak_memory_bytes is not None and self.peak_memory_bytes > THRASHING_SHARE * self.limit_bytes
+        return (
+            self.peak_memory_bytes is not None
+            and self.peak_memory_bytes > THRASHING_SHARE * self.limit_bytes
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +108,9 @@ class Predicted:
     log_step_seconds: Floats
     log_step_sd: Floats  # from the constants alone
     step_jacobian: Floats  # d log seconds / d log constants
-    step_covariance: Floats  # k x k, of the log constants: J C J^T is the kernel of what all layouts share
+    step_covariance: (
+        Floats  # k x k, of the log constants: J C J^T is the kernel of what all layouts share
+    )
     step_residual_sd: float  # what the formula misses besides
     memory_bytes: Floats
     memory_relative_sd: Floats  # above the prediction, of constants and formula together
@@ -118,12 +135,16 @@ class Predicted:
 
     def memory_band(self) -> tuple[Floats, Floats]:
         """Factors on the predicted bytes at the peak. Below the prediction only the formula errs: holes and buffers come on top of what it counts."""
-        return np.full(len(self.memory_bytes), np.exp(-Z90 * self.memory_residual_sd)), np.exp(Z90 * self.memory_relative_sd)
+        return np.full(len(self.memory_bytes), np.exp(-Z90 * self.memory_residual_sd)), np.exp(
+            Z90 * self.memory_relative_sd
+        )
 
     def probability_of_fitting(self, limit_bytes: float) -> Floats:
         """The probability that a layout's peak stays under a limit. Errors of the logarithm are taken as normal, with the spread of either side."""
         room = np.log(limit_bytes) - np.log(self.memory_bytes)
-        return normal_cdf(np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd))
+        return normal_cdf(
+            np.where(room > 0, room / self.memory_relative_sd, room / self.memory_residual_sd)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,8 +158,12 @@ class Calibration:
     memory_values: Floats  # in the order of MEMORY_CONSTANTS; logarithms of factors, then amounts
     memory_covariance: Floats
     memory_residual_sd: float
-    cell_offsets: Mapping[tuple[Cell, str], float] = field(default_factory=dict)  # log seconds, of cells and hardware that were measured
-    residuals: Mapping[str, tuple[Residual, ...]] = field(default_factory=dict)  # by hardware: what constants did not explain, fit by fit
+    cell_offsets: Mapping[tuple[Cell, str], float] = field(
+        default_factory=dict
+    )  # log seconds, of cells and hardware that were measured
+    residuals: Mapping[str, tuple[Residual, ...]] = field(
+        default_factory=dict
+    )  # by hardware: what constants did not explain, fit by fit
     errors: Mapping[str, FitErrors] = field(default_factory=dict)  # by hardware: of the last fit
     # The trainer is ours or declared: its memory constants differ as those of relatives do.
     knows_trainer: bool = False
@@ -176,7 +201,9 @@ class Calibration:
         knows_cell = (cell, hardware.name) in self.cell_offsets
         if (hardware.name, knows_cell) not in self._quantiles:
             errors = self.errors.get(hardware.name)
-            self._quantiles[hardware.name, knows_cell] = (-Z90, Z90) if errors is None else errors.quantiles(knows_cell=knows_cell)
+            self._quantiles[hardware.name, knows_cell] = (
+                (-Z90, Z90) if errors is None else errors.quantiles(knows_cell=knows_cell)
+            )
         return self._quantiles[hardware.name, knows_cell]
 
     @cached_property
@@ -195,12 +222,20 @@ class Calibration:
     def widened(self) -> Calibration:
         """As the prior of another cell: cells of one machine and stack differ a little in every constant."""
         spread = np.diag([(RELATIVES_SD * PRIORS[name].log_sd) ** 2 for name in CONSTANTS])
-        memory_spread = np.diag([(RELATIVES_SD * sd) ** 2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())])
-        return replace(self, step_covariance=self.step_covariance + spread, memory_covariance=self.memory_covariance + memory_spread)
+        memory_spread = np.diag(
+            [(RELATIVES_SD * sd) ** 2 for sd in (*_FACTORS.values(), *_AMOUNTS.values())]
+        )
+        return replace(
+            self,
+            step_covariance=self.step_covariance + spread,
+            memory_covariance=self.memory_covariance + memory_spread,
+        )
 
     def log_correction(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
         """Log seconds on top of the formula: what it missed of the cell as a whole, and of layouts like these elsewhere."""
-        return self.cell_offsets.get((cell, hardware.name), 0.0) + self._residual(table, cell, hardware)
+        return self.cell_offsets.get((cell, hardware.name), 0.0) + self._residual(
+            table, cell, hardware
+        )
 
     def _residual(self, table: LayoutTable, cell: Cell, hardware: Hardware) -> Floats:
         found = np.zeros(len(table))
@@ -212,28 +247,52 @@ class Calibration:
         return found
 
     def expect(
-        self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST
+        self,
+        table: LayoutTable,
+        cell: Cell,
+        hardware: Hardware,
+        *,
+        gpus_per_node: int,
+        stage: Stage = Stage.FULLEST,
     ) -> tuple[Floats, Floats]:
         """Seconds of a step and bytes at the peak of the layouts of a table, as `predict` has them, without how sure that is: one evaluation."""
-        seconds = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node).seconds(self.constants).total
+        seconds = (
+            StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
+            .seconds(self.constants)
+            .total
+        )
         peaks = predict_memory(table, cell, self.trainer, stage=stage).total
         return seconds * np.exp(self.log_correction(table, cell, hardware)), peaks
 
-    def predict(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, stage: Stage = Stage.FULLEST) -> Predicted:
+    def predict(
+        self,
+        table: LayoutTable,
+        cell: Cell,
+        hardware: Hardware,
+        *,
+        gpus_per_node: int,
+        stage: Stage = Stage.FULLEST,
+    ) -> Predicted:
         """Predict times and peaks of the layouts of a table, with their uncertainty. Derivatives are numeric: k + 1 evaluations."""
         seconds, slopes = self._log_seconds(table, cell, hardware, gpus_per_node)
 
         def log_bytes(values: Floats) -> Floats:
-            found: Floats = np.log(predict_memory(table, cell, _trainer(self.base_trainer, values), stage=stage).total)
+            found: Floats = np.log(
+                predict_memory(table, cell, _trainer(self.base_trainer, values), stage=stage).total
+            )
             return found
 
         peaks = log_bytes(self.memory_values)
         memory_slopes = jacobian(log_bytes, self.memory_values, peaks)
         below, above = step_spreads(table, cell, hardware, gpus_per_node=gpus_per_node)
-        memory_variance = np.einsum("ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes)
+        memory_variance = np.einsum(
+            "ij,jk,ik->i", memory_slopes, self.memory_covariance, memory_slopes
+        )
         if self.knows_trainer:  # its constants are at most as far off as those of a relative
             of_relatives = RELATIVES_SD * np.array([*_FACTORS.values(), *_AMOUNTS.values()])
-            memory_variance = np.minimum(memory_variance, ((memory_slopes * of_relatives) ** 2).sum(axis=1))
+            memory_variance = np.minimum(
+                memory_variance, ((memory_slopes * of_relatives) ** 2).sum(axis=1)
+            )
         return Predicted(
             log_step_seconds=seconds + self.log_correction(table, cell, hardware),
             log_step_sd=self._log_sd(slopes),
@@ -250,13 +309,17 @@ class Calibration:
             step_quantiles=partial(self.step_quantiles, cell, hardware),
         )
 
-    def step_log_sd(self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> Floats:
+    def step_log_sd(
+        self, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
+    ) -> Floats:
         """n: standard deviation of log seconds, of constants and formula together; times alone, at half the cost of `predict`."""
         _, slopes = self._log_seconds(table, cell, hardware, gpus_per_node)
         found: Floats = np.hypot(self._log_sd(slopes), self.step_residual_sd)
         return found
 
-    def _log_seconds(self, table: LayoutTable, cell: Cell, hardware: Hardware, gpus_per_node: int) -> tuple[Floats, Floats]:
+    def _log_seconds(
+        self, table: LayoutTable, cell: Cell, hardware: Hardware, gpus_per_node: int
+    ) -> tuple[Floats, Floats]:
         """Log seconds by the formula, and their derivatives by log constants (n x k)."""
         model = StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node)
 
@@ -272,7 +335,9 @@ class Calibration:
         return found
 
 
-def calibrate(observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None) -> Calibration:
+def calibrate(
+    observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None
+) -> Calibration:
     """Fit the constants to what was measured. Of nothing, the prior comes back.
 
     `begin`: a fit of much the same rows, to begin from where it is more probable than the prior's middle: then a few steps do.
@@ -284,7 +349,10 @@ def calibrate(observations: Iterable[Observation], prior: Calibration, *, begin:
 def choose_trainer(observations: Iterable[Observation], candidates: Mapping[str, Trainer]) -> str:
     """The name of the trainer whose constants, once calibrated, explain the peaks best; the first one where nothing was measured."""
     groups = _groups(observations)
-    costs = {name: _memory_cost(Calibration.prior(trainer), groups) for name, trainer in candidates.items()}
+    costs = {
+        name: _memory_cost(Calibration.prior(trainer), groups)
+        for name, trainer in candidates.items()
+    }
     return min(costs, key=lambda name: costs[name])
 
 
@@ -308,31 +376,43 @@ class _CellGroup:
 
     def step_time_model(self) -> StepTimeModel:
         first = self.rows[0]
-        return StepTimeModel.of(self.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
+        return StepTimeModel.of(
+            self.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node
+        )
 
 
 def _groups(observations: Iterable[Observation]) -> list[_CellGroup]:
     found: dict[tuple[object, ...], list[Observation]] = {}
     for row in observations:
-        found.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(row)
+        found.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(
+            row
+        )
     return [_CellGroup(rows=rows) for rows in found.values()]
 
 
 def _weights(sizes: Sequence[int]) -> Floats:
     """How many independent residuals each one stands for: of one cell, little is new after the first few."""
-    return np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes]) if sizes else np.zeros(0)
+    return (
+        np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes])
+        if sizes
+        else np.zeros(0)
+    )
 
 
 def _memory_weights(groups: Sequence[_CellGroup]) -> Floats:
     """The same of peaks, and all cells of one model teach as much as one: what the formula misses of a model, it misses in all of them."""
     models = Counter(group.rows[0].cell.model for group in groups)
     weights = _weights([len(group.peaked) for group in groups])
-    cells = np.concatenate([np.full(len(group.peaked), float(models[group.rows[0].cell.model])) for group in groups])
+    cells = np.concatenate(
+        [np.full(len(group.peaked), float(models[group.rows[0].cell.model])) for group in groups]
+    )
     shared: Floats = weights / cells
     return shared
 
 
-def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None) -> Calibration:
+def _with_times(
+    prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None
+) -> Calibration:
     timed = [group for group in groups if group.timed]
     if not timed:
         return prior
@@ -342,7 +422,12 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibra
         for _, same in groupby(timed, key=lambda group: group.rows[0].hardware.name)
     ]
     measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))
-    measured -= np.concatenate([prior._residual(group.timed_table, group.rows[0].cell, group.rows[0].hardware) for group in timed])
+    measured -= np.concatenate(
+        [
+            prior._residual(group.timed_table, group.rows[0].cell, group.rows[0].hardware)
+            for group in timed
+        ]
+    )
     weights = _weights([len(group.timed) for group in timed])
     sd = prior.step_residual_sd
 
@@ -355,14 +440,25 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibra
     def residuals(x: Floats) -> Floats:
         constants = _constants(x[:known])
         predicted = np.concatenate([model.seconds(constants).total for model in models])
-        return np.concatenate([(np.log(predicted) + x[known:][place] - measured) / sd, x[known:] / CELL_OFFSET_SD])
+        return np.concatenate(
+            [(np.log(predicted) + x[known:][place] - measured) / sd, x[known:] / CELL_OFFSET_SD]
+        )
 
     def slopes(x: Floats, at: Floats) -> Floats:
         offsets = x[known:]
-        return np.hstack([jacobian(lambda constants: residuals(np.concatenate([constants, offsets])), x[:known], at), own])
+        return np.hstack(
+            [
+                jacobian(
+                    lambda constants: residuals(np.concatenate([constants, offsets])), x[:known], at
+                ),
+                own,
+            ]
+        )
 
     def start(of: Calibration) -> Floats:
-        return np.concatenate([of.log_constants, [of.cell_offsets.get(cell, 0.0) for cell in cells]])
+        return np.concatenate(
+            [of.log_constants, [of.cell_offsets.get(cell, 0.0) for cell in cells]]
+        )
 
     mean = start(prior)
     covariance = np.zeros((len(mean), len(mean)))
@@ -377,60 +473,99 @@ def _with_times(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibra
         slopes_of=slopes,
         begin=start(begin) if begin is not None else None,
     )
-    unexplained = np.split(-found.residuals[: len(measured)] * sd, np.cumsum([len(group.timed) for group in timed])[:-1])
+    unexplained = np.split(
+        -found.residuals[: len(measured)] * sd,
+        np.cumsum([len(group.timed) for group in timed])[:-1],
+    )
     return replace(
         prior,
         residuals=_with_residuals(prior.residuals, timed, unexplained),
-        errors=_errors(timed, unexplained, dict(zip(cells, found.parameters[known:].tolist(), strict=True))),
+        errors=_errors(
+            timed, unexplained, dict(zip(cells, found.parameters[known:].tolist(), strict=True))
+        ),
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],
-        step_residual_sd=robust_sd(found.residuals[: len(measured)] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
-        cell_offsets={**prior.cell_offsets, **dict(zip(cells, found.parameters[known:].tolist(), strict=True))},
+        step_residual_sd=robust_sd(
+            found.residuals[: len(measured)] * sd,
+            expected=sd,
+            worth=ONE_TRIAL,
+            count=float(weights.sum()),
+        ),
+        cell_offsets={
+            **prior.cell_offsets,
+            **dict(zip(cells, found.parameters[known:].tolist(), strict=True)),
+        },
         num_times=prior.num_times + len(measured),
     )
 
 
 def _with_residuals(
-    prior: Mapping[str, tuple[Residual, ...]], timed: Sequence[_CellGroup], unexplained: Sequence[Floats]
+    prior: Mapping[str, tuple[Residual, ...]],
+    timed: Sequence[_CellGroup],
+    unexplained: Sequence[Floats],
 ) -> dict[str, tuple[Residual, ...]]:
     """What constants, cells' offsets and earlier residuals left, one more residual per kind of hardware with several cells.
 
     Of one cell alone it could not be told what goes for others; within it, a search learns it row by row (core/search/surrogate.py).
     """
     found = dict(prior)
-    for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
+    for name, same in groupby(
+        zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name
+    ):
         groups, errors = zip(*same, strict=True)
         if len({group.rows[0].cell for group in groups}) < 2:
             continue
-        places = np.concatenate([places_of(group.timed_table, group.rows[0].cell) for group in groups])
+        places = np.concatenate(
+            [places_of(group.timed_table, group.rows[0].cell) for group in groups]
+        )
         found[name] = (*found.get(name, ()), Residual.learn(places, np.concatenate(errors)))
     return found
 
 
-def _errors(timed: Sequence[_CellGroup], unexplained: Sequence[Floats], offsets: Mapping[tuple[Cell, str], float]) -> dict[str, FitErrors]:
+def _errors(
+    timed: Sequence[_CellGroup],
+    unexplained: Sequence[Floats],
+    offsets: Mapping[tuple[Cell, str], float],
+) -> dict[str, FitErrors]:
     """The errors that a fit left, by hardware."""
     found = {}
-    for name, same in groupby(zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name):
+    for name, same in groupby(
+        zip(timed, unexplained, strict=True), key=lambda pair: pair[0].rows[0].hardware.name
+    ):
         groups, errors = zip(*same, strict=True)
         firsts = [group.rows[0] for group in groups]
         spreads = [
-            step_spreads(group.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node)
+            step_spreads(
+                group.timed_table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node
+            )
             for group, first in zip(groups, firsts, strict=True)
         ]
         sizes = [len(group.timed) for group in groups]
-        numbers = {cell: number for number, cell in enumerate(dict.fromkeys(first.cell for first in firsts))}
+        numbers = {
+            cell: number
+            for number, cell in enumerate(dict.fromkeys(first.cell for first in firsts))
+        }
         found[name] = FitErrors(
-            places=np.concatenate([places_of(group.timed_table, first.cell) for group, first in zip(groups, firsts, strict=True)]),
+            places=np.concatenate(
+                [
+                    places_of(group.timed_table, first.cell)
+                    for group, first in zip(groups, firsts, strict=True)
+                ]
+            ),
             errors=np.concatenate(errors),
             offsets=np.repeat([offsets[first.cell, name] for first in firsts], sizes),
-            cells=np.repeat(np.array([numbers[first.cell] for first in firsts], dtype=np.intp), sizes),
+            cells=np.repeat(
+                np.array([numbers[first.cell] for first in firsts], dtype=np.intp), sizes
+            ),
             below=np.concatenate([below for below, _ in spreads]),
             above=np.concatenate([above for _, above in spreads]),
         )
     return found
 
 
-def _with_memory(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None) -> Calibration:
+def _with_memory(
+    prior: Calibration, groups: Sequence[_CellGroup], begin: Calibration | None
+) -> Calibration:
     peaked = [group for group in groups if group.peaked]
     if not peaked:
         return prior
@@ -449,7 +584,12 @@ def _with_memory(prior: Calibration, groups: Sequence[_CellGroup], begin: Calibr
         prior,
         memory_values=found.parameters,
         memory_covariance=found.covariance,
-        memory_residual_sd=robust_sd(found.residuals[exact] * sd, expected=sd, worth=ONE_TRIAL, count=float(weights[exact].sum())),
+        memory_residual_sd=robust_sd(
+            found.residuals[exact] * sd,
+            expected=sd,
+            worth=ONE_TRIAL,
+            count=float(weights[exact].sum()),
+        ),
         num_peaks=prior.num_peaks + int(exact.sum()),
         num_out_of_memory=prior.num_out_of_memory + int(censored.sum()),
     )
@@ -461,26 +601,45 @@ def _memory_cost(prior: Calibration, groups: Sequence[_CellGroup]) -> float:
         return 0.0
     residuals, _ = _memory_residuals(prior, peaked)
     weights = _memory_weights(peaked)
-    found = fit(residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights)
+    found = fit(
+        residuals, mean=prior.memory_values, covariance=prior.memory_covariance, weights=weights
+    )
     moved = found.parameters - prior.memory_values
-    return float((weights * np.log1p(found.residuals**2)).sum() + moved @ np.linalg.inv(prior.memory_covariance) @ moved)
+    return float(
+        (weights * np.log1p(found.residuals**2)).sum()
+        + moved @ np.linalg.inv(prior.memory_covariance) @ moved
+    )
 
 
-def _memory_residuals(prior: Calibration, groups: Sequence[_CellGroup]) -> tuple[Callable[[Floats], Floats], NDArray[np.bool_]]:
+def _memory_residuals(
+    prior: Calibration, groups: Sequence[_CellGroup]
+) -> tuple[Callable[[Floats], Floats], NDArray[np.bool_]]:
     """Log predicted over measured, in standard deviations; of an out-of-memory only what the prediction falls short of the limit.
 
     Any stage may be the one that ran out, whichever one's peak a log shows.
     """
     rows = [row for group in groups for row in group.peaked]
     censored = np.array([row.out_of_memory for row in rows])
-    measured = np.log([row.limit_bytes if row.out_of_memory or row.peak_memory_bytes is None else row.peak_memory_bytes for row in rows])
+    measured = np.log(
+        [
+            row.limit_bytes
+            if row.out_of_memory or row.peak_memory_bytes is None
+            else row.peak_memory_bytes
+            for row in rows
+        ]
+    )
     # All cells of a model at once: how many GPUs a layout is for, it says itself, and the batch is its own.
     alike: dict[tuple[ModelShape, int, Stage], list[int]] = {}
     for place, row in enumerate(rows):
         stage = Stage.FULLEST if row.out_of_memory else row.stage
         alike.setdefault((row.cell.model, row.cell.sequence_length, stage), []).append(place)
     parts = [
-        (LayoutTable.of(rows[place].layout for place in places), rows[places[0]].cell, stage, np.array(places))
+        (
+            LayoutTable.of(rows[place].layout for place in places),
+            rows[places[0]].cell,
+            stage,
+            np.array(places),
+        )
         for (_, _, stage), places in alike.items()
     ]
 
@@ -502,5 +661,7 @@ def _constants(log_constants: Floats) -> StepTimeConstants:
 
 def _trainer(base: Trainer, values: Floats) -> Trainer:
     factors = dict(zip(_FACTORS, np.exp(values[: len(_FACTORS)]).tolist(), strict=True))
-    amounts = dict(zip(_AMOUNTS, (np.maximum(values[len(_FACTORS) :], 0.0) * _UNITS).tolist(), strict=True))
+    amounts = dict(
+        zip(_AMOUNTS, (np.maximum(values[len(_FACTORS) :], 0.0) * _UNITS).tolist(), strict=True)
+    )
     return replace(base, **factors, **amounts)

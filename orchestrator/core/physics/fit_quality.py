@@ -8,7 +8,12 @@ from math import exp
 
 import numpy as np
 
-from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, MEMORY_FACTORS, Calibration, Observation
+from orchestrator.core.physics.calibration import (
+    MEMORY_CONSTANTS,
+    MEMORY_FACTORS,
+    Calibration,
+    Observation,
+)
 from orchestrator.core.physics.step_time import CONSTANTS
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
@@ -80,7 +85,10 @@ class Agreement:
 
     @property
     def ratios(self) -> list[float]:
-        return [predicted / measured for predicted, measured in zip(self.predicted, self.measured, strict=True)]
+        return [
+            predicted / measured
+            for predicted, measured in zip(self.predicted, self.measured, strict=True)
+        ]
 
     def quantiles(self) -> dict[str, float] | None:
         """Quantiles of predicted over measured; None where there is nothing to compare."""
@@ -117,7 +125,9 @@ def agreement(observations: Sequence[Observation], calibration: Calibration) -> 
     calibration = replace(calibration, residuals={})
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, row in enumerate(observations):
-        groups.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(place)
+        groups.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(
+            place
+        )
     layouts = [row.layout for row in observations]
     seconds, memory = np.empty(len(observations)), np.empty(len(observations))
     for places in groups.values():
@@ -139,7 +149,13 @@ def agreement(observations: Sequence[Observation], calibration: Calibration) -> 
             layouts=layouts,
             places=peaked,
             predicted=[float(memory[place]) for place in peaked],
-            measured=[row.peak_memory_bytes for row in observations if row.peak_memory_bytes is not None],
+            measured=[
+                row.peak_memory_bytes for row in observations if row.peak_memory_bytes is not None
+            ],
         ),
-        foretold=[bool(memory[place] > row.limit_bytes) for place, row in enumerate(observations) if row.out_of_memory],
+        foretold=[
+            bool(memory[place] > row.limit_bytes)
+            for place, row in enumerate(observations)
+            if row.out_of_memory
+        ],
     )

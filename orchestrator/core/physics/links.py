@@ -92,12 +92,21 @@ def fit_links(samples: Iterable[LinkSample]) -> list[LinkFit]:
     groups: dict[tuple[Collective, Span], list[LinkSample]] = {}
     for sample in samples:
         groups.setdefault((sample.collective, sample.span), []).append(sample)
-    return [_fit_line(some) for some in groups.values() if len({sample.message_bytes for sample in some}) >= FEWEST_SIZES]
+    return [
+        _fit_line(some)
+        for some in groups.values()
+        if len({sample.message_bytes for sample in some}) >= FEWEST_SIZES
+    ]
 
 
 def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
     first = samples[0]
-    through = np.array([sample.message_bytes * bus_factor(sample.collective, sample.span.num_ranks) for sample in samples])
+    through = np.array(
+        [
+            sample.message_bytes * bus_factor(sample.collective, sample.span.num_ranks)
+            for sample in samples
+        ]
+    )
     seconds = np.array([sample.seconds for sample in samples])
 
     def residuals(x: Floats) -> Floats:
@@ -112,13 +121,18 @@ def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
         span=first.span,
         latency_seconds=float(np.exp(found.parameters[0])),
         bus_bytes_per_second=float(np.exp(-found.parameters[1])),
-        residual_sd=robust_sd(found.residuals * LINE_SD, expected=LINE_SD, worth=1.0, count=float(len(samples))),
+        residual_sd=robust_sd(
+            found.residuals * LINE_SD, expected=LINE_SD, worth=1.0, count=float(len(samples))
+        ),
         num_sizes=len(samples),
     )
 
 
 # The constants of step times that collectives show: inside a node, and between nodes.
-INSIDE, ACROSS = ("intra_node_share", "collective_seconds"), ("inter_node_share", "inter_node_collective_seconds", "node_congestion")
+INSIDE, ACROSS = (
+    ("intra_node_share", "collective_seconds"),
+    ("inter_node_share", "inter_node_collective_seconds", "node_congestion"),
+)
 LINK_CONSTANTS = INSIDE + ACROSS
 
 
@@ -138,12 +152,16 @@ class Network:
 
 def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | None:
     """Fit the constants of a device's links to collectives that were measured over them; None: none was."""
-    rings = [sample for sample in samples if sample.collective in PASSES and sample.span.num_ranks > 1]
+    rings = [
+        sample for sample in samples if sample.collective in PASSES and sample.span.num_ranks > 1
+    ]
     if not rings:
         return None
     crossing = [sample.span.num_nodes > 1 for sample in rings]
     several = len({sample.span.num_nodes for sample in rings if sample.span.num_nodes > 1}) > 1
-    names = (INSIDE if not all(crossing) else ()) + (ACROSS if several else ACROSS[:2] if any(crossing) else ())
+    names = (INSIDE if not all(crossing) else ()) + (
+        ACROSS if several else ACROSS[:2] if any(crossing) else ()
+    )
     passes = np.array([PASSES[sample.collective] for sample in rings])
     ranks = np.array([float(sample.span.num_ranks) for sample in rings])
     nodes = np.array([float(sample.span.num_nodes) for sample in rings])
@@ -152,18 +170,31 @@ def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | N
 
     def residuals(x: Floats) -> Floats:
         constants = StepTimeConstants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
-        one = ring_seconds(num_ranks=ranks, num_nodes=nodes, num_bytes=num_bytes, hardware=hardware, constants=constants)
+        one = ring_seconds(
+            num_ranks=ranks,
+            num_nodes=nodes,
+            num_bytes=num_bytes,
+            hardware=hardware,
+            constants=constants,
+        )
         found: Floats = (np.log(passes * one) - measured) / NETWORK_SD
         return found
 
     start = _first_guess(names, rings, hardware)
-    found = fit(residuals, mean=start, covariance=np.eye(len(names)) * FIRST_SD**2, weights=np.ones(len(rings)))
+    found = fit(
+        residuals,
+        mean=start,
+        covariance=np.eye(len(names)) * FIRST_SD**2,
+        weights=np.ones(len(rings)),
+    )
     return Network(
         names=names,
         log_means=found.parameters,
         log_covariance=found.covariance + np.eye(len(names)) * LIMITED_SD**2,
         num_samples=len(rings),
-        residual_sd=robust_sd(found.residuals * NETWORK_SD, expected=NETWORK_SD, worth=1.0, count=float(len(rings))),
+        residual_sd=robust_sd(
+            found.residuals * NETWORK_SD, expected=NETWORK_SD, worth=1.0, count=float(len(rings))
+        ),
     )
 
 
@@ -179,5 +210,10 @@ def _first_guess(names: Sequence[str], rings: Sequence[LinkSample], hardware: Ha
             least = min(lines, key=lambda line: (line.span.num_ranks, -line.num_sizes))
             cards = least.span.num_ranks / least.span.num_nodes if crosses else 1.0
             guesses[share] = least.bus_bytes_per_second / cards / data_sheet
-            guesses[latency] = 3.0 * least.latency_seconds / PASSES[least.collective] / np.log2(least.span.num_ranks)
+            guesses[latency] = (
+                3.0
+                * least.latency_seconds
+                / PASSES[least.collective]
+                / np.log2(least.span.num_ranks)
+            )
     return np.log([guesses[name] for name in names])

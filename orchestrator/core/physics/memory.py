@@ -23,8 +23,15 @@ from orchestrator.core.problem.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
-_BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2}  # fp8 products still keep bf16 activations
-_OPTIMIZER_CHUNK = 1 << 26  # weights for which the optimizer step widens bf16 gradients, or gathers shares, at once
+_BYTES = {
+    Precision.FP32: 4,
+    Precision.BF16: 2,
+    Precision.FP16: 2,
+    Precision.FP8: 2,
+}  # fp8 products still keep bf16 activations
+_OPTIMIZER_CHUNK = (
+    1 << 26
+)  # weights for which the optimizer step widens bf16 gradients, or gathers shares, at once
 
 
 class Stage(StrEnum):
@@ -55,10 +62,20 @@ class MemoryPrediction:
     @property
     def total(self) -> Floats:
         """The peak: of live tensors, and of what the trainer's constants add to them."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.loss + self.workspace + self.reserve
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.loss
+            + self.workspace
+            + self.reserve
+        )
 
 
-def predict_memory(table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST) -> MemoryPrediction:
+def predict_memory(
+    table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
+) -> MemoryPrediction:
     """Predict the parts for every layout of a table, in bytes (arrays of the table's length)."""
     if stage is not Stage.FULLEST:
         return _predict_stage(table, cell, trainer, last=stage is Stage.LAST)
@@ -75,7 +92,13 @@ def predict_memory(table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: S
 
 
 def playbook_activation_bytes(
-    recompute: Recompute, *, num_layers: int, hidden_size: int, num_attention_heads: int, sequence_length: int, micro_batch_size: int = 1
+    recompute: Recompute,
+    *,
+    num_layers: int,
+    hidden_size: int,
+    num_attention_heads: int,
+    sequence_length: int,
+    micro_batch_size: int = 1,
 ) -> float:
     """Activations as the Ultra-Scale Playbook's figure "memory-recomputation" counts them: a GPT of 2-byte activations and eager attention.
 
@@ -93,15 +116,23 @@ def playbook_activation_bytes(
     return num_layers * tokens_hidden * per_layer + tokens_hidden
 
 
-def playbook_parameters(*, num_layers: int, hidden_size: int, vocab_size: int, sequence_length: int = 0) -> int:
+def playbook_parameters(
+    *, num_layers: int, hidden_size: int, vocab_size: int, sequence_length: int = 0
+) -> int:
     """Weights as the playbook counts them (:196): h V + L (12 h^2 + 13 h) + 2 h, and s h where positions are learned."""
     h = hidden_size
     return h * vocab_size + num_layers * (12 * h * h + 13 * h) + 2 * h + sequence_length * h
 
 
-def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bool) -> MemoryPrediction:
+def _predict_stage(
+    table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bool
+) -> MemoryPrediction:
     model = cell.model
-    tp, pp, cp = table.tensor_parallel_size, table.pipeline_parallel_size, table.context_parallel_size
+    tp, pp, cp = (
+        table.tensor_parallel_size,
+        table.pipeline_parallel_size,
+        table.context_parallel_size,
+    )
     shards, zero = table.data_parallel_size * cp, table.zero_stage
     element = np.array([_BYTES[p] for p in table.precisions], dtype=np.float64)[table.precision]
     mixed = element < 4
@@ -112,20 +143,34 @@ def _predict_stage(table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bo
     local = _weights_of_stage(model, layers, tp, one_stage, last=last)
     gradient_element = np.where(mixed, trainer.gradient_bytes, 4.0)
     bucketed = np.where(mixed & (zero == 0) & (shards > 1), trainer.bucket_bytes, 0.0)
-    parameters = local * np.where(mixed, trainer.parameter_bytes, 4.0) / np.where(zero >= 3, shards, 1)
+    parameters = (
+        local * np.where(mixed, trainer.parameter_bytes, 4.0) / np.where(zero >= 3, shards, 1)
+    )
     gradients = local * (gradient_element + bucketed) / np.where(zero >= 2, shards, 1)
-    optimizer = local * np.where(mixed, trainer.optimizer_bytes, 8.0) / np.where(zero >= 1, shards, 1)  # in fp32 the weights are the master
+    optimizer = (
+        local * np.where(mixed, trainer.optimizer_bytes, 8.0) / np.where(zero >= 1, shards, 1)
+    )  # in fp32 the weights are the master
 
     tokens = table.micro_batch_size * (cell.sequence_length // cp)
     one = _micro_batch(table, cell, trainer, element, layers, tokens, has_head)
-    in_flight = 1 if last else np.minimum(pp, table.grad_accum_steps)  # 1F1B: the first stage holds one micro-batch per stage behind it
-    activations = one.kept * in_flight * np.where(one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
+    in_flight = (
+        1 if last else np.minimum(pp, table.grad_accum_steps)
+    )  # 1F1B: the first stage holds one micro-batch per stage behind it
+    activations = (
+        one.kept
+        * in_flight
+        * np.where(one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
+    )
     layer_moment = one.layer + _gathered_weights(model, table, element, local, trainer)
     temporaries = np.maximum(layer_moment, one.head)
     widened = mixed & (trainer.gradient_bytes < 4)
-    stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(zero, shards, element, widened=widened)
+    stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(
+        zero, shards, element, widened=widened
+    )
     if trainer.stepping_bytes:
-        stepping = np.maximum(stepping, local * trainer.stepping_bytes / np.where(zero >= 1, shards, 1))
+        stepping = np.maximum(
+            stepping, local * trainer.stepping_bytes / np.where(zero >= 1, shards, 1)
+        )
     temporaries_then = np.maximum(stepping, one.end) - activations  # no activation is alive then
     workspace_wins = np.maximum(layer_moment, temporaries_then) >= one.head
     temporaries = np.maximum(temporaries, temporaries_then)
@@ -151,13 +196,23 @@ class _MicroBatch:
 
 
 def _micro_batch(
-    table: LayoutTable, cell: Cell, trainer: Trainer, element: Floats, layers: Floats, tokens: Ints, has_head: NDArray[np.bool_]
+    table: LayoutTable,
+    cell: Cell,
+    trainer: Trainer,
+    element: Floats,
+    layers: Floats,
+    tokens: Ints,
+    has_head: NDArray[np.bool_],
 ) -> _MicroBatch:
     model, tp, one_stage = cell.model, table.tensor_parallel_size, table.pipeline_parallel_size == 1
     if trainer.traced is not None:
-        return _traced_micro_batch(trainer.traced, table, cell, trainer, element, layers, tokens, has_head)
+        return _traced_micro_batch(
+            trainer.traced, table, cell, trainer, element, layers, tokens, has_head
+        )
     kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
-    head = np.where(has_head, element * model.vocab_size * model.hidden_size / tp, 0.0)  # its weights' gradient, before it is added
+    head = np.where(
+        has_head, element * model.vocab_size * model.hidden_size / tp, 0.0
+    )  # its weights' gradient, before it is added
     # For the embedding's, through the backward of all layers; at its end there are three: the head's, the embedding's, and their sum.
     waits = np.where(one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(table))
     return _MicroBatch(
@@ -179,11 +234,21 @@ def _traced_micro_batch(
     has_head: NDArray[np.bool_],
 ) -> _MicroBatch:
     # A mode that was not traced is none in every respect: its own closed form would share the bytes of none as it shares others.
-    table = replace(table, recomputes=tuple(recompute if traced.has(recompute) else Recompute() for recompute in table.recomputes))
+    table = replace(
+        table,
+        recomputes=tuple(
+            recompute if traced.has(recompute) else Recompute() for recompute in table.recomputes
+        ),
+    )
     modes = [traced.of(recompute) for recompute in table.recomputes]
     plain = traced.of(Recompute())
-    recomputed = np.minimum(layers, np.array([r.layers_of(cell.model.num_layers) for r in table.recomputes])[table.recompute])
-    of_last = np.where(recomputed == layers, table.recompute, len(modes))  # the first layers are recomputed: the last one if all are
+    recomputed = np.minimum(
+        layers,
+        np.array([r.layers_of(cell.model.num_layers) for r in table.recomputes])[table.recompute],
+    )
+    of_last = np.where(
+        recomputed == layers, table.recompute, len(modes)
+    )  # the first layers are recomputed: the last one if all are
 
     def look_up(part: str, code: Ints) -> Floats:
         each = [getattr(mode, part).at(tokens, cell.sequence_length) for mode in (*modes, plain)]
@@ -198,21 +263,31 @@ def _traced_micro_batch(
         kinds = table.recomputes if of is None else (of,) * len(table.recomputes)
         kinds = tuple(replace(kind, num_layers=None) for kind in kinds)
         split, all_of_it = (
-            _layers(replace(some, recomputes=kinds), cell.model, cell.sequence_length, trainer, element, layers)[0]
+            _layers(
+                replace(some, recomputes=kinds),
+                cell.model,
+                cell.sequence_length,
+                trainer,
+                element,
+                layers,
+            )[0]
             for some in (table, whole)
         )
         return split / all_of_it
 
     plain_kept = plain.kept.at(tokens, cell.sequence_length) * share(Recompute())
     return _MicroBatch(
-        kept=recomputed * look_up("kept", table.recompute) * share(None) + (layers - recomputed) * plain_kept,
+        kept=recomputed * look_up("kept", table.recompute) * share(None)
+        + (layers - recomputed) * plain_kept,
         layer=look_up("backward", of_last) / tp,
         head=np.where(has_head, look_up("head", of_last), 0.0) / tp,
         end=np.where(has_head, look_up("end", of_last), 0.0) / tp,
     )
 
 
-def _stepping_per_weight(zero: Ints, shards: Ints, element: Floats, *, widened: NDArray[np.bool_]) -> Floats:
+def _stepping_per_weight(
+    zero: Ints, shards: Ints, element: Floats, *, widened: NDArray[np.bool_]
+) -> Floats:
     """Bytes per weight of a chunk in the optimizer step, when no activation is alive: own gradients in fp32, and everybody's new weights."""
     own = np.where(zero >= 1, shards, 1)
     gathered = np.where(own > 1, element, 0.0)
@@ -232,7 +307,9 @@ def _layers_of_stage(model: ModelShape, pp: Ints, trainer: Trainer, *, last: boo
     return np.maximum(total - first * (pp - 1), 1.0) if last else first
 
 
-def _weights_of_stage(model: ModelShape, layers: Floats, tp: Ints, one_stage: NDArray[np.bool_], *, last: bool) -> Floats:
+def _weights_of_stage(
+    model: ModelShape, layers: Floats, tp: Ints, one_stage: NDArray[np.bool_], *, last: bool
+) -> Floats:
     embedding = model.vocab_size * model.hidden_size
     tables = 1 if model.tied_embeddings else np.where(one_stage, 2, 1)
     norm = model.hidden_size if last else np.where(one_stage, model.hidden_size, 0)
@@ -240,18 +317,30 @@ def _weights_of_stage(model: ModelShape, layers: Floats, tp: Ints, one_stage: ND
     return weights
 
 
-def _gathered_weights(model: ModelShape, table: LayoutTable, element: Floats, local: Floats, trainer: Trainer) -> Floats | float:
+def _gathered_weights(
+    model: ModelShape, table: LayoutTable, element: Floats, local: Floats, trainer: Trainer
+) -> Floats | float:
     """What ZeRO 3 gathers to compute with: the units in use, the embedding being the largest; never more than it had shared out."""
     sharded = table.zero_stage >= 3
     if not sharded.any():
         return 0.0
     shards = table.data_parallel_size * table.context_parallel_size
-    unit = max(model.parameters_per_layer, model.vocab_size * model.hidden_size) / table.tensor_parallel_size
+    unit = (
+        max(model.parameters_per_layer, model.vocab_size * model.hidden_size)
+        / table.tensor_parallel_size
+    )
     wanted = trainer.gathered_units * unit * element
     return np.where(sharded, np.minimum(wanted, local * element * (1.0 - 1.0 / shards)), 0.0)
 
 
-def _head_moments(model: ModelShape, table: LayoutTable, element: Floats, tokens: Ints, head_gradient: Floats, trainer: Trainer) -> Floats:
+def _head_moments(
+    model: ModelShape,
+    table: LayoutTable,
+    element: Floats,
+    tokens: Ints,
+    head_gradient: Floats,
+    trainer: Trainer,
+) -> Floats:
     """The fuller of the loss's backward (final norm, logits in fp32 and their gradient: 12 bytes a logit, unchunked) and the head's."""
     h, vocab = model.hidden_size, model.vocab_size / table.tensor_parallel_size
     # No table tells the last stage of a pipeline from its first with one micro-batch: there, what could be held is.
@@ -265,16 +354,29 @@ def _head_moments(model: ModelShape, table: LayoutTable, element: Floats, tokens
 
 
 def _layers(
-    table: LayoutTable, model: ModelShape, sequence_length: int, trainer: Trainer, element: Floats, layers: Floats
+    table: LayoutTable,
+    model: ModelShape,
+    sequence_length: int,
+    trainer: Trainer,
+    element: Floats,
+    layers: Floats,
 ) -> tuple[Floats, Floats]:
     """Bytes per token that all layers of a stage keep, and the working set of the last layer's backward beyond what it keeps."""
     tp = table.tensor_parallel_size
     # Few kinds of layers, many rows: the bytes of each kind are looked up by the codes of recomputation and precision.
-    kinds = [[_LayerBytes.of(model, r, sequence_length, trainer, _BYTES[p]) for p in table.precisions] for r in table.recomputes]
-    plain = [_LayerBytes.of(model, Recompute(), sequence_length, trainer, _BYTES[p]) for p in table.precisions]
+    kinds = [
+        [_LayerBytes.of(model, r, sequence_length, trainer, _BYTES[p]) for p in table.precisions]
+        for r in table.recomputes
+    ]
+    plain = [
+        _LayerBytes.of(model, Recompute(), sequence_length, trainer, _BYTES[p])
+        for p in table.precisions
+    ]
 
     def look_up(name: str) -> Floats:
-        found: Floats = np.array([[getattr(kind, name) for kind in row] for row in kinds])[table.recompute, table.precision]
+        found: Floats = np.array([[getattr(kind, name) for kind in row] for row in kinds])[
+            table.recompute, table.precision
+        ]
         return found
 
     def look_up_plain(name: str) -> Floats:
@@ -282,20 +384,34 @@ def _layers(
         return found
 
     pp = table.pipeline_parallel_size
-    share = np.where(pp > 1, trainer.gathered_inputs_in_pipeline * (1.0 - 2.0 / np.maximum(pp, 2)), trainer.gathered_inputs)
+    share = np.where(
+        pp > 1,
+        trainer.gathered_inputs_in_pipeline * (1.0 - 2.0 / np.maximum(pp, 2)),
+        trainer.gathered_inputs,
+    )
     share = share + (1.0 - share) / tp
     none = look_up_plain("whole") + look_up_plain("gathered") * share + look_up_plain("split") / tp
     if all(r.mode is RecomputeMode.NONE for r in table.recomputes):
         mine, recomputed = none, np.zeros(len(table))
     else:
         mine = look_up("whole") + look_up("gathered") * share + look_up("split") / tp
-        recomputed = np.minimum(layers, np.array([r.layers_of(model.num_layers) for r in table.recomputes])[table.recompute])
+        recomputed = np.minimum(
+            layers,
+            np.array([r.layers_of(model.num_layers) for r in table.recomputes])[table.recompute],
+        )
     kept = recomputed * mine + (layers - recomputed) * none
-    widest = element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp  # gradients of the layer's widest products
+    widest = (
+        element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp
+    )  # gradients of the layer's widest products
     all_recomputed = recomputed == layers
-    working = np.where(all_recomputed, look_up("redone") * (none - mine) + look_up("more") / tp, 0.0) + widest
+    working = (
+        np.where(all_recomputed, look_up("redone") * (none - mine) + look_up("more") / tp, 0.0)
+        + widest
+    )
     if trainer.eager_attention:
-        working = np.maximum(working, np.where(all_recomputed, look_up("core"), look_up_plain("core")) / tp)
+        working = np.maximum(
+            working, np.where(all_recomputed, look_up("core"), look_up_plain("core")) / tp
+        )
     return kept, working
 
 
@@ -310,12 +426,26 @@ class _LayerBytes:
     gathered: float  # inputs of column-parallel products: whole where the trainer keeps what it gathered, split where it gathers again
     split: float
     redone: float  # 1 where the layer's backward begins by computing again what was not kept
-    more: float  # of the backward, beyond what is recomputed and the gradients of the widest products
+    more: (
+        float  # of the backward, beyond what is recomputed and the gradients of the widest products
+    )
     core: float  # of eager attention's backward, beyond what the layers keep
 
     @classmethod
-    def of(cls, model: ModelShape, recompute: Recompute, sequence_length: int, trainer: Trainer, element: int) -> _LayerBytes:
-        h, k, f, a = model.hidden_size, model.kv_size, model.ffn_hidden_size, model.num_attention_heads
+    def of(
+        cls,
+        model: ModelShape,
+        recompute: Recompute,
+        sequence_length: int,
+        trainer: Trainer,
+        element: int,
+    ) -> _LayerBytes:
+        h, k, f, a = (
+            model.hidden_size,
+            model.kv_size,
+            model.ffn_hidden_size,
+            model.num_attention_heads,
+        )
         square, eager, mixed = a * sequence_length, trainer.eager_attention, element < 4
         flash = 4.0 * a
         if recompute.mode is RecomputeMode.FULL:
@@ -340,15 +470,21 @@ class _LayerBytes:
             )
         # Inputs and residuals of the two norms are split by sequence parallelism only.
         norms = element * 2.0 * h
-        if recompute.policy is SelectivePolicy.ATTENTION:  # its attention is recomputed later than the feed-forward's backward
+        if (
+            recompute.policy is SelectivePolicy.ATTENTION
+        ):  # its attention is recomputed later than the feed-forward's backward
             attention, core = 0.0, 12.0 * square + element * (2 * h - 4 * f)
         else:
-            attention = (6.0 if mixed else 4.0) * square + element * (2 * h - 2 * k) if eager else flash
+            attention = (
+                (6.0 if mixed else 4.0) * square + element * (2 * h - 2 * k) if eager else flash
+            )
             core = (6.0 if mixed else 8.0) * square + element * (2 * k - 2 * h - 4 * f)
         return cls(
             whole=8.0 + (0.0 if trainer.sequence_parallel else norms),
             gathered=element * 2.0 * h,
-            split=element * (2 * h + 2 * k + 4 * f) + attention + (norms if trainer.sequence_parallel else 0.0),
+            split=element * (2 * h + 2 * k + 4 * f)
+            + attention
+            + (norms if trainer.sequence_parallel else 0.0),
             redone=0.0,
             more=0.0,
             core=core,

@@ -38,14 +38,22 @@ KNOWN_DEVICES = ("a100", "h100", "h200")
 ENOUGH_CELLS = 2.0  # measured cells whose errors weigh as much as these widths
 
 
-def step_spreads(table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> tuple[Floats, Floats]:
+def step_spreads(
+    table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
+) -> tuple[Floats, Floats]:
     """Standard deviations of log measured over predicted seconds below and above the prediction, of each layout.
 
     Hardware sets a floor below; what goes wrong between nodes only slows a step.
     """
     doublings = log2(max(cell.num_gpus / gpus_per_node, 1.0))
-    base = FORMULA_SD if hardware.name.startswith(KNOWN_DEVICES) else float(np.hypot(FORMULA_SD, OTHER_DEVICE_SD))
-    tensor = (table.tensor_parallel_size * table.context_parallel_size > gpus_per_node) * TENSOR_ACROSS_NODES_SD
+    base = (
+        FORMULA_SD
+        if hardware.name.startswith(KNOWN_DEVICES)
+        else float(np.hypot(FORMULA_SD, OTHER_DEVICE_SD))
+    )
+    tensor = (
+        table.tensor_parallel_size * table.context_parallel_size > gpus_per_node
+    ) * TENSOR_ACROSS_NODES_SD
     pipeline = (table.pipeline_parallel_size > 1) * PIPELINE_ACROSS_NODES_SD * doublings
     below = np.full(len(table), base)
     above: Floats = np.sqrt(base**2 + (NODE_SD * doublings) ** 2 + tensor**2 + pipeline**2)
@@ -80,8 +88,13 @@ class FitErrors:
         _, members = np.unique(self.cells[rows], return_inverse=True)
         weights = 1.0 / np.sqrt(np.bincount(members))[members]  # rows of one cell err alike
         weight = num_cells / (num_cells + ENOUGH_CELLS)
-        low, high = _quantiles(in_spreads, weights, (1 - SHARE) / 2), _quantiles(in_spreads, weights, (1 + SHARE) / 2)
-        return min(-Z90 * (1 - weight) + weight * low, 0.0), max(Z90 * (1 - weight) + weight * high, 0.0)
+        low, high = (
+            _quantiles(in_spreads, weights, (1 - SHARE) / 2),
+            _quantiles(in_spreads, weights, (1 + SHARE) / 2),
+        )
+        return min(-Z90 * (1 - weight) + weight * low, 0.0), max(
+            Z90 * (1 - weight) + weight * high, 0.0
+        )
 
 
 def _quantiles(values: Floats, weights: Floats, share: float) -> float:

@@ -17,7 +17,9 @@ from orchestrator.core.problem.layout_table import LayoutTable
 Floats = NDArray[np.float64]
 
 SD = 0.2  # of log seconds: as much as the formula is believed to miss before anything is measured
-LENGTH = 3.0  # doublings of a size: farther apart, layouts share less than a third of what is missed
+LENGTH = (
+    3.0  # doublings of a size: farther apart, layouts share less than a third of what is missed
+)
 NOISE_SD = 0.1  # of one run that nobody repeated
 MOST = 1_000  # runs that it rests on, an even spread over all: its cost is cubic in them, and predicting linear
 PASSES = 4  # of reweighting
@@ -44,11 +46,16 @@ class Residual:
 
     def at(self, places: Floats) -> Floats:
         """Expected log measured over predicted."""
-        blocks = [_covariance(places[start : start + _ROWS], self.places) @ self.weights for start in range(0, len(places), _ROWS)]
+        blocks = [
+            _covariance(places[start : start + _ROWS], self.places) @ self.weights
+            for start in range(0, len(places), _ROWS)
+        ]
         return np.concatenate(blocks) if blocks else np.zeros(0)
 
 
-def left_out_errors(places: Floats, errors: Floats, cells: NDArray[np.intp]) -> tuple[NDArray[np.intp], Floats]:
+def left_out_errors(
+    places: Floats, errors: Floats, cells: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], Floats]:
     """The errors left when each cell is predicted from the others alone, and their rows: an even selection of all.
 
     The error of a Gaussian process in rows B that it has not seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell has no others to tell it.
@@ -84,7 +91,10 @@ def _solved(covariance: Floats, errors: Floats) -> tuple[Floats, Floats]:
 def places_of(table: LayoutTable, cell: Cell) -> Floats:
     """Where the layouts of a cell lie among those of all cells: n x k, in doublings."""
     model, length = cell.model, cell.sequence_length
-    shares = [model.recomputed_flops_per_token(length, r) / model.flops_per_token(length) for r in table.recomputes]
+    shares = [
+        model.recomputed_flops_per_token(length, r) / model.flops_per_token(length)
+        for r in table.recomputes
+    ]
     doubled = (
         table.data_parallel_size,
         table.tensor_parallel_size,
@@ -92,7 +102,9 @@ def places_of(table: LayoutTable, cell: Cell) -> Floats:
         table.context_parallel_size,
         table.micro_batch_size * length,
         table.grad_accum_steps,
-        np.array([4.0 if precision is Precision.FP32 else 2.0 for precision in table.precisions])[table.precision],
+        np.array([4.0 if precision is Precision.FP32 else 2.0 for precision in table.precisions])[
+            table.precision
+        ],
         np.full(len(table), model.num_layers),
     )
     return np.column_stack(

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_STEPS = 40
-DIFFERENCE = 1e-4  # of a parameter, for derivatives: parameters are logarithms and shares, of order 1
+DIFFERENCE = (
+    1e-4  # of a parameter, for derivatives: parameters are logarithms and shares, of order 1
+)
 ENOUGH = 1e-5  # relative gain below which a step was the last: what is left is far less than what is not known
 
 
@@ -44,7 +46,10 @@ def fit(
     slopes_at = slopes_of or (lambda x, at: jacobian(residuals_of, x, at))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     starts = [(x, residuals_of(x)) for x in (mean, begin) if x is not None]
-    cost, x, residuals = min(((_cost(at, weights, x - mean, precision), x, at) for x, at in starts), key=lambda start: start[0])
+    cost, x, residuals = min(
+        ((_cost(at, weights, x - mean, precision), x, at) for x, at in starts),
+        key=lambda start: start[0],
+    )
     damping = 1e-3
     assert np.isfinite(cost), "a measurement or a prior is not a finite number"
     for _ in range(MAX_STEPS):

@@ -92,7 +92,10 @@ _LOG_SDS: Mapping[str, float] = MappingProxyType(
 )
 CONSTANTS: tuple[str, ...] = tuple(f.name for f in fields(StepTimeConstants))
 PRIORS: Mapping[str, LogPrior] = MappingProxyType(
-    {name: LogPrior(median=getattr(StepTimeConstants(), name), log_sd=_LOG_SDS[name]) for name in CONSTANTS}
+    {
+        name: LogPrior(median=getattr(StepTimeConstants(), name), log_sd=_LOG_SDS[name])
+        for name in CONSTANTS
+    }
 )
 
 
@@ -124,13 +127,20 @@ class StepTimePrediction:
 
 
 def predict_step_time(
-    table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int, constants: StepTimeConstants | None = None
+    table: LayoutTable,
+    cell: Cell,
+    hardware: Hardware,
+    *,
+    gpus_per_node: int,
+    constants: StepTimeConstants | None = None,
 ) -> StepTimePrediction:
     """Predict the parts for every layout of a table, in seconds; a precision that the hardware lacks takes beyond any time.
 
     Ranks are laid out as Megatron, nanotron and torchtitan do: tensor parallel innermost, then context, data, and pipeline outermost.
     """
-    return StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node).seconds(constants or StepTimeConstants())
+    return StepTimeModel.of(table, cell, hardware, gpus_per_node=gpus_per_node).seconds(
+        constants or StepTimeConstants()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,15 +170,26 @@ class StepTimeModel:
     weights_in_optimizer: Floats
 
     @classmethod
-    def of(cls, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int) -> StepTimeModel:
+    def of(
+        cls, table: LayoutTable, cell: Cell, hardware: Hardware, *, gpus_per_node: int
+    ) -> StepTimeModel:
         model, length = cell.model, cell.sequence_length
-        tp, pp, cp, dp = table.tensor_parallel_size, table.pipeline_parallel_size, table.context_parallel_size, table.data_parallel_size
+        tp, pp, cp, dp = (
+            table.tensor_parallel_size,
+            table.pipeline_parallel_size,
+            table.context_parallel_size,
+            table.data_parallel_size,
+        )
         ga = table.grad_accum_steps.astype(np.float64)
-        element = np.array([4.0 if p is Precision.FP32 else 2.0 for p in table.precisions])[table.precision]
+        element = np.array([4.0 if p is Precision.FP32 else 2.0 for p in table.precisions])[
+            table.precision
+        ]
         tokens = table.micro_batch_size * (length / cp)  # of one micro-batch on one GPU
         layers, fullest = _fullest_stage(cell, pp)
         per_token = model.flops_per_token(length)
-        extra = np.array([model.recomputed_flops_per_token(length, r) for r in table.recomputes])[table.recompute]
+        extra = np.array([model.recomputed_flops_per_token(length, r) for r in table.recomputes])[
+            table.recompute
+        ]
         hidden_bytes = tokens * model.hidden_size * element
         weights = model.num_parameters / (tp * pp)
         ranks = dp * cp
@@ -180,7 +201,9 @@ class StepTimeModel:
             stages=pp.astype(np.float64),
             flops=tokens * per_token * fullest / tp,
             recomputed_flops=tokens * extra / (tp * pp),
-            peak=np.array([hardware.peak_flops.get(p, 0.0) for p in table.precisions])[table.precision],
+            peak=np.array([hardware.peak_flops.get(p, 0.0) for p in table.precisions])[
+                table.precision
+            ],
             elements=tokens * model.hidden_size / tp,
             kernel_flops=2.0 * tokens * model.hidden_size * model.ffn_hidden_size / tp,
             recomputed_share=extra / per_token,
@@ -192,7 +215,9 @@ class StepTimeModel:
             pipeline_bytes=np.where(pp > 1, 2.0 * hidden_bytes / tp, 0.0),
             pipeline_crosses=np.asarray(tp * cp * dp * pp > gpus_per_node),
             data_bytes=(ranks - 1) / ranks * weights * element,
-            data_passes=np.where(table.zero_stage == 3, 1.0 + 2.0 * ga, 2.0),  # ZeRO-3 gathers the weights for each forward and backward
+            data_passes=np.where(
+                table.zero_stage == 3, 1.0 + 2.0 * ga, 2.0
+            ),  # ZeRO-3 gathers the weights for each forward and backward
             zero_passes=np.asarray((table.zero_stage == 1) | (table.zero_stage == 2)),
             data_group=_Group.of(ranks, tp, gpus_per_node),
             weights_in_optimizer=weights / shard,
@@ -216,30 +241,51 @@ class StepTimeModel:
 
     def seconds(self, c: StepTimeConstants) -> StepTimePrediction:
         """The parts with these constants."""
-        rate = self.peak * c.peak_efficiency * self.kernel_flops / (self.kernel_flops + c.half_efficiency_seconds * self.peak)
+        rate = (
+            self.peak
+            * c.peak_efficiency
+            * self.kernel_flops
+            / (self.kernel_flops + c.half_efficiency_seconds * self.peak)
+        )
         seconds_per_flop = np.divide(1.0, rate, out=np.full(len(rate), NEVER), where=rate > 0)
-        per_layer = c.kernel_seconds_per_layer + self.elements * c.activation_traffic_bytes / self.hardware.memory_bandwidth
+        per_layer = (
+            c.kernel_seconds_per_layer
+            + self.elements * c.activation_traffic_bytes / self.hardware.memory_bandwidth
+        )
         work = self.flops * seconds_per_flop + self.layers * per_layer
-        again = self.recomputed_flops * seconds_per_flop + self.recomputed_share * self.layers * per_layer
+        again = (
+            self.recomputed_flops * seconds_per_flop
+            + self.recomputed_share * self.layers * per_layer
+        )
         inside = self.hardware.intra_node_bandwidth * c.intra_node_share
         across = self.hardware.inter_node_bandwidth * c.inter_node_share
         tensor = self.tensor_bytes / self.tensor_group.bandwidth(inside, across, c.node_congestion)
         tensor += 8.0 * self.layers * self.tensor_group.latency(c)
         tensor += self.context_bytes / self.context_group.link(inside, across, c.node_congestion)
         tensor += 4.0 * self.layers * self.context_group.latency(c)
-        ring = self.data_bytes / self.data_group.bandwidth(inside, across, c.node_congestion) + self.data_group.latency(c)
+        ring = self.data_bytes / self.data_group.bandwidth(
+            inside, across, c.node_congestion
+        ) + self.data_group.latency(c)
         traffic = ring * np.where(self.zero_passes, c.zero_1_passes, self.data_passes)
         exposed = np.where(self.zero_passes, c.exposed_zero_1_share, c.exposed_data_parallel_share)
-        hop = np.where(self.stages > 1, self.pipeline_bytes / np.where(self.pipeline_crosses, across, inside) + c.pipeline_hop_seconds, 0.0)
+        hop = np.where(
+            self.stages > 1,
+            self.pipeline_bytes / np.where(self.pipeline_crosses, across, inside)
+            + c.pipeline_hop_seconds,
+            0.0,
+        )
         slots = self.micro_batches + self.stages - 1.0
         return StepTimePrediction(
             compute=self.micro_batches * work,
             recompute=self.micro_batches * again,
             bubble=(self.stages - 1.0) * (work + again + tensor) * c.bubble_factor,
-            data_parallel=exposed * traffic + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0),
+            data_parallel=exposed * traffic
+            + (1.0 - np.minimum(exposed, 1.0)) * np.maximum(traffic - 2 / 3 * work, 0.0),
             tensor_parallel=self.micro_batches * tensor,
             pipeline=slots * hop,
-            optimizer=self.weights_in_optimizer * c.optimizer_traffic_bytes / self.hardware.memory_bandwidth,
+            optimizer=self.weights_in_optimizer
+            * c.optimizer_traffic_bytes
+            / self.hardware.memory_bandwidth,
             fixed=np.full(len(work), c.fixed_seconds),
         )
 
@@ -256,39 +302,63 @@ class _Group:
     def of(cls, size: Ints, stride: Ints, gpus_per_node: int) -> _Group:
         return cls(
             size=size.astype(np.float64),
-            members_per_node=np.clip(gpus_per_node // np.maximum(stride, 1), 1, size).astype(np.float64),
+            members_per_node=np.clip(gpus_per_node // np.maximum(stride, 1), 1, size).astype(
+                np.float64
+            ),
             crosses=np.asarray(size * stride > gpus_per_node),
         )
 
     @classmethod
     def joined(cls, groups: Sequence[_Group]) -> _Group:
-        return cls(**{f.name: np.concatenate([getattr(group, f.name) for group in groups]) for f in fields(cls)})
+        return cls(
+            **{
+                f.name: np.concatenate([getattr(group, f.name) for group in groups])
+                for f in fields(cls)
+            }
+        )
 
     def bandwidth(self, inside: float, across: float, congestion: float) -> Floats:
         """Bytes per second of a ring: members of one node each bring a network card; no faster than the links inside."""
-        slowed = across / (1.0 + congestion * np.log2(np.maximum(self.size / self.members_per_node, 1.0)))
-        found: Floats = np.where(self.crosses, np.minimum(self.members_per_node * slowed, inside), inside)
+        slowed = across / (
+            1.0 + congestion * np.log2(np.maximum(self.size / self.members_per_node, 1.0))
+        )
+        found: Floats = np.where(
+            self.crosses, np.minimum(self.members_per_node * slowed, inside), inside
+        )
         return found
 
     def link(self, inside: float, across: float, congestion: float) -> Floats:
         """Bytes per second from neighbour to neighbour of a ring: the slowest link it spans holds all of them up, with one card."""
-        alone = replace(self, members_per_node=np.ones_like(self.size), size=self.size / self.members_per_node)
+        alone = replace(
+            self, members_per_node=np.ones_like(self.size), size=self.size / self.members_per_node
+        )
         return alone.bandwidth(inside, across, congestion)
 
     def latency(self, c: StepTimeConstants) -> Floats:
         """Seconds of one pass beyond its bytes."""
         one = np.where(self.crosses, c.inter_node_collective_seconds, c.collective_seconds)
-        found: Floats = np.where(self.size > 1, one * np.log2(np.maximum(self.size, 2.0)) / 3.0, 0.0)
+        found: Floats = np.where(
+            self.size > 1, one * np.log2(np.maximum(self.size, 2.0)) / 3.0, 0.0
+        )
         return found
 
 
-def ring_seconds(*, num_ranks: Floats, num_nodes: Floats, num_bytes: Floats, hardware: Hardware, constants: StepTimeConstants) -> Floats:
+def ring_seconds(
+    *,
+    num_ranks: Floats,
+    num_nodes: Floats,
+    num_bytes: Floats,
+    hardware: Hardware,
+    constants: StepTimeConstants,
+) -> Floats:
     """One pass of a ring over a message, by the same links and latencies as the parts of a step; ranks are spread evenly over nodes."""
     group = _Group(size=num_ranks, members_per_node=num_ranks / num_nodes, crosses=num_nodes > 1)
     inside = hardware.intra_node_bandwidth * constants.intra_node_share
     across = hardware.inter_node_bandwidth * constants.inter_node_share
     through = num_bytes * (num_ranks - 1) / num_ranks
-    found: Floats = through / group.bandwidth(inside, across, constants.node_congestion) + group.latency(constants)
+    found: Floats = through / group.bandwidth(
+        inside, across, constants.node_congestion
+    ) + group.latency(constants)
     return found
 
 

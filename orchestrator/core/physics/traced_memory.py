@@ -23,14 +23,24 @@ class TracedBytes:
     """Bytes of one micro-batch on one GPU, without parallel sizes."""
 
     per_token: float = 0.0
-    per_token_and_position: float = 0.0  # of attention that keeps its scores: times the sequence length
-    fixed: float = 0.0  # whatever the tokens: copies of weights, gradients of weights before they are added
+    per_token_and_position: float = (
+        0.0  # of attention that keeps its scores: times the sequence length
+    )
+    fixed: float = (
+        0.0  # whatever the tokens: copies of weights, gradients of weights before they are added
+    )
 
     def of(self, *, tokens: int, sequence_length: int) -> float:
-        return tokens * (self.per_token + self.per_token_and_position * sequence_length) + self.fixed
+        return (
+            tokens * (self.per_token + self.per_token_and_position * sequence_length) + self.fixed
+        )
 
     def at(self, tokens: Ints, sequence_length: int) -> Floats:
-        return tokens.astype(np.float64) * (self.per_token + self.per_token_and_position * sequence_length) + self.fixed
+        return (
+            tokens.astype(np.float64)
+            * (self.per_token + self.per_token_and_position * sequence_length)
+            + self.fixed
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +50,15 @@ class TracedMode:
     kept: TracedBytes  # by one layer, for its backward pass
     backward: TracedBytes  # while the last layer's backward pass is at its fullest
     head: TracedBytes  # while the head and the loss are
-    end: TracedBytes = TracedBytes()  # above the states, when the backward pass of all layers is over
+    end: TracedBytes = (
+        TracedBytes()
+    )  # above the states, when the backward pass of all layers is over
 
     def peak_bytes(self, *, num_layers: int, tokens: int, sequence_length: int) -> float:
         """Above the states, of one micro-batch through a whole model."""
-        kept, backward, head, end = (term.of(tokens=tokens, sequence_length=sequence_length) for term in self._terms())
+        kept, backward, head, end = (
+            term.of(tokens=tokens, sequence_length=sequence_length) for term in self._terms()
+        )
         return max(num_layers * kept + max(backward, head), end)
 
     def _terms(self) -> tuple[TracedBytes, ...]:

@@ -76,11 +76,18 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "nanotron": replace(_NANOTRON, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.7),
         # Before it did: what was gathered is kept, except in pipelines.
         "nanotron-early": replace(_NANOTRON, gathered_inputs=1.0, gathered_inputs_in_pipeline=0.0),
-        "megatron": Trainer(gradient_bytes=4.0, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.0, reserve_bytes=1.0 * GIB),
+        "megatron": Trainer(
+            gradient_bytes=4.0,
+            gathered_inputs=0.0,
+            gathered_inputs_in_pipeline=0.0,
+            reserve_bytes=1.0 * GIB,
+        ),
         # Fully sharded: buffers of gathers and reductions live in the pools of other streams (ESTIMATORS: 8-10 GiB for 8B).
         "fsdp": Trainer(gathered_units=3.0, reserve_bytes=2.0 * GIB),
         # Fine-tuning programs that load weights in bf16 and keep all their states in it; their AdamW updates all weights at once.
-        "bf16-states": Trainer(optimizer_bytes=4.0, stepping_bytes=2.0, logit_bytes=8.0, gathered_units=3.0),
+        "bf16-states": Trainer(
+            optimizer_bytes=4.0, stepping_bytes=2.0, logit_bytes=8.0, gathered_units=3.0
+        ),
     }
 )
 

@@ -15,7 +15,13 @@ from math import prod
 from typing import Any
 
 from orchestrator.core.errors import UsageInvalid
-from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus, named_profile, parse_runs, standing_run
+from orchestrator.core.pretend.run_table import (
+    MeasuredRun,
+    RunStatus,
+    named_profile,
+    parse_runs,
+    standing_run,
+)
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware, from_label
 from orchestrator.core.problem.layout import Layout
@@ -82,10 +88,14 @@ class ReplayTable:
         """Refuse a sweep whose cells or options the table cannot answer for. Raises UsageInvalid with what it has."""
         for cell in spec.cells():
             if _problem(cell) not in self.runs:
-                raise UsageInvalid(f"table {self.table_id} has no runs of {cell.key}; it has {'; '.join(self.problem_texts)}")
+                raise UsageInvalid(
+                    f"table {self.table_id} has no runs of {cell.key}; it has {'; '.join(self.problem_texts)}"
+                )
         names, said = self._option_values(), dict(spec.axes.options)
         if set(names) != set(said):
-            wanted = ", ".join(f"{name}: [{', '.join(map(_quoted, values))}]" for name, values in names.items())
+            wanted = ", ".join(
+                f"{name}: [{', '.join(map(_quoted, values))}]" for name, values in names.items()
+            )
             raise UsageInvalid(
                 f"axes.options names {', '.join(said) or 'nothing'}; table {self.table_id} varies in"
                 f" {', '.join(names) or 'nothing beside the layout'}: write axes.options: {{{wanted}}}"
@@ -96,7 +106,11 @@ class ReplayTable:
 
         A sweep has every combination of models, GPUs, lengths and batches. Where the table lacks some, only its largest problem is meant.
         """
-        problems = list(self.runs) if self.is_complete else [max(self.runs, key=lambda problem: len(self.runs[problem]))]
+        problems = (
+            list(self.runs)
+            if self.is_complete
+            else [max(self.runs, key=lambda problem: len(self.runs[problem]))]
+        )
         layouts = [layout for runs in self.runs.values() for layout in runs]
         sizes = {
             size: sorted({getattr(layout, size) for layout in layouts})
@@ -106,11 +120,18 @@ class ReplayTable:
         axes = {**sizes, "recompute": sorted({str(layout.recompute) for layout in layouts})}
         device = self.device
         known = DEVICES.get(device.name)
-        memory = {} if known is not None and known.memory_bytes == device.memory_bytes else {"device_memory_gib": device.memory_bytes / GIB}
+        memory = (
+            {}
+            if known is not None and known.memory_bytes == device.memory_bytes
+            else {"device_memory_gib": device.memory_bytes / GIB}
+        )
         options = self._option_values()
         return {
             "name": name or _name(f"replay-{self.table_id}"),
-            "model": [asdict(self.models[digest]) for digest in dict.fromkeys(digest for digest, _, _, _ in problems)],
+            "model": [
+                asdict(self.models[digest])
+                for digest in dict.fromkeys(digest for digest, _, _, _ in problems)
+            ],
             "gpus": sorted({gpus for _, gpus, _, _ in problems}),
             "gpus_per_node": self.gpus_per_node,
             "device": device.name if known is not None else "a100-80gb",
@@ -154,15 +175,26 @@ def read_table(text: str, table_id: str) -> ReplayTable:
     if not of_table:
         ids = list(dict.fromkeys(run.table_id for run in runs))
         close = get_close_matches(table_id, ids, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(ids[:20])}{', ...' if len(ids) > 20 else ''}"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"it has {', '.join(ids[:20])}{', ...' if len(ids) > 20 else ''}"
+        )
         raise UsageInvalid(f"the file has no table {table_id!r}; {hint}")
     rows = [run for run in of_table if run.replay and run.layout is not None and _tells(run)]
     if not rows:
-        raise UsageInvalid(f"table {table_id} has no row that can be replayed: replay = True, status ok with a time, oom or error")
+        raise UsageInvalid(
+            f"table {table_id} has no row that can be replayed: replay = True, status ok with a time, oom or error"
+        )
     missing = next((run for run in rows if run.model is None), None)
     if missing is not None:
-        raise UsageInvalid(f"table {table_id} has no model shape: {_missing_of_shape(text, missing)}. It cannot be searched without")
-    for what, values in (("hardware", {run.hardware for run in rows}), ("gpus_per_node", {run.gpus_per_node for run in rows})):
+        raise UsageInvalid(
+            f"table {table_id} has no model shape: {_missing_of_shape(text, missing)}. It cannot be searched without"
+        )
+    for what, values in (
+        ("hardware", {run.hardware for run in rows}),
+        ("gpus_per_node", {run.gpus_per_node for run in rows}),
+    ):
         if len(values) > 1:
             raise UsageInvalid(
                 f"table {table_id} mixes {what} {', '.join(map(str, sorted(values, key=str)))}; one table is one kind of machine"
@@ -179,7 +211,10 @@ def read_table(text: str, table_id: str) -> ReplayTable:
         memory_bytes=first.memory_bytes,
         gpus_per_node=first.gpus_per_node,
         models=models,
-        runs={problem: {layout: standing_run(same) for layout, same in layouts.items()} for problem, layouts in problems.items()},
+        runs={
+            problem: {layout: standing_run(same) for layout, same in layouts.items()}
+            for problem, layouts in problems.items()
+        },
     )
 
 
@@ -218,7 +253,9 @@ def _plausible_peak(run: MeasuredRun, device: Hardware) -> float | None:
     if run.cell is None or run.layout is None or run.step_seconds is None:
         return None
     peak = device.peak_flops.get(run.layout.precision) if device.name in DEVICES else None
-    flops = hardware_flops_per_token(run.cell.model, sequence_length=run.cell.sequence_length, layout=run.layout)
+    flops = hardware_flops_per_token(
+        run.cell.model, sequence_length=run.cell.sequence_length, layout=run.layout
+    )
     achieved = flops * run.cell.tokens_per_step / run.step_seconds / run.num_gpus
     return peak if peak is not None and achieved <= peak else None
 
@@ -260,7 +297,9 @@ def _problem(cell: Cell) -> Problem:
 
 
 def _tells(run: MeasuredRun) -> bool:
-    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (run.status is RunStatus.OK and run.step_seconds is not None)
+    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (
+        run.status is RunStatus.OK and run.step_seconds is not None
+    )
 
 
 def _missing_of_shape(text: str, run: MeasuredRun) -> str:
@@ -277,13 +316,20 @@ def _named(models: Mapping[str, ModelShape]) -> dict[str, ModelShape]:
     found: dict[str, ModelShape] = {}
     for digest, model in models.items():
         name = _name(model.name)
-        taken = name in {other.name for other in found.values()} or (name in PRESETS and PRESETS[name].digest != digest)
-        found[digest] = replace(model, name=f"{name[:54].rstrip('._-')}-{digest[:8]}" if taken else name)
+        taken = name in {other.name for other in found.values()} or (
+            name in PRESETS and PRESETS[name].digest != digest
+        )
+        found[digest] = replace(
+            model, name=f"{name[:54].rstrip('._-')}-{digest[:8]}" if taken else name
+        )
     return found
 
 
 def _name(text: str) -> str:
-    return re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]+", "-", text.lower()))[:63].strip("._-") or "table"
+    return (
+        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]+", "-", text.lower()))[:63].strip("._-")
+        or "table"
+    )
 
 
 def _quoted(value: str) -> str:

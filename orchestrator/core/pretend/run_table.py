@@ -14,7 +14,13 @@ from enum import StrEnum
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.physics.trainer import Trainer, profile_of_words, trainer_of_words
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout import (
+    Layout,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
 from orchestrator.core.problem.model_shape import ModelShape
 
 GIB = 1 << 30
@@ -75,8 +81,12 @@ class MeasuredRun:
     sequence_length: int | None
     global_batch_size: int | None
     layout: Layout | None
-    extra: tuple[tuple[str, str], ...]  # column, word: what varies in this table beyond the layout; "" where the source is silent
-    words: tuple[tuple[str, str], ...]  # column, word: everything categorical that the source says, varying or not
+    extra: tuple[
+        tuple[str, str], ...
+    ]  # column, word: what varies in this table beyond the layout; "" where the source is silent
+    words: tuple[
+        tuple[str, str], ...
+    ]  # column, word: everything categorical that the source says, varying or not
     status: RunStatus
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
@@ -90,7 +100,10 @@ class MeasuredRun:
         if self.model is None or self.sequence_length is None or self.global_batch_size is None:
             return None
         return Cell(
-            model=self.model, num_gpus=self.num_gpus, sequence_length=self.sequence_length, global_batch_size=self.global_batch_size
+            model=self.model,
+            num_gpus=self.num_gpus,
+            sequence_length=self.sequence_length,
+            global_batch_size=self.global_batch_size,
         )
 
     @property
@@ -98,7 +111,9 @@ class MeasuredRun:
         """What the table's words say of the program that ran it."""
         words = dict(self.words)
         if self.layout is not None and self.layout.tensor_parallel_size == 1:
-            words.pop("sequence_parallel", None)  # without tensor parallelism there is nothing to split
+            words.pop(
+                "sequence_parallel", None
+            )  # without tensor parallelism there is nothing to split
         return trainer_of_words(words)
 
     def word(self, column: str) -> str:
@@ -135,9 +150,19 @@ def parse_runs(text: str) -> tuple[MeasuredRun, ...]:
         raise _unreadable(0, exc) from None
     missing = [name for name in REQUIRED if name not in header]
     if missing:
-        raise TableInvalid(f"line 1: no column {', '.join(missing)}; a table of runs has at least {', '.join(REQUIRED)}")
+        raise TableInvalid(
+            f"line 1: no column {', '.join(missing)}; a table of runs has at least {', '.join(REQUIRED)}"
+        )
     try:
-        runs = [_run(_Row(line=reader.line_num, values={k: (v or "").strip() for k, v in row.items() if k is not None})) for row in reader]
+        runs = [
+            _run(
+                _Row(
+                    line=reader.line_num,
+                    values={k: (v or "").strip() for k, v in row.items() if k is not None},
+                )
+            )
+            for row in reader
+        ]
     except csv.Error as exc:
         raise _unreadable(reader.line_num, exc) from None
     return _with_varying(runs)
@@ -152,7 +177,14 @@ def tables(runs: Iterable[MeasuredRun]) -> dict[str, tuple[RunCell, ...]]:
     """Group runs by table, and in each by problem; most tables hold one. Order is that of the rows."""
     groups: dict[tuple[object, ...], list[MeasuredRun]] = {}
     for run in runs:
-        key = (run.table_id, run.model or run.model_name, run.hardware, run.num_gpus, run.sequence_length, run.global_batch_size)
+        key = (
+            run.table_id,
+            run.model or run.model_name,
+            run.hardware,
+            run.num_gpus,
+            run.sequence_length,
+            run.global_batch_size,
+        )
         groups.setdefault(key, []).append(run)
     found: dict[str, tuple[RunCell, ...]] = {}
     for rows in groups.values():
@@ -178,7 +210,10 @@ def standing_run(same: Sequence[MeasuredRun]) -> MeasuredRun:
 
     Where at least half failed, the first failure of the more frequent kind: a layout that runs every other time is none to recommend.
     """
-    ran = sorted((run for run in same if run.status is RunStatus.OK), key=lambda run: run.tokens_per_second_per_gpu or 0.0)
+    ran = sorted(
+        (run for run in same if run.status is RunStatus.OK),
+        key=lambda run: run.tokens_per_second_per_gpu or 0.0,
+    )
     if 2 * len(ran) > len(same):
         return ran[(len(ran) - 1) // 2]
     failed = [run for run in same if run.status is not RunStatus.OK]
@@ -209,7 +244,10 @@ class _Row:
         except ValueError as exc:
             raise self.wrong(column, "expected a number, or nothing where it is unknown") from exc
         if not 0 <= found < float("inf"):  # every number of a run is a size, a time or a speed
-            raise self.wrong(column, "expected a number that is not negative and not infinite, or nothing where it is unknown")
+            raise self.wrong(
+                column,
+                "expected a number that is not negative and not infinite, or nothing where it is unknown",
+            )
         return found
 
     def count(self, column: str) -> int | None:
@@ -217,13 +255,17 @@ class _Row:
         if number is None:
             return None
         if number != int(number) or number < 1:
-            raise self.wrong(column, "expected a whole number of at least 1, or nothing where it is unknown")
+            raise self.wrong(
+                column, "expected a whole number of at least 1, or nothing where it is unknown"
+            )
         return int(number)
 
     def needed_count(self, column: str) -> int:
         count = self.count(column)
         if count is None:
-            raise self.wrong(column, "this row cannot be read without it; expected a whole number of at least 1")
+            raise self.wrong(
+                column, "this row cannot be read without it; expected a whole number of at least 1"
+            )
         return count
 
     def wrong(self, column: str, rule: str) -> TableInvalid:
@@ -302,8 +344,13 @@ def _layout(row: _Row, num_gpus: int, *, needed: bool) -> Layout | None:
     if not needed:
         return None
     if layout.global_batch_size != batch:
-        raise row.wrong("gbs", f"dp x mbs x grad_acc is {layout.global_batch_size}; a row with replay = True is exact")
-    raise row.wrong("n_gpus", f"dp x tp x pp x cp is {layout.world_size}; a row with replay = True is exact")
+        raise row.wrong(
+            "gbs",
+            f"dp x mbs x grad_acc is {layout.global_batch_size}; a row with replay = True is exact",
+        )
+    raise row.wrong(
+        "n_gpus", f"dp x tp x pp x cp is {layout.world_size}; a row with replay = True is exact"
+    )
 
 
 def read_recompute(word: str) -> Recompute:
@@ -319,7 +366,10 @@ def read_recompute(word: str) -> Recompute:
         pass
     if "selective" in text or "attn" in text or "attention" in text or "core" in text:
         attention = any(part in text for part in ("attn", "attention", "core"))
-        return Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.ATTENTION if attention else SelectivePolicy.OPS)
+        return Recompute(
+            mode=RecomputeMode.SELECTIVE,
+            policy=SelectivePolicy.ATTENTION if attention else SelectivePolicy.OPS,
+        )
     return Recompute(mode=RecomputeMode.FULL)
 
 
@@ -346,20 +396,36 @@ def _with_varying(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
     by_table: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         by_table.setdefault(run.table_id, []).append(run)
-    columns = {table_id: _varying_columns([r for r in rows if r.replay] or rows) for table_id, rows in by_table.items()}
-    return tuple(replace(run, extra=tuple((column, run.word(column)) for column in columns[run.table_id])) for run in runs)
+    columns = {
+        table_id: _varying_columns([r for r in rows if r.replay] or rows)
+        for table_id, rows in by_table.items()
+    }
+    return tuple(
+        replace(run, extra=tuple((column, run.word(column)) for column in columns[run.table_id]))
+        for run in runs
+    )
 
 
 def _varying_columns(runs: Sequence[MeasuredRun]) -> list[str]:
     names = dict.fromkeys(column for run in runs for column, _ in run.words)
     return [
-        column for column in names if column not in VERSION and len({run.word(column) for run in runs}) > 1 and not _implied(column, runs)
+        column
+        for column in names
+        if column not in VERSION
+        and len({run.word(column) for run in runs}) > 1
+        and not _implied(column, runs)
     ]
 
 
 def _implied(column: str, runs: Sequence[MeasuredRun]) -> bool:
     """Whether the word follows from one size of the layout, as `zero1` does from ZeRO stage 1: then it is no axis of its own."""
-    for size in ("zero_stage", "tensor_parallel_size", "precision", "recompute", "data_parallel_size"):
+    for size in (
+        "zero_stage",
+        "tensor_parallel_size",
+        "precision",
+        "recompute",
+        "data_parallel_size",
+    ):
         seen: dict[object, set[str]] = {}
         for run in runs:
             if run.layout is not None:
@@ -378,21 +444,30 @@ def _model(row: _Row) -> ModelShape | None:
     tied = row.text("tied_embeddings").lower()
     stated = row.number("n_params")
     kv_heads = row.count("kv_heads") or heads
-    if vocab is None and stated is not None:  # GPT's, of two matrices and tied embeddings: what is not in the layers is embedding
-        vocab = round((stated - layers * (hidden * hidden * (2 + 2 * kv_heads / heads) + 2 * hidden * ffn)) / hidden)
+    if (
+        vocab is None and stated is not None
+    ):  # GPT's, of two matrices and tied embeddings: what is not in the layers is embedding
+        vocab = round(
+            (stated - layers * (hidden * hidden * (2 + 2 * kv_heads / heads) + 2 * hidden * ffn))
+            / hidden
+        )
     if vocab is None or vocab < 1:
         return None
     if stated is not None:
         attention = hidden * hidden * (2 + 2 * kv_heads / heads)
         guesses = {
-            (matrices, embeddings): layers * (attention + matrices * hidden * ffn) + embeddings * vocab * hidden
+            (matrices, embeddings): layers * (attention + matrices * hidden * ffn)
+            + embeddings * vocab * hidden
             for matrices in (2, 3)
             for embeddings in ((1,) if tied == "true" else (2,) if tied == "false" else (1, 2))
         }
         matrices, embeddings = min(guesses, key=lambda guess: abs(guesses[guess] - stated))
         gated, is_tied = matrices == 3, embeddings == 1
     else:
-        gated, is_tied = ffn != 4 * hidden, tied == "true" or (tied != "false" and ffn == 4 * hidden)
+        gated, is_tied = (
+            ffn != 4 * hidden,
+            tied == "true" or (tied != "false" and ffn == 4 * hidden),
+        )
     try:
         return ModelShape(
             name=row.text("model") or row.text("table_id"),
@@ -413,4 +488,8 @@ def _peak_bytes(row: _Row) -> float | None:
     peak = row.number("peak_mem_gb")
     if peak is None:
         return None
-    return peak * (1e9 if "GB" in row.text("peak_mem_kind") and "nvidia-smi" not in row.text("peak_mem_kind") else GIB)
+    return peak * (
+        1e9
+        if "GB" in row.text("peak_mem_kind") and "nvidia-smi" not in row.text("peak_mem_kind")
+        else GIB
+    )

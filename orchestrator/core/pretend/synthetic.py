@@ -16,7 +16,12 @@ from statistics import NormalDist
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout, Precision, RecomputeMode
 from orchestrator.core.problem.model_shape import ModelShape
-from orchestrator.core.sweepfile.workload_options import DriftKind, SyntheticDrift, SyntheticFault, SyntheticOptions
+from orchestrator.core.sweepfile.workload_options import (
+    DriftKind,
+    SyntheticDrift,
+    SyntheticFault,
+    SyntheticOptions,
+)
 from orchestrator.core.trial.protocol import TrialRequest
 
 SIMULATED_SUFFIX = "-simulated"  # of the name of a sweep that is simulated
@@ -38,12 +43,16 @@ class MemoryByPhase:
 
 
 def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByPhase:
-    parameters = model.num_parameters / (layout.tensor_parallel_size * layout.pipeline_parallel_size)
+    parameters = model.num_parameters / (
+        layout.tensor_parallel_size * layout.pipeline_parallel_size
+    )
     width = 4 if layout.precision is Precision.FP32 else 2
     shards = layout.data_parallel_size * layout.context_parallel_size
     weights = width * parameters / (shards if layout.zero_stage >= 3 else 1)
     gradients = width * parameters / (shards if layout.zero_stage >= 2 else 1)
-    states = (16 - 2 * width) * parameters / (shards if layout.zero_stage >= 1 else 1)  # Adam, and fp32 master weights where needed
+    states = (
+        (16 - 2 * width) * parameters / (shards if layout.zero_stage >= 1 else 1)
+    )  # Adam, and fp32 master weights where needed
     activations = _activations(model, layout, sequence_length)
     return MemoryByPhase(
         init=int(_RUNTIME_BYTES + weights),
@@ -52,16 +61,22 @@ def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByP
     )
 
 
-def noisy_steps(request: TrialRequest, options: SyntheticOptions, hardware: Hardware) -> Iterator[float]:
+def noisy_steps(
+    request: TrialRequest, options: SyntheticOptions, hardware: Hardware
+) -> Iterator[float]:
     """Seconds of one step after the other, for ever. All ranks draw the same noise, as ranks that wait for each other do."""
-    seconds = options.time_scale * step_seconds(request.model, request.layout, request.sequence_length, hardware)
+    seconds = options.time_scale * step_seconds(
+        request.model, request.layout, request.sequence_length, hardware
+    )
     seconds *= slowness(options.drift, request.elapsed_seconds, request.nodes)
     name = request.seed, request.layout.key, request.attempt
     for step in count(1):
         yield seconds * log_normal(options.noise, *name, step)
 
 
-def slowness(drifts: Sequence[SyntheticDrift], elapsed_seconds: float, nodes: Sequence[str]) -> float:
+def slowness(
+    drifts: Sequence[SyntheticDrift], elapsed_seconds: float, nodes: Sequence[str]
+) -> float:
     """The factor on the step time of an attempt that began then, on these nodes."""
     factor = 1.0
     for drift in drifts:
@@ -89,12 +104,18 @@ def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:
         return False
     if fault.first_attempt_only and request.attempt > 1:
         return False
-    if any(str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()):
+    if any(
+        str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()
+    ):
         return False
-    return chance(request.seed, request.layout.key, request.attempt, fault.fault) < fault.probability
+    return (
+        chance(request.seed, request.layout.key, request.attempt, fault.fault) < fault.probability
+    )
 
 
-def out_of_memory_text(device: int, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int) -> str:
+def out_of_memory_text(
+    device: int, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int
+) -> str:
     """What torch's allocator says."""
     gib = 1 << 30
     return (
@@ -105,7 +126,9 @@ def out_of_memory_text(device: int, *, wanted_bytes: int, used_bytes: int, capac
 
 def chance(*name: object) -> float:
     """A number between 0 and 1, uniform over names."""
-    return (int.from_bytes(sha256("/".join(map(str, name)).encode()).digest()[:7]) + 0.5) / (1 << 56)
+    return (int.from_bytes(sha256("/".join(map(str, name)).encode()).digest()[:7]) + 0.5) / (
+        1 << 56
+    )
 
 
 def log_normal(sd: float, *name: object) -> float:
@@ -119,8 +142,12 @@ _NORMAL = NormalDist()
 def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> float:
     """Bytes on the first pipeline stage, which holds as many micro-batches as there are stages."""
     tokens = layout.micro_batch_size * sequence_length / layout.context_parallel_size
-    per_token = 34 * model.hidden_size / layout.tensor_parallel_size  # Korthikanti et al. 2022, with flash attention
-    kept = {RecomputeMode.NONE: 1.0, RecomputeMode.SELECTIVE: 0.6, RecomputeMode.FULL: 2 / 34}[layout.recompute.mode]
+    per_token = (
+        34 * model.hidden_size / layout.tensor_parallel_size
+    )  # Korthikanti et al. 2022, with flash attention
+    kept = {RecomputeMode.NONE: 1.0, RecomputeMode.SELECTIVE: 0.6, RecomputeMode.FULL: 2 / 34}[
+        layout.recompute.mode
+    ]
     recomputed = layout.recompute.layers_of(model.num_layers)
     layers = (recomputed * kept + (model.num_layers - recomputed)) / layout.pipeline_parallel_size
     in_flight = min(layout.pipeline_parallel_size, layout.grad_accum_steps)
@@ -128,29 +155,52 @@ def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> flo
     return tokens * per_token * layers * in_flight + logits
 
 
-def step_seconds(model: ModelShape, layout: Layout, sequence_length: int, hardware: Hardware) -> float:
+def step_seconds(
+    model: ModelShape, layout: Layout, sequence_length: int, hardware: Hardware
+) -> float:
     """Seconds of one optimizer step of the gang."""
     tokens = layout.micro_batch_size * sequence_length / layout.context_parallel_size
-    flops = model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(sequence_length, layout.recompute)
+    flops = model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(
+        sequence_length, layout.recompute
+    )
     model_parallel = layout.tensor_parallel_size * layout.pipeline_parallel_size
-    efficiency = _PEAK_EFFICIENCY * tokens / (tokens + _HALF_EFFICIENCY_TOKENS * layout.tensor_parallel_size)
+    efficiency = (
+        _PEAK_EFFICIENCY * tokens / (tokens + _HALF_EFFICIENCY_TOKENS * layout.tensor_parallel_size)
+    )
     compute = tokens * flops / model_parallel / (hardware.peak_flops[layout.precision] * efficiency)
     layers = model.num_layers / layout.pipeline_parallel_size
     tensor = 0.0
     if layout.tensor_parallel_size > 1:  # four all-reduces a layer, ring, 2 bytes a value
-        tensor = layers * 4 * 2 * (layout.tensor_parallel_size - 1) / layout.tensor_parallel_size * tokens * model.hidden_size * 2
+        tensor = (
+            layers
+            * 4
+            * 2
+            * (layout.tensor_parallel_size - 1)
+            / layout.tensor_parallel_size
+            * tokens
+            * model.hidden_size
+            * 2
+        )
         tensor /= hardware.intra_node_bandwidth
     micro_batch = compute + tensor + layers * _KERNEL_SECONDS_PER_LAYER
     bubble = (layout.pipeline_parallel_size - 1) * micro_batch
-    return layout.grad_accum_steps * micro_batch + bubble + _gradient_seconds(model, layout, hardware)
+    return (
+        layout.grad_accum_steps * micro_batch + bubble + _gradient_seconds(model, layout, hardware)
+    )
 
 
 def _gradient_seconds(model: ModelShape, layout: Layout, hardware: Hardware) -> float:
     shards = layout.data_parallel_size * layout.context_parallel_size
     if shards == 1:
         return 0.0
-    gradient_bytes = 2 * model.num_parameters / (layout.tensor_parallel_size * layout.pipeline_parallel_size)
-    bandwidth = hardware.intra_node_bandwidth if layout.world_size <= 8 else hardware.inter_node_bandwidth
+    gradient_bytes = (
+        2 * model.num_parameters / (layout.tensor_parallel_size * layout.pipeline_parallel_size)
+    )
+    bandwidth = (
+        hardware.intra_node_bandwidth if layout.world_size <= 8 else hardware.inter_node_bandwidth
+    )
     seconds = 2 * gradient_bytes * (shards - 1) / shards / bandwidth
-    gathers = layout.grad_accum_steps if layout.zero_stage >= 3 else 0  # weights, once per forward and backward of each micro-batch
+    gathers = (
+        layout.grad_accum_steps if layout.zero_stage >= 3 else 0
+    )  # weights, once per forward and backward of each micro-batch
     return (1 - _OVERLAPPED) * seconds * (1 + gathers)

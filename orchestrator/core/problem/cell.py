@@ -24,5 +24,9 @@ class Cell:
     @property
     def key(self) -> str:
         """A readable, stable name. A model that is not the preset of its name carries its digest: a label is not an identity."""
-        model = self.model.name if PRESETS.get(self.model.name) == self.model else f"{self.model.name}-{self.model.digest[:8]}"
+        model = (
+            self.model.name
+            if PRESETS.get(self.model.name) == self.model
+            else f"{self.model.name}-{self.model.digest[:8]}"
+        )
         return f"{model}_{self.num_gpus}gpu_s{self.sequence_length}_gb{self.global_batch_size}"

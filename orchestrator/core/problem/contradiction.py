@@ -38,7 +38,9 @@ class Contradiction:
     slower: float  # relative
 
 
-def contradictions(measured: Mapping[int, TimedLayout], among: Collection[int], *, best_seconds: float) -> list[Contradiction]:
+def contradictions(
+    measured: Mapping[int, TimedLayout], among: Collection[int], *, best_seconds: float
+) -> list[Contradiction]:
     """Pairs in which one is of `among` and the faster is near the best, the plainest first."""
     groups: dict[Layout, list[int]] = defaultdict(list)
     for key, taken in measured.items():
@@ -58,7 +60,13 @@ def shapes(layout: Layout) -> list[Layout]:
     """The keys that a layout shares with those that differ from it in recomputation alone, or in micro-batches of the same work alone."""
     found = [replace(layout, recompute=NO_RECOMPUTE)]
     if layout.pipeline_parallel_size == 1:  # fewer micro-batches leave a larger bubble
-        found.append(replace(layout, micro_batch_size=1, grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps))
+        found.append(
+            replace(
+                layout,
+                micro_batch_size=1,
+                grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps,
+            )
+        )
     return found
 
 
@@ -77,8 +85,13 @@ def _margin(less: Layout, more: Layout) -> float | None:
     """How much slower the first may be, relative, where it does less work than the second. None: it does not, or they differ in more."""
     if replace(less, recompute=more.recompute) == more:
         return RECOMPUTE_MARGIN if recomputes_less(less.recompute, more.recompute) else None
-    same_work = less.micro_batch_size * less.grad_accum_steps == more.micro_batch_size * more.grad_accum_steps
-    resized = replace(less, micro_batch_size=more.micro_batch_size, grad_accum_steps=more.grad_accum_steps)
+    same_work = (
+        less.micro_batch_size * less.grad_accum_steps
+        == more.micro_batch_size * more.grad_accum_steps
+    )
+    resized = replace(
+        less, micro_batch_size=more.micro_batch_size, grad_accum_steps=more.grad_accum_steps
+    )
     if less.pipeline_parallel_size == 1 and same_work and resized == more:
         return MICRO_BATCH_MARGIN if less.micro_batch_size > more.micro_batch_size else None
     return None

@@ -19,16 +19,25 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
     """
     stages = layout.pipeline_parallel_size
     keeps_as_much = np.array(
-        [keeps_at_least(r, layout.recompute, num_layers=num_layers, num_stages=stages) for r in table.recomputes], dtype=np.bool_
+        [
+            keeps_at_least(r, layout.recompute, num_layers=num_layers, num_stages=stages)
+            for r in table.recomputes
+        ],
+        dtype=np.bool_,
     )
     same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
-    same_options = np.array([options == layout.options for options in table.option_sets], dtype=np.bool_)
+    same_options = np.array(
+        [options == layout.options for options in table.option_sets], dtype=np.bool_
+    )
     same_split = (
         (table.data_parallel_size == layout.data_parallel_size)
         & (table.tensor_parallel_size == layout.tensor_parallel_size)
         & (table.pipeline_parallel_size == layout.pipeline_parallel_size)
         & (table.context_parallel_size == layout.context_parallel_size)
-        & (table.micro_batch_size * table.grad_accum_steps == layout.micro_batch_size * layout.grad_accum_steps)
+        & (
+            table.micro_batch_size * table.grad_accum_steps
+            == layout.micro_batch_size * layout.grad_accum_steps
+        )
         & same_precision[table.precision]
         & same_options[table.options]
     )
@@ -53,7 +62,9 @@ def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int, num_stages: i
         return False
     same_way = a.mode is b.mode and a.policy is b.policy
     as_with_b = a.layers_of(num_layers) if same_way else 0
-    if as_with_b < b.layers_of(num_layers) and _may_be_the_last_of_a_stage(as_with_b, num_layers=num_layers, num_stages=num_stages):
+    if as_with_b < b.layers_of(num_layers) and _may_be_the_last_of_a_stage(
+        as_with_b, num_layers=num_layers, num_stages=num_stages
+    ):
         return False
     return same_way or a.mode is RecomputeMode.NONE or b.mode is RecomputeMode.FULL
 
@@ -66,4 +77,6 @@ def _may_be_the_last_of_a_stage(layer: int, *, num_layers: int, num_stages: int)
     """
     if num_stages == 1:
         return layer == num_layers - 1
-    return layer > 0 or num_layers // num_stages < 2  # where the stages are cut is the trainer's choice
+    return (
+        layer > 0 or num_layers // num_stages < 2
+    )  # where the stages are cut is the trainer's choice

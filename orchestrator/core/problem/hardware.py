@@ -40,10 +40,17 @@ def _gpu(
     fp16: float | None = None,  # None: as bf16
 ) -> Hardware:
     # fp32 training runs its matrix products in TF32 where the device has it (torch.set_float32_matmul_precision("high")).
-    peaks = {Precision.BF16: bf16, Precision.FP16: fp16 or bf16, Precision.FP32: tf32, Precision.FP8: fp8}
+    peaks = {
+        Precision.BF16: bf16,
+        Precision.FP16: fp16 or bf16,
+        Precision.FP32: tf32,
+        Precision.FP8: fp8,
+    }
     return Hardware(
         name=name,
-        peak_flops=MappingProxyType({precision: peak * 1e12 for precision, peak in peaks.items() if peak is not None}),
+        peak_flops=MappingProxyType(
+            {precision: peak * 1e12 for precision, peak in peaks.items() if peak is not None}
+        ),
         memory_bytes=int(gib * GIB),
         memory_bandwidth=hbm * 1e12,
         intra_node_bandwidth=nvlink * 1e9,
@@ -132,7 +139,10 @@ def from_label(label: str, *, memory_bytes: float | None = None) -> Hardware:
     Ranking within a table asks little of the numbers, so a likely device is better than none; a measured MFU never rests on it.
     """
     text = label.lower()
-    known = next((DEVICES[name] for words, name in _DEVICE_OF_WORDS if all(word in text for word in words)), None)
+    known = next(
+        (DEVICES[name] for words, name in _DEVICE_OF_WORDS if all(word in text for word in words)),
+        None,
+    )
     device = known or replace(DEVICES["a100-80gb"], name=text or "unknown")
     if memory_bytes is None or abs(memory_bytes / device.memory_bytes - 1) < 0.1:
         return device

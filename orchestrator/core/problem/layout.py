@@ -57,9 +57,13 @@ class Recompute:
 
     def __post_init__(self) -> None:
         if (self.mode is RecomputeMode.SELECTIVE) != (self.policy is not None):
-            raise ValueError(f"recompute {self.mode}: a policy belongs to selective, and only to it; got {self.policy}")
+            raise ValueError(
+                f"recompute {self.mode}: a policy belongs to selective, and only to it; got {self.policy}"
+            )
         if self.num_layers is not None and (self.mode is RecomputeMode.NONE or self.num_layers < 1):
-            raise ValueError(f"recompute {self.mode} for {self.num_layers} layers: expected a mode other than none and at least 1 layer")
+            raise ValueError(
+                f"recompute {self.mode} for {self.num_layers} layers: expected a mode other than none and at least 1 layer"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Recompute:
@@ -73,7 +77,11 @@ class Recompute:
                 f"recompute {text!r} is not one of none, full, selective, selective_ops, selective_attention, each but none with an optional :LAYERS (full:8)"
             )
         mode = RecomputeMode(match[1].split("_")[0])
-        policy = SelectivePolicy(match[2] or SelectivePolicy.OPS) if mode is RecomputeMode.SELECTIVE else None
+        policy = (
+            SelectivePolicy(match[2] or SelectivePolicy.OPS)
+            if mode is RecomputeMode.SELECTIVE
+            else None
+        )
         return cls(mode=mode, policy=policy, num_layers=int(match[3]) if match[3] else None)
 
     def __str__(self) -> str:
@@ -90,7 +98,9 @@ class Recompute:
 NO_RECOMPUTE = Recompute()
 
 OptionValue = str | int | bool
-Options = tuple[tuple[str, OptionValue], ...]  # name, value: options of the workload that vary, sorted by name
+Options = tuple[
+    tuple[str, OptionValue], ...
+]  # name, value: options of the workload that vary, sorted by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +121,9 @@ class Layout:
             return
         names = [name for name, _ in self.options]
         if names != sorted(set(names)):
-            raise ValueError(f"options {', '.join(names)}: expected each name once, in alphabetical order")
+            raise ValueError(
+                f"options {', '.join(names)}: expected each name once, in alphabetical order"
+            )
 
     def option(self, name: str) -> OptionValue | None:
         """The value of an option of the layout; None where it has no such option."""
@@ -119,7 +131,12 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+        return (
+            self.data_parallel_size
+            * self.tensor_parallel_size
+            * self.pipeline_parallel_size
+            * self.context_parallel_size
+        )
 
     @property
     def global_batch_size(self) -> int:
@@ -141,12 +158,18 @@ class Layout:
         parts = [f"dp{self.data_parallel_size}"]
         parts += [
             f"{name}{size}"
-            for name, size in (("tp", self.tensor_parallel_size), ("pp", self.pipeline_parallel_size), ("cp", self.context_parallel_size))
+            for name, size in (
+                ("tp", self.tensor_parallel_size),
+                ("pp", self.pipeline_parallel_size),
+                ("cp", self.context_parallel_size),
+            )
             if size > 1
         ]
         parts += [f"mbs{self.micro_batch_size}", f"ga{self.grad_accum_steps}", str(self.recompute)]
         parts += [f"z{self.zero_stage}"] if self.zero_stage else []
-        return " ".join([*parts, str(self.precision), *([self.option_text] if self.options else [])])
+        return " ".join(
+            [*parts, str(self.precision), *([self.option_text] if self.options else [])]
+        )
 
     @property
     def option_text(self) -> str:
@@ -158,7 +181,9 @@ def _option_text(value: OptionValue) -> str:
     """The value so that it can stand in a name, and be read back: a text that looks like a number or a truth value is escaped."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = "".join(chr(byte) if chr(byte) in _PLAIN else f"%{byte:02X}" for byte in str(value).encode())
+    text = "".join(
+        chr(byte) if chr(byte) in _PLAIN else f"%{byte:02X}" for byte in str(value).encode()
+    )
     if isinstance(value, str) and _LITERAL.fullmatch(text):
         return f"%{ord(text[0]):02X}{text[1:]}"
     return text

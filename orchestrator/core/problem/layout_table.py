@@ -45,7 +45,12 @@ class LayoutTable:
 
     @property
     def world_size(self) -> Ints:
-        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+        return (
+            self.data_parallel_size
+            * self.tensor_parallel_size
+            * self.pipeline_parallel_size
+            * self.context_parallel_size
+        )
 
     def layout(self, row: int) -> Layout:
         """The layout of one row, as a value."""
@@ -86,7 +91,12 @@ class LayoutTable:
     def take(self, rows: Ints | Mask) -> LayoutTable:
         """The rows of an index array or mask, in its order."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return LayoutTable(**columns, recomputes=self.recomputes, precisions=self.precisions, option_sets=self.option_sets)
+        return LayoutTable(
+            **columns,
+            recomputes=self.recomputes,
+            precisions=self.precisions,
+            option_sets=self.option_sets,
+        )
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutTable:
@@ -94,13 +104,27 @@ class LayoutTable:
         rows = list(layouts)
         recomputes = tuple(dict.fromkeys(row.recompute for row in rows))
         precisions = tuple(dict.fromkeys(row.precision for row in rows))
-        columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.int64) for name in COLUMNS if name not in CODED}
-        columns["recompute"] = np.array([recomputes.index(row.recompute) for row in rows], dtype=np.int64)
-        columns["precision"] = np.array([precisions.index(row.precision) for row in rows], dtype=np.int64)
-        option_sets = {options: code for code, options in enumerate(dict.fromkeys(row.options for row in rows))}
+        columns = {
+            name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
+            for name in COLUMNS
+            if name not in CODED
+        }
+        columns["recompute"] = np.array(
+            [recomputes.index(row.recompute) for row in rows], dtype=np.int64
+        )
+        columns["precision"] = np.array(
+            [precisions.index(row.precision) for row in rows], dtype=np.int64
+        )
+        option_sets = {
+            options: code for code, options in enumerate(dict.fromkeys(row.options for row in rows))
+        }
         columns["options"] = np.array([option_sets[row.options] for row in rows], dtype=np.int64)
-        return cls(**columns, recomputes=recomputes, precisions=precisions, option_sets=tuple(option_sets))
+        return cls(
+            **columns, recomputes=recomputes, precisions=precisions, option_sets=tuple(option_sets)
+        )
 
 
 CODED = ("recompute", "precision", "options")
-COLUMNS = tuple(f.name for f in fields(LayoutTable) if f.name not in ("recomputes", "precisions", "option_sets"))
+COLUMNS = tuple(
+    f.name for f in fields(LayoutTable) if f.name not in ("recomputes", "precisions", "option_sets")
+)

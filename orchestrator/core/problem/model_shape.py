@@ -60,7 +60,9 @@ class ModelShape:
     def parameters_per_layer(self) -> int:
         h = self.hidden_size
         attention = 2 * h * h + 2 * h * self.kv_size
-        return attention + 3 * h * self.ffn_hidden_size + 2 * h  # SwiGLU has three matrices; two RMSNorm weights
+        return (
+            attention + 3 * h * self.ffn_hidden_size + 2 * h
+        )  # SwiGLU has three matrices; two RMSNorm weights
 
     @property
     def num_parameters(self) -> int:
@@ -71,15 +73,22 @@ class ModelShape:
     def num_matmul_parameters(self) -> int:
         """Weights that take part in a matrix product: layers and output head; the input embedding is a look-up."""
         norms = 2 * self.num_layers * self.hidden_size
-        return self.vocab_size * self.hidden_size + self.num_layers * self.parameters_per_layer - norms
+        return (
+            self.vocab_size * self.hidden_size + self.num_layers * self.parameters_per_layer - norms
+        )
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs of one token, forward and backward, nothing recomputed (`MFU_FORMULA`)."""
-        return 6.0 * self.num_matmul_parameters + 12.0 * self.num_layers * self.hidden_size * sequence_length
+        return (
+            6.0 * self.num_matmul_parameters
+            + 12.0 * self.num_layers * self.hidden_size * sequence_length
+        )
 
     def recomputed_flops_per_token(self, sequence_length: int, recompute: Recompute) -> float:
         """FLOPs of one token that recomputation adds in the backward pass; with `flops_per_token` it gives HFU."""
-        return recompute.layers_of(self.num_layers) * self._recomputed_layer_flops(sequence_length, recompute)
+        return recompute.layers_of(self.num_layers) * self._recomputed_layer_flops(
+            sequence_length, recompute
+        )
 
     def _recomputed_layer_flops(self, sequence_length: int, recompute: Recompute) -> float:
         h, kv, ffn = self.hidden_size, self.kv_size, self.ffn_hidden_size
@@ -95,7 +104,16 @@ class ModelShape:
         return 0.0
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False) -> ModelShape:
+def _llama(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    tied: bool = False,
+) -> ModelShape:
     return ModelShape(
         name=name,
         num_layers=layers,
@@ -112,7 +130,9 @@ PRESETS: Mapping[str, ModelShape] = MappingProxyType(
     {
         shape.name: shape
         for shape in (
-            _llama("llama-tiny", 4, 128, 4, 2, 384, 2048),  # for CPUs: 1.2 M parameters, a step in milliseconds
+            _llama(
+                "llama-tiny", 4, 128, 4, 2, 384, 2048
+            ),  # for CPUs: 1.2 M parameters, a step in milliseconds
             _llama("llama-60m", 8, 512, 8, 4, 1536, 32000),
             _llama("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, tied=True),
             _llama("llama-3.2-3b", 28, 3072, 24, 8, 8192, 128256, tied=True),

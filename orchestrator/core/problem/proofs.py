@@ -111,7 +111,9 @@ class Proofs:
         proof = self._proofs[place]
         if self._dominance is Dominance.OFF:
             return
-        rows = np.flatnonzero(needs_at_least(self._table, proof.layout, num_layers=self._num_layers))
+        rows = np.flatnonzero(
+            needs_at_least(self._table, proof.layout, num_layers=self._num_layers)
+        )
         if self._ran[rows].any():
             return  # contradicted
         is_first = self._first[rows] < 0
@@ -119,12 +121,18 @@ class Proofs:
         self._first[rows[is_first]] = place
         if self._dominance is Dominance.CONFIRMED:  # the others rest on one proof alone
             self._second[rows[~is_first & (self._second[rows] < 0)]] = place
-            self._own[rows[self._is_of_its_kind(rows, proof.layout) & (self._own[rows] < 0)]] = place
+            self._own[rows[self._is_of_its_kind(rows, proof.layout) & (self._own[rows] < 0)]] = (
+                place
+            )
 
     def _is_of_its_kind(self, rows: Ints, layout: Layout) -> Mask:
         """Mark the rows with the same recomputation and ZeRO stage: a program's mistake in one of these says nothing of the others."""
-        same = np.array([recompute == layout.recompute for recompute in self._table.recomputes], dtype=np.bool_)
-        mask: Mask = same[self._table.recompute[rows]] & (self._table.zero_stage[rows] == layout.zero_stage)
+        same = np.array(
+            [recompute == layout.recompute for recompute in self._table.recomputes], dtype=np.bool_
+        )
+        mask: Mask = same[self._table.recompute[rows]] & (
+            self._table.zero_stage[rows] == layout.zero_stage
+        )
         return mask
 
 

@@ -69,4 +69,6 @@ def xids_in(text: str) -> tuple[int, ...]:
 
 def first_of(numbers: Iterable[int], cause: XidCause) -> int | None:
     """The first of these errors with such a cause."""
-    return next((number for number in numbers if number in XIDS and XIDS[number].cause is cause), None)
+    return next(
+        (number for number in numbers if number in XIDS and XIDS[number].cause is cause), None
+    )

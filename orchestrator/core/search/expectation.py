@@ -32,7 +32,9 @@ class Fitting:
     at_most: int  # that are not unlikely to
 
 
-def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predicted | None = None) -> Floats | None:
+def probability_of_fitting(
+    candidates: Candidates, rows: Ints, predicted: Predicted | None = None
+) -> Floats | None:
     """The probability that the layouts of some rows stay within the usable memory. None where the limit is not known.
 
     `predicted` is what `candidates.predict` says of these rows, where that is at hand.
@@ -44,7 +46,9 @@ def probability_of_fitting(candidates: Candidates, rows: Ints, predicted: Predic
         predicted = candidates.predict(candidates.table.take(rows))
     if predicted is not None:
         return predicted.probability_of_fitting(usable)
-    return normal_cdf((np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD)
+    return normal_cdf(
+        (np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD
+    )
 
 
 def fitting(candidates: Candidates) -> Fitting | None:
@@ -65,11 +69,17 @@ def fitting(candidates: Candidates) -> Fitting | None:
 def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float | None:
     """The expected number of out-of-memories if the first layouts of the order were all launched."""
     rows = candidates.order[:num_trials]
-    chosen = rows[np.unique(np.linspace(0, max(len(rows) - 1, 0), min(len(rows), MAX_ROWS)).astype(np.int64))]
+    chosen = rows[
+        np.unique(np.linspace(0, max(len(rows) - 1, 0), min(len(rows), MAX_ROWS)).astype(np.int64))
+    ]
     chances = probability_of_fitting(candidates, chosen)
-    return None if chances is None else float((1.0 - chances).sum()) * len(rows) / max(len(chosen), 1)
+    return (
+        None if chances is None else float((1.0 - chances).sum()) * len(rows) / max(len(chosen), 1)
+    )
 
 
 def share_that_fails(*, num_failed: int, num_measured: int) -> float:
     """The share of fitting layouts that fail by their own or the code's fault: the usual share, corrected by trials of the sweep."""
-    return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (FEWEST_TRIALS + num_failed + num_measured)
+    return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (
+        FEWEST_TRIALS + num_failed + num_measured
+    )

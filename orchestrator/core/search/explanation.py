@@ -21,7 +21,10 @@ from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, M
 from orchestrator.core.search.planner import CellPlan, Floats
 from orchestrator.core.search.proposer import USABLE_SHARE
 
-FOLLOWING = ("data_parallel_size", "grad_accum_steps")  # from the other choices, the GPUs and the batch
+FOLLOWING = (
+    "data_parallel_size",
+    "grad_accum_steps",
+)  # from the other choices, the GPUs and the batch
 CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
 MEMORY_PARTS = tuple(f.name for f in fields(MemoryPrediction))
 STEP_PARTS = tuple(f.name for f in fields(StepTimePrediction))
@@ -56,7 +59,9 @@ class Explanation:
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
     # Factors on the seconds, between which four of five measurements should lie.
     step_band: tuple[float, float] | None
-    faster: tuple[LayoutChange, ...]  # one choice changed, that is predicted to fit and to be faster, the fastest first
+    faster: tuple[
+        LayoutChange, ...
+    ]  # one choice changed, that is predicted to fit and to be faster, the fastest first
 
     @property
     def memory_bytes(self) -> float:
@@ -76,7 +81,14 @@ class Explanation:
         return None if seconds is None else self.cell.tokens_per_step / seconds / self.cell.num_gpus
 
 
-def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hardware: Hardware | None, gpus_per_node: int) -> Explanation:
+def explain(
+    planned: CellPlan,
+    layout: Layout,
+    *,
+    calibration: Calibration,
+    hardware: Hardware | None,
+    gpus_per_node: int,
+) -> Explanation:
     """Explain a layout among the candidates of its cell. `calibration` is the one of its options."""
     candidates, cell = planned.candidates, planned.space.cell
     table = LayoutTable.of([layout])
@@ -85,7 +97,9 @@ def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hard
     limit = candidates.memory_limit_bytes
     seconds = sure = None
     if hardware is not None:
-        steps = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants)
+        steps = predict_step_time(
+            table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
+        )
         correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
         seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}
         sure = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
@@ -99,12 +113,18 @@ def explain(planned: CellPlan, layout: Layout, *, calibration: Calibration, hard
         memory_limit_bytes=limit,
         memory_relative_sd=float(sure.memory_relative_sd[0]) if sure is not None else None,
         probability_of_fitting=(
-            float(sure.probability_of_fitting(limit * USABLE_SHARE)[0]) if sure is not None and limit is not None else None
+            float(sure.probability_of_fitting(limit * USABLE_SHARE)[0])
+            if sure is not None and limit is not None
+            else None
         ),
-        to_fit=_to_fit(planned, layout) if limit is not None and sum(by_part.values()) > limit else None,
+        to_fit=_to_fit(planned, layout)
+        if limit is not None and sum(by_part.values()) > limit
+        else None,
         seconds_by_part=seconds,
         step_band=None if sure is None else _first(sure.step_band()),
-        faster=_faster(planned, layout, sum(seconds.values())) if illegal is None and seconds is not None else (),
+        faster=_faster(planned, layout, sum(seconds.values()))
+        if illegal is None and seconds is not None
+        else (),
     )
     return found
 
@@ -172,7 +192,9 @@ def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
 
 def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
     sizes = [name for name in COLUMNS if name.endswith(("_size", "_steps"))]
-    found: NDArray[np.float64] = np.sum([np.abs(np.log2(getattr(table, name) / getattr(layout, name))) for name in sizes], axis=0)
+    found: NDArray[np.float64] = np.sum(
+        [np.abs(np.log2(getattr(table, name) / getattr(layout, name))) for name in sizes], axis=0
+    )
     return found
 
 
@@ -182,7 +204,11 @@ def _change(planned: CellPlan, layout: Layout, row: int) -> LayoutChange:
     seconds = float(candidates.step_seconds[row])
     return LayoutChange(
         layout=other,
-        differs={name: (getattr(layout, name), getattr(other, name)) for name in COLUMNS if getattr(layout, name) != getattr(other, name)},
+        differs={
+            name: (getattr(layout, name), getattr(other, name))
+            for name in COLUMNS
+            if getattr(layout, name) != getattr(other, name)
+        },
         step_seconds=None if np.isnan(seconds) else seconds,
         memory_bytes=float(candidates.memory_bytes[row]),
         fits=bool(candidates.fits[row]),

@@ -33,17 +33,29 @@ class Axis:
     def of(cls, name: str, values: Sequence[float], *, doublings: bool = False) -> Axis:
         """An ordered axis of positive numbers that lie in doublings, or of numbers that lie as they are."""
         distinct, steps = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
-        return cls(name=name, ordered=True, steps=steps.astype(np.int64), places=np.log2(distinct) if doublings else distinct)
+        return cls(
+            name=name,
+            ordered=True,
+            steps=steps.astype(np.int64),
+            places=np.log2(distinct) if doublings else distinct,
+        )
 
     @classmethod
     def of_words(cls, name: str, words: Sequence[str]) -> Axis:
         """An axis of words, without order: two are alike or not."""
         distinct, steps = np.unique(np.asarray(words, dtype=np.str_), return_inverse=True)
-        return cls(name=name, ordered=False, steps=steps.astype(np.int64), places=np.arange(len(distinct), dtype=np.float64))
+        return cls(
+            name=name,
+            ordered=False,
+            steps=steps.astype(np.int64),
+            places=np.arange(len(distinct), dtype=np.float64),
+        )
 
     def take(self, rows: Ints) -> Axis:
         """The same axis for some of the rows."""
-        return Axis(name=self.name, ordered=self.ordered, steps=self.steps[rows], places=self.places)
+        return Axis(
+            name=self.name, ordered=self.ordered, steps=self.steps[rows], places=self.places
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,12 +69,18 @@ class Belief:
     mean: Floats  # n
     basis: Floats  # n x k
     covariance: Floats  # k x k
-    residual_sd: float | None = None  # of what the constants do not explain; None: not known, it is learned
+    residual_sd: float | None = (
+        None  # of what the constants do not explain; None: not known, it is learned
+    )
 
     @classmethod
     def nothing(cls, num_rows: int) -> Belief:
         """No belief but that the level is the same everywhere."""
-        return cls(mean=np.zeros(num_rows), basis=np.ones((num_rows, 1)), covariance=np.array([[UNKNOWN_LEVEL_SD**2]]))
+        return cls(
+            mean=np.zeros(num_rows),
+            basis=np.ones((num_rows, 1)),
+            covariance=np.array([[UNKNOWN_LEVEL_SD**2]]),
+        )
 
     @property
     def loadings(self) -> Floats:
@@ -84,14 +102,26 @@ class Lattice:
     """The rows of a search: axes, beliefs and the limit that memory must keep to."""
 
     axes: tuple[Axis, ...]
-    seconds: Belief | None = None  # natural logarithm of the seconds of a step; None: physics is silent
+    seconds: Belief | None = (
+        None  # natural logarithm of the seconds of a step; None: physics is silent
+    )
     memory: Belief | None = None  # natural logarithm of the bytes at the peak
     memory_limit_bytes: float | None = None
-    in_seconds: bool = True  # False: the beliefs in seconds, and the scores, are in another unit of time
-    fails: Floats | None = None  # n: probability that a row fails by the fault of its layout or the code, from relatives; None: not known
+    in_seconds: bool = (
+        True  # False: the beliefs in seconds, and the scores, are in another unit of time
+    )
+    fails: Floats | None = (
+        None  # n: probability that a row fails by the fault of its layout or the code, from relatives; None: not known
+    )
 
     def __len__(self) -> int:
-        return len(self.axes[0].steps) if self.axes else len(self.seconds) if self.seconds is not None else 1
+        return (
+            len(self.axes[0].steps)
+            if self.axes
+            else len(self.seconds)
+            if self.seconds is not None
+            else 1
+        )
 
     def take(self, rows: Ints) -> Lattice:
         """Some of the rows."""

@@ -12,11 +12,20 @@ from typing import Any
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import SHORT_NAMES, Layout, OptionValue, Precision, Recompute, parse_key
+from orchestrator.core.problem.layout import (
+    SHORT_NAMES,
+    Layout,
+    OptionValue,
+    Precision,
+    Recompute,
+    parse_key,
+)
 from orchestrator.core.search.planner import Candidates
 
 Axes = Mapping[str, Sequence[OptionValue]]
-Fields = Mapping[str, Any]  # of a layout, by name; the options that vary are a mapping under `options`
+Fields = Mapping[
+    str, Any
+]  # of a layout, by name; the options that vary are a mapping under `options`
 
 SIZES = (*SHORT_NAMES.values(), "zero_stage")
 _ALIASES = {**SHORT_NAMES, "z": "zero_stage", "zero": "zero_stage"}
@@ -41,7 +50,9 @@ def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = (
             if name == "options":
                 found.setdefault("options", {}).update(value)
             elif found.setdefault(name, value) != value:
-                raise UsageInvalid(f"layout: {name} is said to be both {found[name]} and {value}; give it once")
+                raise UsageInvalid(
+                    f"layout: {name} is said to be both {found[name]} and {value}; give it once"
+                )
     if not found:
         raise UsageInvalid(
             "no layout is named; give a key as `sweep plan` and `sweep trials` print it, or fields: dp=2 mbs=4 recompute=full"
@@ -56,11 +67,19 @@ def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
         if _has(layout, wish):
             return layout
     like = candidates.table.layout(int(candidates.order[0])) if len(candidates) else Layout()
-    values = {name: getattr(like, name) for name in (*SIZES, *_WORDS)} | {name: value for name, value in wish.items() if name != "options"}
-    replica = values["tensor_parallel_size"] * values["pipeline_parallel_size"] * values["context_parallel_size"]
+    values = {name: getattr(like, name) for name in (*SIZES, *_WORDS)} | {
+        name: value for name, value in wish.items() if name != "options"
+    }
+    replica = (
+        values["tensor_parallel_size"]
+        * values["pipeline_parallel_size"]
+        * values["context_parallel_size"]
+    )
     if "data_parallel_size" not in wish and cell.num_gpus % replica == 0:
         values["data_parallel_size"] = cell.num_gpus // replica
-    share, rest = divmod(cell.global_batch_size, values["data_parallel_size"] * values["micro_batch_size"])
+    share, rest = divmod(
+        cell.global_batch_size, values["data_parallel_size"] * values["micro_batch_size"]
+    )
     if "grad_accum_steps" not in wish and not rest:
         values["grad_accum_steps"] = share
     options = {**dict(like.options), **wish.get("options", {})}
@@ -70,7 +89,9 @@ def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
 def _has(layout: Layout, wish: Fields) -> bool:
     said = dict(layout.options)
     return all(
-        all(said.get(option) == wanted for option, wanted in value.items()) if name == "options" else getattr(layout, name) == value
+        all(said.get(option) == wanted for option, wanted in value.items())
+        if name == "options"
+        else getattr(layout, name) == value
         for name, value in wish.items()
     )
 
@@ -91,7 +112,9 @@ def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
     try:
         return {"recompute": Recompute.parse(word)}
     except ValueError:
-        close = get_close_matches(word, [*keys, *Precision, "none", "full", "selective_ops", "selective_attention"], n=1)
+        close = get_close_matches(
+            word, [*keys, *Precision, "none", "full", "selective_ops", "selective_attention"], n=1
+        )
         raise UsageInvalid(
             f"{word!r} is no part of a layout{_meant(close)}; write a key (dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16), its short form"
             " (dp8 mbs2 full bf16), or fields: dp=8 mbs=2 recompute=full"
@@ -102,9 +125,14 @@ def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
     try:
         layout = parse_key(word)
     except ValueError as exc:
-        raise UsageInvalid(f"layout {word!r}: {exc}{_meant(get_close_matches(word, keys, n=1))}") from None
+        raise UsageInvalid(
+            f"layout {word!r}: {exc}{_meant(get_close_matches(word, keys, n=1))}"
+        ) from None
     named = {name: getattr(layout, name) for name in (*SIZES, *_WORDS)}
-    said = {name: _option(name, _option_text(value), options.get(name, ())) for name, value in layout.options}
+    said = {
+        name: _option(name, _option_text(value), options.get(name, ()))
+        for name, value in layout.options
+    }
     return named | ({"options": said} if said else {})
 
 
@@ -118,12 +146,22 @@ def _said(word: str, options: Axes) -> Fields:
         return {"options": {field: _option(field, text, options[field])}}
     if field not in _WORDS:
         names = [*SHORT_NAMES, *SIZES, *_WORDS, "z", *options]
-        raise UsageInvalid(f"{name!r} is no field of a layout{_meant(get_close_matches(name, names, n=1))}; fields: {', '.join(names)}")
+        raise UsageInvalid(
+            f"{name!r} is no field of a layout{_meant(get_close_matches(name, names, n=1))}; fields: {', '.join(names)}"
+        )
     try:
-        return {"recompute": Recompute.parse(text)} if field == "recompute" else {"precision": Precision(text)}
+        return (
+            {"recompute": Recompute.parse(text)}
+            if field == "recompute"
+            else {"precision": Precision(text)}
+        )
     except ValueError as exc:
         close = get_close_matches(
-            text, [*Precision] if field == "precision" else ["none", "full", "selective_ops", "selective_attention"], n=1
+            text,
+            [*Precision]
+            if field == "precision"
+            else ["none", "full", "selective_ops", "selective_attention"],
+            n=1,
         )
         raise UsageInvalid(f"{field}={text}: {exc}{_meant(close)}") from None
 
@@ -132,7 +170,11 @@ def _option(name: str, text: str, values: Sequence[OptionValue]) -> OptionValue:
     """The value of an axis that a text means: what a trainer would make of any other is not known."""
     by_text = {_option_text(value): value for value in values}
     if text not in by_text:
-        known = f"expected one of {', '.join(by_text)}" if by_text else "it is no axis of this sweep (axes.options)"
+        known = (
+            f"expected one of {', '.join(by_text)}"
+            if by_text
+            else "it is no axis of this sweep (axes.options)"
+        )
         raise UsageInvalid(f"{name}={text}: {known}{_meant(get_close_matches(text, by_text, n=1))}")
     return by_text[text]
 

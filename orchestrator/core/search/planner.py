@@ -45,9 +45,15 @@ class Candidates:
     memory_limit_bytes: float | None
     fits: Mask  # predicted to fit; True where unknown
     order: Ints  # rows, best prediction first, those predicted not to fit last
-    predict: Callable[[LayoutTable], Predicted] | None = None  # how sure that is, of some of the layouts; None: on unknown hardware
-    step_sd: Callable[[LayoutTable], Floats] | None = None  # standard deviations of the logarithm of their steps
-    relative_work: Floats | None = None  # on unknown hardware: what stands for the time of a step, in no unit
+    predict: Callable[[LayoutTable], Predicted] | None = (
+        None  # how sure that is, of some of the layouts; None: on unknown hardware
+    )
+    step_sd: Callable[[LayoutTable], Floats] | None = (
+        None  # standard deviations of the logarithm of their steps
+    )
+    relative_work: Floats | None = (
+        None  # on unknown hardware: what stands for the time of a step, in no unit
+    )
 
     def __len__(self) -> int:
         return len(self.table)
@@ -117,9 +123,16 @@ def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | No
     if spec.device_memory_gib is not None:
         return spec.device_memory_gib * GIB
     match spec.workload.options:
-        case LlamaOptions(memory_limit_bytes=int(told)) | SyntheticOptions(device_memory_bytes=int(told)):
+        case (
+            LlamaOptions(memory_limit_bytes=int(told))
+            | SyntheticOptions(device_memory_bytes=int(told))
+        ):
             return float(told)
-    return float(hardware.memory_bytes) if hardware is not None and hardware.memory_bytes < UNLIMITED_BYTES else None
+    return (
+        float(hardware.memory_bytes)
+        if hardware is not None and hardware.memory_bytes < UNLIMITED_BYTES
+        else None
+    )
 
 
 def rank_candidates(
@@ -145,13 +158,19 @@ def rank_candidates(
     memory = np.empty(len(table))
     for found, alike, rows in _alike(calibrations, table):
         memory[rows] = predict_memory(alike, cell, found.trainer).total
-    fits = memory <= memory_limit_bytes if memory_limit_bytes is not None else np.ones(len(table), dtype=np.bool_)
+    fits = (
+        memory <= memory_limit_bytes
+        if memory_limit_bytes is not None
+        else np.ones(len(table), dtype=np.bool_)
+    )
     if hardware is None:
         seconds = np.full(len(table), np.nan)
         tokens = np.full(len(table), np.nan)
         rank_by = _work(table, cell)
     else:
-        seconds = predict_step_time(table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants).total
+        seconds = predict_step_time(
+            table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
+        ).total
         seconds = seconds * np.exp(calibration.log_correction(table, cell, hardware))
         tokens = cell.tokens_per_step / seconds / cell.num_gpus
         rank_by = seconds
@@ -165,8 +184,14 @@ def rank_candidates(
         memory_limit_bytes=memory_limit_bytes,
         fits=fits,
         order=np.lexsort((rank_by, excess)),
-        predict=None if hardware is None else partial(_predicted, calibrations, cell, hardware, gpus_per_node),
-        step_sd=None if hardware is None else partial(calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node),
+        predict=None
+        if hardware is None
+        else partial(_predicted, calibrations, cell, hardware, gpus_per_node),
+        step_sd=None
+        if hardware is None
+        else partial(
+            calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node
+        ),
         relative_work=rank_by if hardware is None else None,
     )
 
@@ -175,31 +200,52 @@ def adapted(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calib
     """The calibration of a trainer for what options make of it: what was learned of its constants stands, by as much as they were off."""
     if other == trainer:
         return calibration
-    differing = {f.name: getattr(other, f.name) for f in fields(Trainer) if getattr(other, f.name) != getattr(trainer, f.name)}
+    differing = {
+        f.name: getattr(other, f.name)
+        for f in fields(Trainer)
+        if getattr(other, f.name) != getattr(trainer, f.name)
+    }
     shift = Calibration.prior(other).memory_values - Calibration.prior(trainer).memory_values
     return replace(
-        calibration, base_trainer=replace(calibration.base_trainer, **differing), memory_values=calibration.memory_values + shift
+        calibration,
+        base_trainer=replace(calibration.base_trainer, **differing),
+        memory_values=calibration.memory_values + shift,
     )
 
 
-def _alike(calibrations: Sequence[Calibration], table: LayoutTable) -> list[tuple[Calibration, LayoutTable, Ints]]:
+def _alike(
+    calibrations: Sequence[Calibration], table: LayoutTable
+) -> list[tuple[Calibration, LayoutTable, Ints]]:
     """The layouts of each calibration, and their rows: one for all of them where no option that varies changes the trainer."""
     distinct = list(dict.fromkeys(calibrations))
     if len(distinct) == 1:
         return [(distinct[0], table, np.arange(len(table)))]
     code = np.array([distinct.index(each) for each in calibrations], dtype=np.int64)[table.options]
-    by_calibration = [(found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)]
+    by_calibration = [
+        (found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)
+    ]
     return [(found, table.take(rows), rows) for found, rows in by_calibration if len(rows)]
 
 
-def _predicted(calibrations: Sequence[Calibration], cell: Cell, hardware: Hardware, gpus_per_node: int, table: LayoutTable) -> Predicted:
+def _predicted(
+    calibrations: Sequence[Calibration],
+    cell: Cell,
+    hardware: Hardware,
+    gpus_per_node: int,
+    table: LayoutTable,
+) -> Predicted:
     parts = [
-        (found.predict(alike, cell, hardware, gpus_per_node=gpus_per_node), rows) for found, alike, rows in _alike(calibrations, table)
+        (found.predict(alike, cell, hardware, gpus_per_node=gpus_per_node), rows)
+        for found, alike, rows in _alike(calibrations, table)
     ]
     if len(parts) == 1:
         return parts[0][0]
-    back = np.argsort(np.concatenate([rows for _, rows in parts]))  # of the parts behind each other, the rows in the table's order
-    by_row: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW}
+    back = np.argsort(
+        np.concatenate([rows for _, rows in parts])
+    )  # of the parts behind each other, the rows in the table's order
+    by_row: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW
+    }
     return replace(parts[0][0], **by_row)
 
 
@@ -218,6 +264,10 @@ _BY_ROW = (
 def _work(table: LayoutTable, cell: Cell) -> Floats:
     """FLOPs per token with recomputation, a little more for each kernel that small micro-batches make."""
     base = cell.model.flops_per_token(cell.sequence_length)
-    extra = np.array([cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes])[table.recompute]
-    work: Floats = base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+    extra = np.array(
+        [cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes]
+    )[table.recompute]
+    work: Floats = (
+        base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+    )
     return work

@@ -41,11 +41,15 @@ class Told:
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
     out_of_memory: bool = False  # else, without a score, it failed by its own or the code's fault
-    excess: float | None = None  # how far over the limit an out-of-memory was, relative to it; None: not known
+    excess: float | None = (
+        None  # how far over the limit an out-of-memory was, relative to it; None: not known
+    )
 
     def __post_init__(self) -> None:
         if self.score is not None and not isfinite(self.score):
-            raise ValueError(f"score {self.score} of row {self.row}: a logarithm is needed; a row without one is told with None")
+            raise ValueError(
+                f"score {self.score} of row {self.row}: a logarithm is needed; a row without one is told with None"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,9 @@ class Choice:
     row: int
     score: float | None  # expected; None while nothing is known
     score_sd: float
-    improvement: float | None  # expected score of the best so far less its own: above 0 it should be better
+    improvement: (
+        float | None
+    )  # expected score of the best so far less its own: above 0 it should be better
     fits: float | None  # probability; None where neither limit nor failure is known
     fails: float  # probability
     memory_bytes: float | None  # expected
@@ -65,17 +71,36 @@ class Proposer:
     """The state of the search over one lattice. Rows may be held (in flight), told, forgotten, and asked for in any order."""
 
     def __init__(
-        self, lattice: Lattice, *, seed: int, steps_per_trial: float = STEPS_PER_TRIAL, launch_seconds: float = LAUNCH_SECONDS
+        self,
+        lattice: Lattice,
+        *,
+        seed: int,
+        steps_per_trial: float = STEPS_PER_TRIAL,
+        launch_seconds: float = LAUNCH_SECONDS,
     ) -> None:
         self._lattice = lattice
         self._rng = np.random.default_rng(seed)
         self._steps_per_trial, self._launch_seconds = steps_per_trial, launch_seconds
         belief = lattice.seconds or Belief.nothing(len(lattice))
-        self._scores = Surrogate(lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd))
+        self._scores = Surrogate(
+            lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd)
+        )
         self._limit = lattice.memory_limit_bytes
-        memory = lattice.memory if lattice.memory is not None and self._limit is not None else _memory_of_nothing(lattice)
-        self._memory = Surrogate(lattice, memory, guess=Smoothness.guess(lattice, residual_sd=memory.residual_sd))
-        self._failing = Surrogate(lattice, _failing(lattice), guess=_smoothness_of_failing(lattice), learns=False, robust=False)
+        memory = (
+            lattice.memory
+            if lattice.memory is not None and self._limit is not None
+            else _memory_of_nothing(lattice)
+        )
+        self._memory = Surrogate(
+            lattice, memory, guess=Smoothness.guess(lattice, residual_sd=memory.residual_sd)
+        )
+        self._failing = Surrogate(
+            lattice,
+            _failing(lattice),
+            guess=_smoothness_of_failing(lattice),
+            learns=False,
+            robust=False,
+        )
         self._told: dict[int, Told] = {}
         self._best: tuple[int, float] | None = None
         self._num_scored = self._num_out_of_memory = 0
@@ -83,7 +108,11 @@ class Proposer:
         self._spread: Floats | None = None
         self._lifted = 0.0  # the level of the scores, where nothing was known of it
         # The row that is predicted to need least: whatever is learned, it is the one that shows whether anything fits.
-        self._least = None if lattice.memory is None or self._limit is None else int(np.argmin(lattice.memory.mean))
+        self._least = (
+            None
+            if lattice.memory is None or self._limit is None
+            else int(np.argmin(lattice.memory.mean))
+        )
 
     @property
     def num_told(self) -> int:
@@ -142,11 +171,23 @@ class Proposer:
             row = self._farthest(open_rows, works)
             return self._choice(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
-        if best is None and self._num_out_of_memory >= START_MEASURED + 1 and float(works[open_rows].max()) < HARDLY:
+        if (
+            best is None
+            and self._num_out_of_memory >= START_MEASURED + 1
+            and float(works[open_rows].max()) < HARDLY
+        ):
             # Nothing has run and hardly anything should: what needs least shows whether the cell can be run at all.
-            row = self._least if self._least is not None and open_rows[self._least] else int(np.argmax(np.where(open_rows, works, -1.0)))
+            row = (
+                self._least
+                if self._least is not None and open_rows[self._least]
+                else int(np.argmax(np.where(open_rows, works, -1.0)))
+            )
             return self._choice(row, fits, fails, mean, sd)
-        gain = np.exp(-mean + mean.min()) if best is None else _expected_improvement(best[1] - mean, sd)
+        gain = (
+            np.exp(-mean + mean.min())
+            if best is None
+            else _expected_improvement(best[1] - mean, sd)
+        )
         worth = gain * works / self._cost(mean, works)
         # Where nothing can be gained, what is likelier to work and faster still comes first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
@@ -155,7 +196,9 @@ class Proposer:
 
     def expected_gain(self, open_rows: Mask) -> float | None:
         """The largest expected improvement over the best among open rows, relative, given that they may not run; None: nothing has run yet."""
-        if self._best is None or (self._lattice.seconds is None and self._num_scored < START_MEASURED):
+        if self._best is None or (
+            self._lattice.seconds is None and self._num_scored < START_MEASURED
+        ):
             return None
         if not open_rows.any():
             return 0.0
@@ -215,7 +258,11 @@ class Proposer:
                 self._best = (told.row, told.score)
         if told.out_of_memory:
             self._num_out_of_memory += 1
-            over = 0.0 if told.excess is None or not isfinite(told.excess) else float(np.log1p(max(told.excess, 0.0)))
+            over = (
+                0.0
+                if told.excess is None or not isfinite(told.excess)
+                else float(np.log1p(max(told.excess, 0.0)))
+            )
             self._memory.add(Value(row=told.row, value=limit + over, bound=Bound.AT_LEAST))
             return  # whether it would have failed otherwise is not known
         if told.score is not None and (used := self._used(told)) is not None:
@@ -234,18 +281,30 @@ class Proposer:
 
     def _corrected(self, before: Told | None, told: Told) -> bool:
         """Take in that a measured row was measured again, without starting again; False where that is not all that changed."""
-        if before is None or before.score is None or told.score is None or (self._used(before) is None) != (self._used(told) is None):
+        if (
+            before is None
+            or before.score is None
+            or told.score is None
+            or (self._used(before) is None) != (self._used(told) is None)
+        ):
             return False
         self._scores.correct(Value(row=told.row, value=told.score))
         if (used := self._used(told)) is not None:
             self._memory.correct(Value(row=told.row, value=used))
-        self._best = min(((t.row, t.score) for t in self._told.values() if t.score is not None), key=lambda one: one[1])
+        self._best = min(
+            ((t.row, t.score) for t in self._told.values() if t.score is not None),
+            key=lambda one: one[1],
+        )
         return True
 
     def _used(self, told: Told) -> float | None:
         """Logarithm of the peak, if it was read: 0 is what a device without counters says. Without a limit it says nothing."""
         peak = told.peak_memory_bytes
-        return None if self._limit is None or peak is None or not 0 < peak < inf else float(np.log(peak))
+        return (
+            None
+            if self._limit is None or peak is None or not 0 < peak < inf
+            else float(np.log(peak))
+        )
 
     def _fits(self) -> Floats | None:
         if self._limit is None and not any(t.out_of_memory for t in self._told.values()):
@@ -261,13 +320,20 @@ class Proposer:
         """GPU-seconds per GPU: an out-of-memory costs its launch. Without physics, scores need not be seconds."""
         if self._lattice.seconds is None or not self._lattice.in_seconds:
             return 1.0
-        cost: Floats = self._launch_seconds + works * self._steps_per_trial * np.exp(np.clip(mean, -20, 12))
+        cost: Floats = self._launch_seconds + works * self._steps_per_trial * np.exp(
+            np.clip(mean, -20, 12)
+        )
         return cost
 
     def _farthest(self, open_rows: Mask, works: Floats) -> int:
         """The open row farthest from all that is known, in steps of each axis over its span, unlikely ones later."""
         if self._spread is None:
-            spans = [(axis.steps / max(len(axis) - 1, 1)) if axis.ordered else axis.steps.astype(np.float64) for axis in self._lattice.axes]
+            spans = [
+                (axis.steps / max(len(axis) - 1, 1))
+                if axis.ordered
+                else axis.steps.astype(np.float64)
+                for axis in self._lattice.axes
+            ]
             self._spread = np.stack(spans, axis=1) if spans else np.zeros((len(self._lattice), 0))
         known = [*self._told, *self._held]
         if not known:
@@ -280,9 +346,13 @@ class Proposer:
         worth = (apart + 1e-6 * self._rng.random(len(apart))) * works
         return int(np.argmax(np.where(open_rows, worth, -1.0)))
 
-    def _choice(self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None) -> Choice:
+    def _choice(
+        self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None
+    ) -> Choice:
         best = self.best
-        knows_memory = self._limit is not None and (self._lattice.memory is not None or bool(self._memory.values))
+        knows_memory = self._limit is not None and (
+            self._lattice.memory is not None or bool(self._memory.values)
+        )
         return Choice(
             row=row,
             score=None if mean is None else float(mean[row]),
@@ -297,7 +367,11 @@ class Proposer:
 def _memory_of_nothing(lattice: Lattice) -> Belief:
     """Where nothing predicts memory: about the limit, since what people search is what just fits."""
     nothing = Belief.nothing(len(lattice))
-    return nothing if lattice.memory_limit_bytes is None else replace(nothing, mean=nothing.mean + np.log(lattice.memory_limit_bytes))
+    return (
+        nothing
+        if lattice.memory_limit_bytes is None
+        else replace(nothing, mean=nothing.mean + np.log(lattice.memory_limit_bytes))
+    )
 
 
 def _failing(lattice: Lattice) -> Belief:
@@ -313,7 +387,12 @@ def _failing(lattice: Lattice) -> Belief:
 def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
     """The smoothness of 0s and 1s: what one axis does alone shows soon, and one failure condemns no region."""
     guess = Smoothness.guess(lattice, residual_sd=None)
-    return Smoothness(lengths=guess.lengths, joint_sd=0.3, additive_sd=0.2 * max(len(lattice.axes), 1) ** 0.5, noise_sd=0.25)
+    return Smoothness(
+        lengths=guess.lengths,
+        joint_sd=0.3,
+        additive_sd=0.2 * max(len(lattice.axes), 1) ** 0.5,
+        noise_sd=0.25,
+    )
 
 
 def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:

@@ -62,7 +62,11 @@ class Smoothness:
 LENGTH = 3.0  # doublings
 UNEXPLAINED_SD = 0.5
 NOISE_SD = 0.04  # repeats of one layout differ by 1-4 %
-_LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = 0.4, 0.5, 0.7  # in the logarithm: how far learning may go from the guess
+_LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = (
+    0.4,
+    0.5,
+    0.7,
+)  # in the logarithm: how far learning may go from the guess
 
 
 class Surrogate:
@@ -71,7 +75,15 @@ class Surrogate:
     Adding costs (rows x values); replacing and learning cost (rows x values^2) and happen when the values have grown by a share.
     """
 
-    def __init__(self, lattice: Lattice, belief: Belief, *, guess: Smoothness, learns: bool = True, robust: bool = True) -> None:
+    def __init__(
+        self,
+        lattice: Lattice,
+        belief: Belief,
+        *,
+        guess: Smoothness,
+        learns: bool = True,
+        robust: bool = True,
+    ) -> None:
         """`learns`: whether smoothness is learned from the values; `robust`: whether values far off count for less."""
         self._axes = lattice.axes
         self._belief = belief
@@ -84,7 +96,9 @@ class Surrogate:
         self._take_up(guess)
         self._num_fitted = 0  # values whose columns are below; the arrays have room for more
         self._cross = np.zeros((0, len(belief)))  # covariance of each value's row with every row
-        self._whitened = np.zeros((0, len(belief)))  # L^-1 of them: their squares are what the values explain
+        self._whitened = np.zeros(
+            (0, len(belief))
+        )  # L^-1 of them: their squares are what the values explain
         self._inverse = np.zeros((0, 0))  # L^-1
         self._noise = np.zeros(0)  # variances
         self._explained = np.zeros(len(belief))  # variance of every row
@@ -102,7 +116,9 @@ class Surrogate:
     def replace(self, values: Sequence[Value]) -> None:
         """Rest on these values from now on, and on nothing else."""
         self._values = list(values)
-        self._pending = {value.row: at for at, value in enumerate(self._values) if value.value is None}
+        self._pending = {
+            value.row: at for at, value in enumerate(self._values) if value.value is None
+        }
         self._num_fitted = 0
         self._mean = None
 
@@ -124,7 +140,9 @@ class Surrogate:
         at = self._pending.get(row)
         if at is None:
             return
-        if at == len(self._values) - 1 and self._num_fitted == at + 1:  # asked for last, given back first: nothing rests on it
+        if (
+            at == len(self._values) - 1 and self._num_fitted == at + 1
+        ):  # asked for last, given back first: nothing rests on it
             self._num_fitted = at
             self._explained -= self._whitened[at] ** 2
             del self._values[at], self._pending[row]
@@ -154,7 +172,14 @@ class Surrogate:
 
     def correct(self, value: Value) -> None:
         """A row that has a value was measured again: this one takes its place. Both are exact."""
-        at = next((i for i, v in enumerate(self._values) if v.row == value.row and v.value is not None and v.bound is Bound.EXACT), None)
+        at = next(
+            (
+                i
+                for i, v in enumerate(self._values)
+                if v.row == value.row and v.value is not None and v.bound is Bound.EXACT
+            ),
+            None,
+        )
         if at is None:  # among thousands, it was not kept
             self.add(value)
             return
@@ -177,13 +202,20 @@ class Surrogate:
         alone = 1.0 / np.diag(inverse)
         expected = self._belief.mean[rows] + y - (inverse @ y) * alone
         sd = np.sqrt(np.maximum(alone - noise + base, JITTER))
-        return {row: (mean, one) for row, mean, one in zip(rows.tolist(), expected.tolist(), sd.tolist(), strict=True)}
+        return {
+            row: (mean, one)
+            for row, mean, one in zip(rows.tolist(), expected.tolist(), sd.tolist(), strict=True)
+        }
 
     # -- fitting -------------------------------------------------------------------------------------------------------------
 
     def _update(self) -> None:
         told = [v for v in self._values if v.value is not None and v.bound is Bound.EXACT]
-        if self._learns and len(told) >= LEARN_AT_LEAST and (len(told) < 8 or len(told) >= REFIT_GROWTH * self._learned_at):
+        if (
+            self._learns
+            and len(told) >= LEARN_AT_LEAST
+            and (len(told) < 8 or len(told) >= REFIT_GROWTH * self._learned_at)
+        ):
             if len(told) != self._learned_at and self._learned_at < LEARN_FROM:
                 self._learn(told)
                 self._num_fitted = 0
@@ -202,8 +234,14 @@ class Surrogate:
         rows = self._rows(self._values)
         n, room = len(rows), min(max(2 * len(rows), 16), MOST + 64)
         self._num_fitted = n
-        self._cross, self._whitened = np.zeros((room, len(self._belief))), np.zeros((room, len(self._belief)))
-        self._inverse, self._noise = np.zeros((room, room)), np.full(room, self._smoothness.noise_sd**2)
+        self._cross, self._whitened = (
+            np.zeros((room, len(self._belief))),
+            np.zeros((room, len(self._belief))),
+        )
+        self._inverse, self._noise = (
+            np.zeros((room, room)),
+            np.full(room, self._smoothness.noise_sd**2),
+        )
         self._cross[:n] = self._covariance(rows, None)
         covariance = self._cross[:n, rows]
         known, _, noise = self._told(covariance, times=3)
@@ -211,7 +249,9 @@ class Surrogate:
         silent[known] = False
         self._noise[:n][silent] = 1e6  # a bound that the mean keeps says nothing
         self._noise[known] = noise
-        self._inverse[:n, :n] = np.linalg.inv(np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER)))
+        self._inverse[:n, :n] = np.linalg.inv(
+            np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER))
+        )
         np.matmul(self._inverse[:n, :n], self._cross[:n], out=self._whitened[:n])
         self._explained = np.einsum("ij,ij->j", self._whitened[:n], self._whitened[:n])
 
@@ -240,17 +280,33 @@ class Surrogate:
         if not len(known):
             return self._belief.mean.copy()
         weights = np.zeros(n)
-        weights[known] = np.linalg.solve(covariance[np.ix_(known, known)] + np.diag(noise + JITTER), y)
+        weights[known] = np.linalg.solve(
+            covariance[np.ix_(known, known)] + np.diag(noise + JITTER), y
+        )
         self._noise[known] = noise
         mean: Floats = self._belief.mean + weights @ self._cross[:n]
         return mean
 
     def _told(self, covariance: Floats, *, times: int) -> tuple[Ints, Floats, Floats]:
         """Which values take part, their deviations from the belief, and the variance of each: bounds join while the mean contradicts them."""
-        exact = [i for i, v in enumerate(self._values) if v.value is not None and v.bound is Bound.EXACT]
-        bounds = [i for i, v in enumerate(self._values) if v.value is not None and v.bound is not Bound.EXACT]
+        exact = [
+            i for i, v in enumerate(self._values) if v.value is not None and v.bound is Bound.EXACT
+        ]
+        bounds = [
+            i
+            for i, v in enumerate(self._values)
+            if v.value is not None and v.bound is not Bound.EXACT
+        ]
         prior = self._belief.mean[self._rows(self._values)]
-        target = np.array([np.nan if v.value is None else v.value + int(v.bound) * BOUND_MARGIN for v in self._values]) - prior
+        target = (
+            np.array(
+                [
+                    np.nan if v.value is None else v.value + int(v.bound) * BOUND_MARGIN
+                    for v in self._values
+                ]
+            )
+            - prior
+        )
         at = np.array(exact, dtype=np.int64)
         # Where many values are known, what was found of them last time is a start.
         noise = np.full(len(exact), self._smoothness.noise_sd**2) if times > 1 else self._noise[at]
@@ -264,14 +320,20 @@ class Surrogate:
             variance = np.concatenate([noise, np.full(int(joined.sum()), BOUND_SD**2)])
             means = np.zeros(len(bounds))
             if len(known):
-                weights = np.linalg.solve(covariance[np.ix_(known, known)] + np.diag(variance + JITTER), target[known])
+                weights = np.linalg.solve(
+                    covariance[np.ix_(known, known)] + np.diag(variance + JITTER), target[known]
+                )
                 means = covariance[np.ix_(open_bounds, known)] @ weights
             broken = ~joined & (side * (means - target[open_bounds]) < 0)
             if not broken.any():
                 break
             joined |= broken
         known = np.concatenate([at, open_bounds[joined]])
-        return known, target[known], np.concatenate([noise, np.full(int(joined.sum()), BOUND_SD**2)])
+        return (
+            known,
+            target[known],
+            np.concatenate([noise, np.full(int(joined.sum()), BOUND_SD**2)]),
+        )
 
     def _noise_of(self, covariance: Floats, y: Floats, start: Floats, *, times: int) -> Floats:
         """Variance of each value's noise: larger where a value lies far from what the others, and the belief, make of it."""
@@ -293,7 +355,10 @@ class Surrogate:
     def _covariance(self, rows: Ints, others: Ints | None) -> Floats:
         """Covariance of some rows with others, or with all."""
         loadings = self._loadings if others is None else self._loadings[others]
-        covariance: Floats = _residual(self._kernels, self._smoothness, rows, others) + self._loadings[rows] @ loadings.T
+        covariance: Floats = (
+            _residual(self._kernels, self._smoothness, rows, others)
+            + self._loadings[rows] @ loadings.T
+        )
         return covariance
 
     def _learn(self, told: Sequence[Value]) -> None:
@@ -317,10 +382,17 @@ def _kept(values: list[Value]) -> list[Value]:
         return values
     pending = [i for i, v in enumerate(values) if v.value is None]
     told = [i for i, v in enumerate(values) if v.value is not None]
-    exact = sorted((i for i in told if values[i].bound is Bound.EXACT), key=lambda i: values[i].value or 0.0)
+    exact = sorted(
+        (i for i in told if values[i].bound is Bound.EXACT), key=lambda i: values[i].value or 0.0
+    )
     chosen = set(exact[: KEPT // 3])
     rest = [i for i in told if i not in chosen]
-    chosen |= {rest[j] for j in np.linspace(0, len(rest) - 1, min(len(rest), KEPT - len(chosen))).astype(int).tolist()}
+    chosen |= {
+        rest[j]
+        for j in np.linspace(0, len(rest) - 1, min(len(rest), KEPT - len(chosen)))
+        .astype(int)
+        .tolist()
+    }
     return [values[i] for i in sorted(chosen | set(pending[-KEPT // 4 :]))]
 
 
@@ -342,7 +414,9 @@ def _kernels(axes: Sequence[Axis], smoothness: Smoothness) -> tuple[_AxisKernel,
     return tuple(found)
 
 
-def _residual(kernels: Sequence[_AxisKernel], smoothness: Smoothness, rows: Ints, others: Ints | None) -> Floats:
+def _residual(
+    kernels: Sequence[_AxisKernel], smoothness: Smoothness, rows: Ints, others: Ints | None
+) -> Floats:
     """Matern 5/2 of the distance over all axes, plus the mean of the same over each axis alone."""
     num_others = (len(kernels[0].steps) if others is None else len(others)) if kernels else 1
     squared, additive = np.zeros((len(rows), num_others)), np.zeros((len(rows), num_others))
@@ -363,7 +437,9 @@ def _matern(squared: Floats) -> Floats:
     return values
 
 
-def _likeliest(now: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats) -> Smoothness:
+def _likeliest(
+    now: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+) -> Smoothness:
     best, found = now, _log_likelihood(now, guess, axes, y, shared)
     for factor in (1.65, 1.28):
         for parameter in [*range(len(now.lengths)), "joint_sd", "additive_sd", "noise_sd"]:
@@ -385,7 +461,9 @@ def _scaled(smoothness: Smoothness, parameter: int | str, factor: float) -> Smoo
     return replace(smoothness, lengths=lengths)
 
 
-def _log_likelihood(tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats) -> float:
+def _log_likelihood(
+    tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+) -> float:
     every = np.arange(len(y))
     covariance = _residual(_kernels(axes, tried), tried, every, every) + shared
     base = tried.noise_sd**2

@@ -44,9 +44,14 @@ class TrialCost:
         return self.launch_seconds + self.num_steps * step_seconds
 
     @classmethod
-    def of(cls, plan: Measuring, *, launch_seconds: float | None, timed_steps: float | None) -> TrialCost:
+    def of(
+        cls, plan: Measuring, *, launch_seconds: float | None, timed_steps: float | None
+    ) -> TrialCost:
         """From what trials of the store took, where there are any, else from what is usual."""
-        timed = min(max(timed_steps if timed_steps is not None else TIMED_STEPS, plan.min_steps), plan.max_steps)
+        timed = min(
+            max(timed_steps if timed_steps is not None else TIMED_STEPS, plan.min_steps),
+            plan.max_steps,
+        )
         return cls(
             launch_seconds=launch_seconds if launch_seconds is not None else LAUNCH_SECONDS,
             launch_sd=MEASURED_LAUNCH_SD if launch_seconds is not None else LAUNCH_SD,
@@ -72,7 +77,14 @@ class PlannedCost:
         return self.gpu_hours * exp(Z90 * self.sd)
 
 
-def cost_of(candidates: Candidates, cell: Cell, *, num_trials: int, trial: TrialCost, knows_cell: bool = False) -> PlannedCost | None:
+def cost_of(
+    candidates: Candidates,
+    cell: Cell,
+    *,
+    num_trials: int,
+    trial: TrialCost,
+    knows_cell: bool = False,
+) -> PlannedCost | None:
     """What the first trials of the order hold; None where no time is predicted. What is predicted not to fit holds a launch.
 
     `knows_cell`: trials of this very cell have shown how far the whole of it is off.
@@ -86,13 +98,23 @@ def cost_of(candidates: Candidates, cell: Cell, *, num_trials: int, trial: Trial
     in_launches = launches / held
     chosen = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MAX_ROWS)).astype(np.int64))
     predicted = candidates.predict(candidates.table.take(rows[chosen]))
-    shares = steps[chosen] / steps[chosen].sum() * (1 - in_launches) if steps[chosen].any() else np.zeros(len(chosen))
-    slope = shares @ predicted.step_jacobian  # of the logarithm of what is held, by those of the constants
+    shares = (
+        steps[chosen] / steps[chosen].sum() * (1 - in_launches)
+        if steps[chosen].any()
+        else np.zeros(len(chosen))
+    )
+    slope = (
+        shares @ predicted.step_jacobian
+    )  # of the logarithm of what is held, by those of the constants
     constants = float(slope @ predicted.step_covariance @ slope)
     of_cell = 0.0 if knows_cell else ((1 - in_launches) * CELL_OFFSET_SD) ** 2
     return PlannedCost(
         gpu_hours=held * cell.num_gpus / 3600,
-        shared_sd=sqrt(constants + (in_launches * trial.launch_sd) ** 2 + ((1 - in_launches) * trial.num_steps_sd) ** 2),
+        shared_sd=sqrt(
+            constants
+            + (in_launches * trial.launch_sd) ** 2
+            + ((1 - in_launches) * trial.num_steps_sd) ** 2
+        ),
         own_sd=sqrt(float((shares**2).sum()) * predicted.step_residual_sd**2 + of_cell),
     )
 
@@ -107,5 +129,7 @@ def total(costs: Sequence[PlannedCost | None]) -> PlannedCost | None:
     return PlannedCost(
         gpu_hours=hours,
         shared_sd=sum(weight * cost.shared_sd for weight, cost in zip(weights, known, strict=True)),
-        own_sd=sqrt(sum((weight * cost.own_sd) ** 2 for weight, cost in zip(weights, known, strict=True))),
+        own_sd=sqrt(
+            sum((weight * cost.own_sd) ** 2 for weight, cost in zip(weights, known, strict=True))
+        ),
     )

@@ -39,10 +39,15 @@ class Budget:
 def price_of(spec: SweepSpec, hardware: Hardware | None) -> Price | None:
     """The file's own, else the device's list price; None where neither is known."""
     if spec.price_per_gpu_hour is not None:
-        return Price(per_gpu_hour=spec.price_per_gpu_hour, source="price_per_gpu_hour of the sweep file")
+        return Price(
+            per_gpu_hour=spec.price_per_gpu_hour, source="price_per_gpu_hour of the sweep file"
+        )
     if hardware is None or hardware.price_per_hour is None:
         return None
-    return Price(per_gpu_hour=hardware.price_per_hour, source=f"typical list price of {hardware.name}; give yours with price_per_gpu_hour")
+    return Price(
+        per_gpu_hour=hardware.price_per_hour,
+        source=f"typical list price of {hardware.name}; give yours with price_per_gpu_hour",
+    )
 
 
 def budget_of(spec: SweepSpec, price: Price | None) -> Budget | None:
@@ -57,5 +62,7 @@ def budget_of(spec: SweepSpec, price: Price | None) -> Budget | None:
                 f"search.max_cost {search.max_cost:g}: no price is known of what device {spec.device} means here;"
                 " give price_per_gpu_hour, in US dollars, or limit search.max_gpu_hours"
             )
-        found.append(Budget(gpu_seconds=search.max_cost / price.per_gpu_hour * 3600, limit=Limit.COST))
+        found.append(
+            Budget(gpu_seconds=search.max_cost / price.per_gpu_hour * 3600, limit=Limit.COST)
+        )
     return min(found, key=lambda budget: budget.gpu_seconds, default=None)

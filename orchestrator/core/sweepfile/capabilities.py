@@ -26,7 +26,11 @@ class Capabilities:
         """Say in one line why the workload cannot run a layout; None when it can."""
         sizes = (
             ("tensor_parallel_size", layout.tensor_parallel_size, self.max_tensor_parallel_size),
-            ("pipeline_parallel_size", layout.pipeline_parallel_size, self.max_pipeline_parallel_size),
+            (
+                "pipeline_parallel_size",
+                layout.pipeline_parallel_size,
+                self.max_pipeline_parallel_size,
+            ),
             ("context_parallel_size", layout.context_parallel_size, self.max_context_parallel_size),
         )
         for name, size, most in sizes:
@@ -35,7 +39,9 @@ class Capabilities:
         if layout.zero_stage not in self.zero_stages:
             return f"zero_stage {layout.zero_stage} is not one of {', '.join(map(str, sorted(self.zero_stages)))}"
         if layout.precision not in self.precisions:
-            return f"precision {layout.precision} is not one of {', '.join(sorted(self.precisions))}"
+            return (
+                f"precision {layout.precision} is not one of {', '.join(sorted(self.precisions))}"
+            )
         return None
 
 

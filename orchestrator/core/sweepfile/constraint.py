@@ -21,7 +21,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import SHORT_NAMES, OptionValue, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout import (
+    SHORT_NAMES,
+    OptionValue,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 
 MAX_CHARACTERS = 500
@@ -31,14 +38,26 @@ MAX_CHOICES = 256
 
 WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "recompute": (*RecomputeMode, *(f"{RecomputeMode.SELECTIVE}_{policy}" for policy in SelectivePolicy)),
+        "recompute": (
+            *RecomputeMode,
+            *(f"{RecomputeMode.SELECTIVE}_{policy}" for policy in SelectivePolicy),
+        ),
         "precision": tuple(Precision),
     }
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 _OF_CELL = ("num_gpus", "num_nodes", "gpus_per_node", "sequence_length", "global_batch_size")
-NUMBERS = (*SHORT_NAMES.values(), "zero_stage", "recompute_layers", "world_size", *_OF_MODEL, *_OF_CELL)
-Varying = tuple[tuple[str, tuple[OptionValue, ...]], ...]  # options of the workload that are axes, with their values, which are of one kind
+NUMBERS = (
+    *SHORT_NAMES.values(),
+    "zero_stage",
+    "recompute_layers",
+    "world_size",
+    *_OF_MODEL,
+    *_OF_CELL,
+)
+Varying = tuple[
+    tuple[str, tuple[OptionValue, ...]], ...
+]  # options of the workload that are axes, with their values, which are of one kind
 
 
 @dataclass(frozen=True)
@@ -49,11 +68,25 @@ class Names:
 
     @cached_property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        return {**WORDS, **{name: tuple(map(str, values)) for name, values in self.varying if isinstance(values[0], str)}}
+        return {
+            **WORDS,
+            **{
+                name: tuple(map(str, values))
+                for name, values in self.varying
+                if isinstance(values[0], str)
+            },
+        }
 
     @cached_property
     def numbers(self) -> tuple[str, ...]:
-        return (*NUMBERS, *(name for name, values in self.varying if isinstance(values[0], int) and not isinstance(values[0], bool)))
+        return (
+            *NUMBERS,
+            *(
+                name
+                for name, values in self.varying
+                if isinstance(values[0], int) and not isinstance(values[0], bool)
+            ),
+        )
 
     @cached_property
     def conditions(self) -> tuple[str, ...]:
@@ -72,7 +105,9 @@ class Words:
     meanings: tuple[frozenset[str], ...]
 
     def are(self, wanted: frozenset[str]) -> Mask:
-        return np.array([bool(meaning & wanted) for meaning in self.meanings], dtype=np.bool_)[self.codes]
+        return np.array([bool(meaning & wanted) for meaning in self.meanings], dtype=np.bool_)[
+            self.codes
+        ]
 
 
 Facts = Mapping[str, "Ints | int | Words"]
@@ -80,12 +115,21 @@ Facts = Mapping[str, "Ints | int | Words"]
 
 def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
     """What constraints may ask about each row of a table of a cell's layouts."""
-    layers = np.array([recompute.layers_of(cell.model.num_layers) for recompute in table.recomputes], dtype=np.int64)
+    layers = np.array(
+        [recompute.layers_of(cell.model.num_layers) for recompute in table.recomputes],
+        dtype=np.int64,
+    )
     return {
-        **{name: getattr(table, name) for name in (*SHORT_NAMES.values(), "zero_stage", "world_size")},
+        **{
+            name: getattr(table, name)
+            for name in (*SHORT_NAMES.values(), "zero_stage", "world_size")
+        },
         "recompute": Words(codes=table.recompute, meanings=tuple(map(_meaning, table.recomputes))),
         "recompute_layers": layers[table.recompute],
-        "precision": Words(codes=table.precision, meanings=tuple(frozenset({str(precision)}) for precision in table.precisions)),
+        "precision": Words(
+            codes=table.precision,
+            meanings=tuple(frozenset({str(precision)}) for precision in table.precisions),
+        ),
         **{name: getattr(cell.model, name) for name in _OF_MODEL},
         "num_gpus": cell.num_gpus,
         "num_nodes": -(-cell.num_gpus // gpus_per_node),
@@ -99,12 +143,19 @@ def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
 def _option_column(table: LayoutTable, name: str) -> Ints | Words:
     values = [dict(options)[name] for options in table.option_sets]
     if any(isinstance(value, str) for value in values):
-        return Words(codes=table.options, meanings=tuple(frozenset({str(value)}) for value in values))
+        return Words(
+            codes=table.options, meanings=tuple(frozenset({str(value)}) for value in values)
+        )
     return np.array(values, dtype=np.int64)[table.options]
 
 
 def _meaning(recompute: Recompute) -> frozenset[str]:
-    return frozenset({str(recompute.mode), f"{recompute.mode}_{recompute.policy}" if recompute.policy else str(recompute.mode)})
+    return frozenset(
+        {
+            str(recompute.mode),
+            f"{recompute.mode}_{recompute.policy}" if recompute.policy else str(recompute.mode),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +181,10 @@ class Constraint:
     @property
     def divides(self) -> bool:
         """Whether a row can be undefined at all."""
-        return any(isinstance(node, (ast.FloorDiv, ast.Mod)) for node in ast.walk(_parse(self.require, self.varying)))
+        return any(
+            isinstance(node, (ast.FloorDiv, ast.Mod))
+            for node in ast.walk(_parse(self.require, self.varying))
+        )
 
     @property
     def undefined_reason(self) -> str:
@@ -139,7 +193,10 @@ class Constraint:
     def check(self, facts: Facts, num_rows: int) -> tuple[Mask, Mask]:
         """Say for each row whether the constraint holds, and whether it is undefined there: a division by zero that nothing guards."""
         outcome = _evaluate(_parse(self.require, self.varying), facts, Names(self.varying))
-        holds, undefined = (np.broadcast_to(np.asarray(mask, dtype=np.bool_), (num_rows,)) for mask in (outcome.value, outcome.undefined))
+        holds, undefined = (
+            np.broadcast_to(np.asarray(mask, dtype=np.bool_), (num_rows,))
+            for mask in (outcome.value, outcome.undefined)
+        )
         return holds & ~undefined, undefined
 
     @classmethod
@@ -148,11 +205,25 @@ class Constraint:
         return core_schema.no_info_plain_validator_function(_from_data, serialization=serialize)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        text = {"type": "string", "maxLength": MAX_CHARACTERS, "examples": ["tp <= gpus_per_node", "not pp > 1 or ga >= pp"]}
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        text = {
+            "type": "string",
+            "maxLength": MAX_CHARACTERS,
+            "examples": ["tp <= gpus_per_node", "not pp > 1 or ga >= pp"],
+        }
         properties = {"require": text, "because": {"type": "string", "maxLength": 200}}
-        mapping = {"type": "object", "properties": properties, "required": ["require"], "additionalProperties": False}
-        return {"anyOf": [text, mapping], "description": f"names: {', '.join([*WORDS, *NUMBERS, *SHORT_NAMES])}"}
+        mapping = {
+            "type": "object",
+            "properties": properties,
+            "required": ["require"],
+            "additionalProperties": False,
+        }
+        return {
+            "anyOf": [text, mapping],
+            "description": f"names: {', '.join([*WORDS, *NUMBERS, *SHORT_NAMES])}",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,37 +242,70 @@ def _from_data(value: Any) -> Constraint:
         return value.knowing(varying)
     if isinstance(value, str):
         return Constraint(value, None, varying)
-    if not isinstance(value, Mapping) or not isinstance(value.get("require"), str) or set(value) - {"require", "because"}:
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(value.get("require"), str)
+        or set(value) - {"require", "because"}
+    ):
         raise ValueError(
             f"{value!r} is no constraint; write an expression, 'tp <= 8', or {{require: 'tp <= 8', because: 'one node has 8'}}"
         )
     because = value.get("because")
-    if because is not None and not (isinstance(because, str) and 0 < len(because) <= 200 and because.isprintable()):
+    if because is not None and not (
+        isinstance(because, str) and 0 < len(because) <= 200 and because.isprintable()
+    ):
         raise ValueError(f"because {because!r} is not one line of at most 200 characters")
     return Constraint(value["require"], because, varying)
 
 
 def _as_data(value: Constraint) -> Any:
-    return value.require if value.because is None else {"require": value.require, "because": value.because}
+    return (
+        value.require
+        if value.because is None
+        else {"require": value.require, "because": value.because}
+    )
 
 
 # --- the language ---------------------------------------------------------------------------------------------------------------
 
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
-    {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+    {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+    }
 )
 _COMPARISONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
-    {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+    {
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+    }
 )
-_ALLOWED = "allowed: names of the axes, whole numbers, + - * // %, comparisons, in (..), and, or, not"
-_FOREIGN_SIGNS = ((r"&&", "and"), (r"\|\|", "or"), (r"!(?!=)", "not"), (r"(?<![<>=!])=(?!=)", "=="), (r"(?<!/)/(?!/)", "//"))
+_ALLOWED = (
+    "allowed: names of the axes, whole numbers, + - * // %, comparisons, in (..), and, or, not"
+)
+_FOREIGN_SIGNS = (
+    (r"&&", "and"),
+    (r"\|\|", "or"),
+    (r"!(?!=)", "not"),
+    (r"(?<![<>=!])=(?!=)", "=="),
+    (r"(?<!/)/(?!/)", "//"),
+)
 
 
 @lru_cache(maxsize=1024)
 def _parse(text: str, varying: Varying = ()) -> ast.expr:
     """The checked syntax tree. Raises ValueError that names the text, the rule and the fix."""
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"constraint of {len(text)} characters; at most {MAX_CHARACTERS}: write several, all of them must hold")
+        raise ValueError(
+            f"constraint of {len(text)} characters; at most {MAX_CHARACTERS}: write several, all of them must hold"
+        )
     if not text.strip():
         raise ValueError("constraint is empty; write an expression such as 'tp <= 8'")
     shown = f"constraint {text!r}"
@@ -214,7 +318,9 @@ def _parse(text: str, varying: Varying = ()) -> ast.expr:
     try:
         tree = ast.parse(" ".join(text.split()), mode="eval").body
     except SyntaxError as exc:
-        raise ValueError(f"{shown}: not an expression: {exc.msg}{f', at character {exc.offset}' if exc.offset else ''}") from None
+        raise ValueError(
+            f"{shown}: not an expression: {exc.msg}{f', at character {exc.offset}' if exc.offset else ''}"
+        ) from None
     except (ValueError, MemoryError, RecursionError):
         raise ValueError(f"{shown}: not an expression that can be read; {_ALLOWED}") from None
     try:
@@ -229,7 +335,12 @@ def _parse(text: str, varying: Varying = ()) -> ast.expr:
 def _check_depth(tree: ast.expr) -> None:
     level: Sequence[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        level = [
+            child
+            for node in level
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.expr)
+        ]
         if not level:
             return
     raise ValueError(f"is nested more than {MAX_DEPTH} deep")
@@ -272,8 +383,13 @@ def _want(kind: str, node: ast.expr, names: Names) -> None:
         return
     shown = ast.unparse(node)
     if found == "words":
-        raise ValueError(f"{shown} is a word; compare it: {shown} == {str(names.words[shown][0])!r}")
-    raise ValueError(f"{shown!r} is a {found}, not a {kind}" + ("; compare it, as in 'tp > 1'" if kind == "condition" else ""))
+        raise ValueError(
+            f"{shown} is a word; compare it: {shown} == {str(names.words[shown][0])!r}"
+        )
+    raise ValueError(
+        f"{shown!r} is a {found}, not a {kind}"
+        + ("; compare it, as in 'tp > 1'" if kind == "condition" else "")
+    )
 
 
 def _kind_of_name(name: str, names: Names) -> str:
@@ -287,7 +403,10 @@ def _kind_of_name(name: str, names: Names) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     word = next((axis for axis, words in names.words.items() if name in words), None)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-    raise ValueError(f"{name!r} is no axis; " + (f"a word stands in quotes: {word} == {name!r}" if word else hint))
+    raise ValueError(
+        f"{name!r} is no axis; "
+        + (f"a word stands in quotes: {word} == {name!r}" if word else hint)
+    )
 
 
 def _check_comparison(node: ast.Compare, names: Names) -> None:
@@ -306,12 +425,19 @@ def _check_comparison(node: ast.Compare, names: Names) -> None:
 
 
 def _compares_words(node: ast.Compare, names: Names) -> bool:
-    return any(isinstance(o, ast.Name) and o.id in names.words for o in (node.left, *node.comparators))
+    return any(
+        isinstance(o, ast.Name) and o.id in names.words for o in (node.left, *node.comparators)
+    )
 
 
 def _choices(node: ast.expr) -> list[ast.expr]:
-    if not isinstance(node, (ast.Tuple, ast.List, ast.Set)) or not 1 <= len(node.elts) <= MAX_CHOICES:
-        raise ValueError(f"after in stands a list of 1 to {MAX_CHOICES} values, (1, 2, 4), not {ast.unparse(node)!r}")
+    if (
+        not isinstance(node, (ast.Tuple, ast.List, ast.Set))
+        or not 1 <= len(node.elts) <= MAX_CHOICES
+    ):
+        raise ValueError(
+            f"after in stands a list of 1 to {MAX_CHOICES} values, (1, 2, 4), not {ast.unparse(node)!r}"
+        )
     return node.elts
 
 
@@ -321,17 +447,31 @@ def _words_compared(node: ast.Compare, names: Names) -> tuple[str, frozenset[str
     if isinstance(name, ast.Constant):
         name, other = other, name
     equality, membership = isinstance(op, (ast.Eq, ast.NotEq)), isinstance(op, (ast.In, ast.NotIn))
-    if len(node.ops) > 1 or not isinstance(name, ast.Name) or not (equality or (membership and name is node.left)):
-        raise ValueError(f"{ast.unparse(node)!r}: compare a word with ==, !=, in or not in, as in recompute in ('none', 'full')")
+    if (
+        len(node.ops) > 1
+        or not isinstance(name, ast.Name)
+        or not (equality or (membership and name is node.left))
+    ):
+        raise ValueError(
+            f"{ast.unparse(node)!r}: compare a word with ==, !=, in or not in, as in recompute in ('none', 'full')"
+        )
     words, allowed = [], names.words[name.id]
     for choice in _choices(other) if membership else [other]:
         if not isinstance(choice, ast.Constant) or not isinstance(choice.value, str):
-            raise ValueError(f"{name.id} is compared with words in quotes, not with {ast.unparse(choice)}; allowed: {', '.join(allowed)}")
+            raise ValueError(
+                f"{name.id} is compared with words in quotes, not with {ast.unparse(choice)}; allowed: {', '.join(allowed)}"
+            )
         if choice.value not in allowed:
             close = get_close_matches(choice.value, allowed, n=1)
-            layers = "; the number of layers is recompute_layers" if name.id == "recompute" and re.search(r"[:.]\d", choice.value) else ""
+            layers = (
+                "; the number of layers is recompute_layers"
+                if name.id == "recompute" and re.search(r"[:.]\d", choice.value)
+                else ""
+            )
             hint = f"; did you mean {str(close[0])!r}?" if close and not layers else layers
-            raise ValueError(f"{name.id} is never {choice.value!r}; allowed: {', '.join(allowed)}{hint}")
+            raise ValueError(
+                f"{name.id} is never {choice.value!r}; allowed: {', '.join(allowed)}{hint}"
+            )
         words.append(choice.value)
     return name.id, frozenset(words), isinstance(op, (ast.Eq, ast.In))
 
@@ -363,9 +503,13 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
             inner = _evaluate(operand, facts, names)
             return _Truth(-inner.value, inner.undefined, inner.bound)
         case ast.BinOp(left=left, op=op, right=right):
-            return _calculate(type(op), _evaluate(left, facts, names), _evaluate(right, facts, names))
+            return _calculate(
+                type(op), _evaluate(left, facts, names), _evaluate(right, facts, names)
+            )
         case ast.BoolOp(op=op, values=values):
-            return _logic([_evaluate(value, facts, names) for value in values], every=isinstance(op, ast.And))
+            return _logic(
+                [_evaluate(value, facts, names) for value in values], every=isinstance(op, ast.And)
+            )
         case ast.Compare():
             return _compare(node, facts, names)
     raise AssertionError(f"unchecked syntax {ast.dump(node)}")
@@ -374,7 +518,13 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
 def _calculate(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
     undefined = np.logical_or(left.undefined, right.undefined)
     divides = op in (ast.FloorDiv, ast.Mod)
-    bound = left.bound * right.bound if op is ast.Mult else max(left.bound, right.bound) if divides else left.bound + right.bound
+    bound = (
+        left.bound * right.bound
+        if op is ast.Mult
+        else max(left.bound, right.bound)
+        if divides
+        else left.bound + right.bound
+    )
     a, b = left.value, right.value
     if bound >= 1 << 63:  # exact at any size, only slower
         a, b = (np.asarray(value).astype(object) for value in (a, b))
@@ -404,9 +554,16 @@ def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Truth:
     links, left = [], _evaluate(node.left, facts, names)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, (ast.In, ast.NotIn)):
-            equal = [_holds(ast.Eq, left, _evaluate(choice, facts, names)) for choice in _choices(right_node)]
+            equal = [
+                _holds(ast.Eq, left, _evaluate(choice, facts, names))
+                for choice in _choices(right_node)
+            ]
             inside = _logic(equal, every=False)
-            links.append(inside if isinstance(op, ast.In) else _Truth(np.logical_not(inside.value), inside.undefined))
+            links.append(
+                inside
+                if isinstance(op, ast.In)
+                else _Truth(np.logical_not(inside.value), inside.undefined)
+            )
         else:
             right = _evaluate(right_node, facts, names)
             links.append(_holds(type(op), left, right))
@@ -415,4 +572,7 @@ def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Truth:
 
 
 def _holds(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
-    return _Truth(np.asarray(_COMPARISONS[op](left.value, right.value), dtype=np.bool_), np.logical_or(left.undefined, right.undefined))
+    return _Truth(
+        np.asarray(_COMPARISONS[op](left.value, right.value), dtype=np.bool_),
+        np.logical_or(left.undefined, right.undefined),
+    )

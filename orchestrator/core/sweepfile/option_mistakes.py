@@ -15,18 +15,35 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.problem.layout import OptionValue
 from orchestrator.core.sweepfile.constraint import Names
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, checked
-from orchestrator.core.sweepfile.workload_options import LAYOUT_NAMES, CommandOptions, Workload, WorkloadOptions
+from orchestrator.core.sweepfile.workload_options import (
+    LAYOUT_NAMES,
+    CommandOptions,
+    Workload,
+    WorkloadOptions,
+)
 
-Place = tuple[str | int, ...]  # of a mistake in the sweep file: keys and numbers of entries from its top
+Place = tuple[
+    str | int, ...
+]  # of a mistake in the sweep file: keys and numbers of entries from its top
 
 _NOT_FOR_OPTIONS = frozenset({*LAYOUT_NAMES, *TEMPLATE_NAMES, *Names().all})
 # A command's options are in its environment as SWEEP_ and their names in capitals; these say something else there.
 _OWN_VARIABLES = frozenset(
-    {"SWEEP_HOME", "SWEEP_DB", "SWEEP_DB_READER", "SWEEP_RUN_DIR", "SWEEP_ATTEMPT", "SWEEP_LAUNCHER", "SWEEP_ORIGINAL_PYTHONPATH"}
+    {
+        "SWEEP_HOME",
+        "SWEEP_DB",
+        "SWEEP_DB_READER",
+        "SWEEP_RUN_DIR",
+        "SWEEP_ATTEMPT",
+        "SWEEP_LAUNCHER",
+        "SWEEP_ORIGINAL_PYTHONPATH",
+    }
 )
 
 
-def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]]) -> list[tuple[Place, str]]:
+def option_mistakes(
+    workload: Workload, axes: Mapping[str, Sequence[OptionValue]]
+) -> list[tuple[Place, str]]:
     """What `axes.options` cannot mean with this workload, each with its place in the sweep file; the templates of a command included."""
     mistakes: list[tuple[Place, str]] = []
     for name, values in axes.items():
@@ -37,7 +54,10 @@ def option_mistakes(workload: Workload, axes: Mapping[str, Sequence[OptionValue]
         if refusal:
             mistakes.append((place, refusal))
         elif workload.options.MAY_VARY is not None:
-            wrong = ((number, _value_refusal(workload.options, name, value)) for number, value in enumerate(values))
+            wrong = (
+                (number, _value_refusal(workload.options, name, value))
+                for number, value in enumerate(values)
+            )
             mistakes += [((*place, number), said) for number, said in wrong if said]
     if isinstance(workload.options, CommandOptions):
         mistakes += _template_mistakes(workload.options, (*TEMPLATE_NAMES, *axes))
@@ -57,7 +77,11 @@ def _option_refusal(workload: Workload, name: str, values: Sequence[OptionValue]
     if name not in options.MAY_VARY:
         allowed = ", ".join(sorted(options.MAY_VARY)) or "none"
         close = get_close_matches(name[:80], options.MAY_VARY, n=1)
-        what = "may not vary" if name in type(options).model_fields else f"is no option of workload {workload.name}"
+        what = (
+            "may not vary"
+            if name in type(options).model_fields
+            else f"is no option of workload {workload.name}"
+        )
         return f"{name} {what}; those that may: {allowed}{f'; did you mean {close[0]}?' if close else ''}"
     return None
 
@@ -89,7 +113,9 @@ def _value_refusal(options: WorkloadOptions, name: str, value: OptionValue) -> s
 
 
 def _template_mistakes(options: CommandOptions, names: Sequence[str]) -> list[tuple[Place, str]]:
-    places: list[tuple[Place, str]] = [(("argv", number), text) for number, text in enumerate(options.argv)]
+    places: list[tuple[Place, str]] = [
+        (("argv", number), text) for number, text in enumerate(options.argv)
+    ]
     places += [(("env", name), text) for name, text in options.env.items()]
     places += [(("cwd",), options.cwd)] if options.cwd is not None else []
     mistakes: list[tuple[Place, str]] = []

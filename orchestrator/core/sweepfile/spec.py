@@ -51,7 +51,11 @@ from orchestrator.core.sweepfile.spec_values import (
     key,
 )
 from orchestrator.core.sweepfile.trainer_section import TrainerChoice
-from orchestrator.core.sweepfile.workload_options import LlamaWorkload, WorkloadChoice, workload_mistake
+from orchestrator.core.sweepfile.workload_options import (
+    LlamaWorkload,
+    WorkloadChoice,
+    workload_mistake,
+)
 
 MAX_GPUS = 16_384
 MAX_CELLS = 1024
@@ -73,7 +77,9 @@ def _device(value: str) -> str:
         known = from_driver_name(value)
         names = ("auto", "cpu", *DEVICES)
         begun = [name for name in names if asked and name.startswith(asked)]
-        close = [known.name] if known is not None else begun or get_close_matches(asked, DEVICES, n=1)
+        close = (
+            [known.name] if known is not None else begun or get_close_matches(asked, DEVICES, n=1)
+        )
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"{value!r} is not one of {', '.join(names)}{hint}")
     return value
@@ -84,7 +90,10 @@ class SweepSpec(Section):
 
     name: Annotated[
         Name,
-        key("text", "Names the sweep in the store and its folder: 1 to 63 of `a-z 0-9 . _ -`. The same name goes on with the same sweep"),
+        key(
+            "text",
+            "Names the sweep in the store and its folder: 1 to 63 of `a-z 0-9 . _ -`. The same name goes on with the same sweep",
+        ),
     ]
     model: Annotated[
         tuple[Model, ...],
@@ -94,25 +103,43 @@ class SweepSpec(Section):
         OneWithoutItsList(),
         key("preset, sizes, or a list", "What is trained; see [Models](#models)"),
     ]
-    sequence_length: Annotated[Some[Length], key("number or list, `8K`", "Tokens of a sequence. `8K` = 8 x 1024")]
+    sequence_length: Annotated[
+        Some[Length], key("number or list, `8K`", "Tokens of a sequence. `8K` = 8 x 1024")
+    ]
     global_batch_size: Annotated[
-        Some[Count] | None, key("number or list", "Sequences of an optimizer step, over all GPUs, the same for every layout")
+        Some[Count] | None,
+        key(
+            "number or list",
+            "Sequences of an optimizer step, over all GPUs, the same for every layout",
+        ),
     ] = None
     global_batch_tokens: Annotated[
         Some[Tokens] | None,
-        key("number or list, `4M`", "The same in tokens, instead of `global_batch_size`; a multiple of `sequence_length`. `4M` = 4 x 2^20"),
+        key(
+            "number or list, `4M`",
+            "The same in tokens, instead of `global_batch_size`; a multiple of `sequence_length`. `4M` = 4 x 2^20",
+        ),
     ] = None
     precision: Annotated[
         Some[Precision],
-        key("`fp32`, `bf16`, `fp16`, `fp8`, or a list", "Of the weights and products in training. Several: an axis like the others"),
+        key(
+            "`fp32`, `bf16`, `fp16`, `fp8`, or a list",
+            "Of the weights and products in training. Several: an axis like the others",
+        ),
     ] = (Precision.BF16,)
     gpus: Annotated[
         Some[Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]],
-        key("number or list", "GPUs of a gang; on a machine without GPUs, cores. More than a node has must be whole nodes"),
+        key(
+            "number or list",
+            "GPUs of a gang; on a machine without GPUs, cores. More than a node has must be whole nodes",
+        ),
     ]
     gpus_per_node: Annotated[
         OrAuto[Annotated[int, Field(strict=True, ge=1, le=1024)]],
-        key("`auto`, a number", "`auto`: as many as the cluster's largest node has; `sweep plan` without a GPU at hand assumes 8"),
+        key(
+            "`auto`, a number",
+            "`auto`: as many as the cluster's largest node has; `sweep plan` without a GPU at hand assumes 8",
+        ),
     ] = "auto"
     device: Annotated[
         str,
@@ -136,36 +163,64 @@ class SweepSpec(Section):
     ] = None
     axes: Annotated[Axes, key("section", "What may vary: [axes](#axes)")] = Axes()
     tensor_parallel_across_nodes: Annotated[
-        bool, Field(strict=True), key("`true`, `false`", "Also allow tensor-parallel groups larger than a node")
+        bool,
+        Field(strict=True),
+        key("`true`, `false`", "Also allow tensor-parallel groups larger than a node"),
     ] = False
     constraints: Annotated[
         tuple[Constraint, ...],
         BeforeValidator(as_list),
         BeforeValidator(few),
         OneWithoutItsList(),
-        key("expression or list", "What must hold for a layout to be legal: [constraints](#constraints)"),
+        key(
+            "expression or list",
+            "What must hold for a layout to be legal: [constraints](#constraints)",
+        ),
     ] = ()
-    measurement: Annotated[Measuring, key("section", "How steps are timed: [measurement](#measurement)")] = Measuring()
-    search: Annotated[Search, key("section", "What is tried next, and when to stop: [search](#search)")] = Search()
+    measurement: Annotated[
+        Measuring, key("section", "How steps are timed: [measurement](#measurement)")
+    ] = Measuring()
+    search: Annotated[
+        Search, key("section", "What is tried next, and when to stop: [search](#search)")
+    ] = Search()
     objective: Annotated[
-        Objective, key("`tokens_per_second_per_gpu`, `step_seconds`", "What is optimised: the first is made large, the second small")
+        Objective,
+        key(
+            "`tokens_per_second_per_gpu`, `step_seconds`",
+            "What is optimised: the first is made large, the second small",
+        ),
     ] = Objective.TOKENS_PER_SECOND_PER_GPU
     workload: Annotated[
         WorkloadChoice,
-        key("`llama`, `synthetic`, `command`, `replay`, or a section", "The program that ranks run: [workloads.md](workloads.md)"),
+        key(
+            "`llama`, `synthetic`, `command`, `replay`, or a section",
+            "The program that ranks run: [workloads.md](workloads.md)",
+        ),
     ] = LlamaWorkload()
     trainer: Annotated[
-        TrainerChoice | None, key("a name, or a section", "What is known of its memory, for predictions: [trainer](#trainer)")
+        TrainerChoice | None,
+        key(
+            "a name, or a section",
+            "What is known of its memory, for predictions: [trainer](#trainer)",
+        ),
     ] = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the trainer where none is named: a stored sweep reads as it did before there could be one."""
-        return {name: value for name, value in write(self).items() if name != "trainer" or value is not None}
+        return {
+            name: value
+            for name, value in write(self).items()
+            if name != "trainer" or value is not None
+        }
 
     @model_validator(mode="after")
     def _traced_in_its_precision(self) -> Self:
-        if self.trainer is not None and self.trainer.activations is not None and len(self.precision) > 1:
+        if (
+            self.trainer is not None
+            and self.trainer.activations is not None
+            and len(self.precision) > 1
+        ):
             raise ValueError(
                 f"trainer.activations are of one precision, and precision has {len(self.precision)}: keep one, or leave activations out"
             )
@@ -173,12 +228,16 @@ class SweepSpec(Section):
 
     @model_validator(mode="after")
     def _cells_exist(self) -> Self:
-        if mistake := batch_mistake(self.global_batch_size is not None, self.global_batch_tokens is not None):
+        if mistake := batch_mistake(
+            self.global_batch_size is not None, self.global_batch_tokens is not None
+        ):
             raise ValueError(mistake)
         batches = len(self.global_batch_size or self.global_batch_tokens or ())
         num_cells = len(self.model) * len(self.gpus) * len(self.sequence_length) * batches
         if num_cells > MAX_CELLS:
-            raise ValueError(f"model x gpus x sequence_length x global batch make {num_cells:,} cells; at most {MAX_CELLS:,}")
+            raise ValueError(
+                f"model x gpus x sequence_length x global batch make {num_cells:,} cells; at most {MAX_CELLS:,}"
+            )
         for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
             if tokens % length:
                 raise ValueError(
@@ -186,11 +245,15 @@ class SweepSpec(Section):
                 )
         names = [m.name for m in self.model]
         if len(set(names)) != len(names):
-            raise ValueError(f"model names {', '.join(names)}: one stands twice; two definitions need two names")
+            raise ValueError(
+                f"model names {', '.join(names)}: one stands twice; two definitions need two names"
+            )
         if isinstance(self.gpus_per_node, int):
             for gpus in self.gpus:
                 if gpus > self.gpus_per_node and gpus % self.gpus_per_node:
-                    raise ValueError(f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)")
+                    raise ValueError(
+                        f"gpus {gpus} are not whole nodes of {self.gpus_per_node} (gpus_per_node)"
+                    )
         return self
 
     @field_validator("constraints", mode="before")
@@ -201,7 +264,10 @@ class SweepSpec(Section):
         if axes is None or not axes.options:
             return value
         varying = tuple(axes.options.items())
-        return [Unread(each, varying) for each in (value if isinstance(value, (list, tuple)) else [value])]
+        return [
+            Unread(each, varying)
+            for each in (value if isinstance(value, (list, tuple)) else [value])
+        ]
 
     @model_validator(mode="after")
     def _options_mean_something(self) -> Self:
@@ -209,7 +275,11 @@ class SweepSpec(Section):
             raise ValidationError.from_exception_data(
                 type(self).__name__,
                 [
-                    InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": said}), loc=place, input=None)
+                    InitErrorDetails(
+                        type=PydanticCustomError("value_error", "{error}", {"error": said}),
+                        loc=place,
+                        input=None,
+                    )
                     for place, said in mistakes
                 ],
             )
@@ -232,12 +302,16 @@ class SweepSpec(Section):
             or (self.device in DEVICES and DEVICES[self.device].price_per_hour is not None)
         )
         if self.search.max_cost is not None and not known:
-            raise ValueError(f"search.max_cost: device {self.device} has no list price; give price_per_gpu_hour, in US dollars")
+            raise ValueError(
+                f"search.max_cost: device {self.device} has no list price; give price_per_gpu_hour, in US dollars"
+            )
         return self
 
     @model_validator(mode="after")
     def _workload_can(self) -> Self:
-        if mistake := workload_mistake(self.workload, precisions=self.precision, device=self.device):
+        if mistake := workload_mistake(
+            self.workload, precisions=self.precision, device=self.device
+        ):
             raise ValueError(mistake)
         return self
 
@@ -246,13 +320,18 @@ class SweepSpec(Section):
         return tuple(
             Cell(model=model, num_gpus=gpus, sequence_length=length, global_batch_size=batch)
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)
-            for batch in (self.global_batch_size or [tokens // length for tokens in self.global_batch_tokens or ()])
+            for batch in (
+                self.global_batch_size
+                or [tokens // length for tokens in self.global_batch_tokens or ()]
+            )
         )
 
     def remarks(self) -> tuple[str, ...]:
         """Settings of the file that the sweep ignores, a sentence each."""
         if self.search.plateau is not None and self.search.strategy is Strategy.EXHAUSTIVE:
-            return ("search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",)
+            return (
+                "search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",
+            )
         return ()
 
     @property
@@ -268,13 +347,18 @@ class SweepSpec(Section):
         """Why layouts are known to need more memory than others; None: the program is somebody else's, and nothing is declared of it."""
         if self.trainer is not None:
             return "the file declares its trainer"
-        return f"workload {self.workload.name} is our own" if self.workload.name in OUR_OWN else None
+        return (
+            f"workload {self.workload.name} is our own" if self.workload.name in OUR_OWN else None
+        )
 
     def conditions(self) -> dict[str, Any]:
         """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""
         return {
             "workload": self.workload.name,
-            **{f"workload.options.{name}": value for name, value in self.workload.options.conditions().items()},
+            **{
+                f"workload.options.{name}": value
+                for name, value in self.workload.options.conditions().items()
+            },
             "warmup_steps": self.measurement.warmup_steps,
             "objective": str(self.objective),
             "device": self.device,

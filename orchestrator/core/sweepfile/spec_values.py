@@ -34,7 +34,8 @@ MAX_OPTIONS = 16  # that vary
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPELT_OUT = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?", re.IGNORECASE
+    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
+    re.IGNORECASE,
 )
 MAX_NAME = 63  # characters of a sweep's name
 _NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
@@ -70,7 +71,9 @@ def _tokens(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d{1,18})\s*([kKmMgG]?)", value)
     if match is None:
-        raise ValueError(f"{value!r} is no number of tokens; write a whole number, or 4M = 4 * 2**20")
+        raise ValueError(
+            f"{value!r} is no number of tokens; write a whole number, or 4M = 4 * 2**20"
+        )
     return int(match[1]) * _SIZES[match[2].lower()]
 
 
@@ -106,11 +109,17 @@ def _recompute(value: Any) -> Any:
     if isinstance(value, Recompute):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)")
+        raise ValueError(
+            f"{value!r} is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)"
+        )
     try:
         return Recompute.parse(value)
     except ValueError as exc:
-        close = get_close_matches(value, ("none", "full", "selective", "selective_ops", "selective_attention", "auto"), n=1)
+        close = get_close_matches(
+            value,
+            ("none", "full", "selective", "selective_ops", "selective_attention", "auto"),
+            n=1,
+        )
         raise ValueError(f"{exc}; did you mean {close[0]}?" if close else str(exc)) from None
 
 
@@ -119,7 +128,9 @@ def _auto(value: Any) -> str:
 
 
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
+Name = Annotated[
+    str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})
+]
 Duration = Annotated[
     Annotated[float, Field(strict=True, gt=0, le=1e8)],
     BeforeValidator(_duration),
@@ -131,28 +142,42 @@ Tokens = Annotated[
     WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"}),
 ]
 Length = Annotated[
-    Count, BeforeValidator(_tokens), WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 8K = 8192"})
+    Count,
+    BeforeValidator(_tokens),
+    WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 8K = 8192"}),
 ]
 RecomputeChoice = Annotated[
     Recompute,
     BeforeValidator(_recompute),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}
+    ),
 ]
 
 
 class OneWithoutItsList:
     """Says in the JSON schema what `as_list` does."""
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         many = handler(schema)
         return {"anyOf": [many["items"], many]}
 
 
 _T = TypeVar("_T")
-Some = Annotated[tuple[_T, ...], BeforeValidator(as_list), Field(min_length=1), AfterValidator(_distinct), OneWithoutItsList()]
+Some = Annotated[
+    tuple[_T, ...],
+    BeforeValidator(as_list),
+    Field(min_length=1),
+    AfterValidator(_distinct),
+    OneWithoutItsList(),
+]
 # The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
-OrAuto = Annotated[Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)]
+OrAuto = Annotated[
+    Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)
+]
 
 
 def _option_values(value: Any) -> Any:
@@ -166,15 +191,23 @@ def few_options(value: Any) -> Any:
 
 
 def _option_value(value: Any) -> Any:
-    is_text = isinstance(value, str) and len(value) <= MAX_OPTION_CHARACTERS and (value.isprintable() or not value)
+    is_text = (
+        isinstance(value, str)
+        and len(value) <= MAX_OPTION_CHARACTERS
+        and (value.isprintable() or not value)
+    )
     if is_text or (isinstance(value, int) and abs(value) <= MAX_OPTION_NUMBER):
         return value
-    raise ValueError(f"{str(value)[:80]!r} is no value of an option; expected a word on one line, a whole number, true or false")
+    raise ValueError(
+        f"{str(value)[:80]!r} is no value of an option; expected a word on one line, a whole number, true or false"
+    )
 
 
 def _option_name(value: str) -> str:
     if not _OPTION_NAME.fullmatch(value):
-        raise ValueError(f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _, a letter or _ first")
+        raise ValueError(
+            f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _, a letter or _ first"
+        )
     return value
 
 
@@ -187,5 +220,9 @@ OptionChoice = Annotated[
     WithJsonSchema({"anyOf": [{"type": kind} for kind in ("string", "integer", "boolean")]}),
 ]
 OptionValues = Annotated[
-    tuple[OptionChoice, ...], BeforeValidator(_option_values), Field(min_length=1), AfterValidator(_distinct), OneWithoutItsList()
+    tuple[OptionChoice, ...],
+    BeforeValidator(_option_values),
+    Field(min_length=1),
+    AfterValidator(_distinct),
+    OneWithoutItsList(),
 ]

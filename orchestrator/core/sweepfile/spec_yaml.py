@@ -29,11 +29,15 @@ MAX_OVERRIDES = 256
 _OTHER_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **{short: f"axes.{name}" for short, name in SHORT_NAMES.items()},
-        **dict.fromkeys(("seq_len", "seq_length", "seqlen", "seq", "context_length"), "sequence_length"),
+        **dict.fromkeys(
+            ("seq_len", "seq_length", "seqlen", "seq", "context_length"), "sequence_length"
+        ),
         **dict.fromkeys(("gbs", "batch_size", "global_batch", "batch"), "global_batch_size"),
         **dict.fromkeys(("num_gpus", "world_size", "gpu"), "gpus"),
         **dict.fromkeys(("num_nodes", "nodes"), "gpus (nodes x gpus_per_node)"),
-        **dict.fromkeys(("gradient_accumulation_steps", "grad_acc", "gas"), "axes.grad_accum_steps"),
+        **dict.fromkeys(
+            ("gradient_accumulation_steps", "grad_acc", "gas"), "axes.grad_accum_steps"
+        ),
         **dict.fromkeys(("activation_checkpointing", "checkpointing", "ac"), "axes.recompute"),
         **dict.fromkeys(("zero", "sharding"), "axes.zero_stage"),
         **dict.fromkeys(("dtype", "mixed_precision"), "precision"),
@@ -61,14 +65,24 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
     except YamlRefused as exc:
         raise _invalid(source, [_Line(exc.place, (), exc.message)]) from None
     if not isinstance(document.value, dict):
-        what = "the file is empty" if document.value is None else f"a sweep file is a mapping of keys, not {_shown(document.value)}"
-        raise _invalid(source, [_Line(Place(1, 1), (), f"{what}; it starts with name:, model:, gpus:")])
+        what = (
+            "the file is empty"
+            if document.value is None
+            else f"a sweep file is a mapping of keys, not {_shown(document.value)}"
+        )
+        raise _invalid(
+            source, [_Line(Place(1, 1), (), f"{what}; it starts with name:, model:, gpus:")]
+        )
     sweep = _Sweep(document)
     sweep.override(overrides)
     try:
         spec = SweepSpec.model_validate(sweep.value)
     except ValidationError as exc:
-        raise _invalid(source, [*sweep.mistakes, *sweep.explain(exc)], num_untold=exc.error_count() - MAX_MISTAKES_SHOWN) from None
+        raise _invalid(
+            source,
+            [*sweep.mistakes, *sweep.explain(exc)],
+            num_untold=exc.error_count() - MAX_MISTAKES_SHOWN,
+        ) from None
     if sweep.mistakes:
         raise _invalid(source, sweep.mistakes)
     return spec
@@ -76,7 +90,11 @@ def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
 
 def to_json_schema() -> dict[str, Any]:
     """The JSON schema of a sweep file, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **SweepSpec.model_json_schema(), "title": "Sweep"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **SweepSpec.model_json_schema(),
+        "title": "Sweep",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,9 @@ def _invalid(source: str, lines: Iterable[_Line], *, num_untold: int = 0) -> Spe
 
 
 def _dotted(path: Path) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(
+        "."
+    )
 
 
 # --- the values and where each came from ----------------------------------------------------------------------------------------
@@ -116,7 +136,9 @@ class _Sweep:
 
     def __init__(self, document: Document) -> None:
         self.value: dict[str, Any] = document.value
-        self.mistakes = [_Line(mistake.place, mistake.path, mistake.message) for mistake in document.mistakes]
+        self.mistakes = [
+            _Line(mistake.place, mistake.path, mistake.message) for mistake in document.mistakes
+        ]
         self._document = document
         self._overridden: dict[Path, str] = {}
 
@@ -129,7 +151,9 @@ class _Sweep:
             except ValueError as exc:
                 self.mistakes.append(_Line(f"override {_shown(text)}", (), str(exc)))
         if len(overrides) > MAX_OVERRIDES:
-            self.mistakes.append(_Line("overrides", (), f"{len(overrides)} of them; at most {MAX_OVERRIDES}"))
+            self.mistakes.append(
+                _Line("overrides", (), f"{len(overrides)} of them; at most {MAX_OVERRIDES}")
+            )
 
     def _apply(self, text: str) -> None:
         match = _OVERRIDE.fullmatch(text)
@@ -152,7 +176,10 @@ class _Sweep:
         else:
             raise ValueError(f"{_dotted(path[:-1])} has no {last!r}")
         # The two ways to give the global batch exclude each other; the command line wins.
-        other = {"global_batch_size": "global_batch_tokens", "global_batch_tokens": "global_batch_size"}.get(str(last))
+        other = {
+            "global_batch_size": "global_batch_tokens",
+            "global_batch_tokens": "global_batch_size",
+        }.get(str(last))
         if other and len(path) == 1 and (other,) not in self._overridden:
             self.value.pop(other, None)
         self._overridden[path] = text
@@ -160,7 +187,9 @@ class _Sweep:
     def explain(self, failure: ValidationError) -> Iterator[_Line]:
         """One line for every mistake that pydantic found, and those that it could not look for yet."""
         errors = failure.errors(include_url=False)
-        for error in errors[:MAX_MISTAKES_SHOWN]:  # likeness is slow to find: not for thousands of keys
+        for error in errors[
+            :MAX_MISTAKES_SHOWN
+        ]:  # likeness is slow to find: not for thousands of keys
             path = self._path(error["loc"], error["type"])
             if error["type"] in _WRONG_NAME and isinstance(self._at(path), dict):
                 path = (*path, "name")  # the key that chooses among sections
@@ -168,7 +197,12 @@ class _Sweep:
             path = self._narrowed(path, message)
             yield _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
         # A rule of the whole file is not asked while one of its keys is wrong; this one needs no right values.
-        mistake = batch_mistake(*(self.value.get(key) is not None for key in ("global_batch_size", "global_batch_tokens")))
+        mistake = batch_mistake(
+            *(
+                self.value.get(key) is not None
+                for key in ("global_batch_size", "global_batch_tokens")
+            )
+        )
         if mistake and all(error["loc"] for error in errors):
             path = self._narrowed((), mistake)
             yield _Line(self._where(path), path, mistake)
@@ -181,7 +215,9 @@ class _Sweep:
             if isinstance(value, dict) and isinstance(part, str) and part in value:
                 value = value[part]
                 path.append(part)
-            elif kind == "missing" and isinstance(part, str) and part not in WORKLOADS:  # from here on nothing stands in the file
+            elif (
+                kind == "missing" and isinstance(part, str) and part not in WORKLOADS
+            ):  # from here on nothing stands in the file
                 value = None
                 path.append(part)
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -258,16 +294,25 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyType(
     {
         "greater_than": lambda ctx, shown: f"{shown} is not more than {_number(ctx['gt'])}",
-        "greater_than_equal": lambda ctx, shown: f"{shown} is less than {_number(ctx['ge'])}, the least allowed",
+        "greater_than_equal": lambda ctx, shown: (
+            f"{shown} is less than {_number(ctx['ge'])}, the least allowed"
+        ),
         "less_than": lambda ctx, shown: f"{shown} is not less than {_number(ctx['lt'])}",
-        "less_than_equal": lambda ctx, shown: f"{shown} is more than {_number(ctx['le'])}, the most allowed",
+        "less_than_equal": lambda ctx, shown: (
+            f"{shown} is more than {_number(ctx['le'])}, the most allowed"
+        ),
         "too_short": lambda ctx, shown: "the list is empty; give at least one value",
-        "too_long": lambda ctx, shown: f"{ctx['actual_length'] or 'too many'} values; at most {ctx['max_length']}",
+        "too_long": lambda ctx, shown: (
+            f"{ctx['actual_length'] or 'too many'} values; at most {ctx['max_length']}"
+        ),
     }
 )
 
 
-_WRONG_NAME = ("union_tag_invalid", "union_tag_not_found")  # what pydantic calls a name of none of several sections
+_WRONG_NAME = (
+    "union_tag_invalid",
+    "union_tag_not_found",
+)  # what pydantic calls a name of none of several sections
 
 
 def _message(error: ErrorDetails, path: Path) -> str:
@@ -279,7 +324,11 @@ def _message(error: ErrorDetails, path: Path) -> str:
     if kind in _WRONG_NAME:
         given = given["name"]
     if kind in ("literal_error", "enum", *_WRONG_NAME):
-        allowed = list(WORKLOADS) if kind in _WRONG_NAME else re.findall(r"'([^']*)'", str(context["expected"]))
+        allowed = (
+            list(WORKLOADS)
+            if kind in _WRONG_NAME
+            else re.findall(r"'([^']*)'", str(context["expected"]))
+        )
         return f"{_shown(given)} is not one of {', '.join(allowed)}{_did_you_mean(str(given), allowed)}"
     if kind == "value_error":
         return str(context["error"])
@@ -287,9 +336,21 @@ def _message(error: ErrorDetails, path: Path) -> str:
         return _BOUNDS[kind](context, _shown(given))
     if kind in _KINDS:
         hint = " or auto" if kind == "int_type" and path and _takes_auto(path) else ""
-        meant = _did_you_mean(given, ["auto"]) if hint and isinstance(given, str) and given != "auto" else ""
-        keys = f" of {', '.join(_keys(error['loc']))}" if _KINDS[kind] == "a mapping" and _keys(error["loc"]) else ""
-        quote = "; in quotes it is one" if kind == "string_type" and isinstance(given, (int, float)) else ""
+        meant = (
+            _did_you_mean(given, ["auto"])
+            if hint and isinstance(given, str) and given != "auto"
+            else ""
+        )
+        keys = (
+            f" of {', '.join(_keys(error['loc']))}"
+            if _KINDS[kind] == "a mapping" and _keys(error["loc"])
+            else ""
+        )
+        quote = (
+            "; in quotes it is one"
+            if kind == "string_type" and isinstance(given, (int, float))
+            else ""
+        )
         return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}{meant}{quote}"
     return f"{error['msg']}, got {_shown(given)}"
 

@@ -98,17 +98,34 @@ class LlamaOptions(WorkloadOptions):
 
     attention: Annotated[
         AttentionKind,
-        key("`sdpa`, `eager`", "torch's scaled_dot_product_attention (flash where the device has it), or the scores written out"),
+        key(
+            "`sdpa`, `eager`",
+            "torch's scaled_dot_product_attention (flash where the device has it), or the scores written out",
+        ),
     ] = AttentionKind.SDPA
     gradient_dtype: Annotated[
         GradientDtype,
-        key("`bf16`, `fp32`", "With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)"),
+        key(
+            "`bf16`, `fp32`",
+            "With bf16 training: gradients kept in bf16, or accumulated in fp32 (16 or 20 bytes per parameter in all)",
+        ),
     ] = GradientDtype.BF16
     learning_rate: Annotated[PositiveFloat, key("number", "Of AdamW, constant")] = 3e-4
-    token_file: Annotated[str | None, Field(min_length=1), key("path", "A flat file of token ids; without it, synthetic tokens")] = None
-    token_dtype: Annotated[TokenDtype, key("`uint16`, `uint32`", "Of that file")] = TokenDtype.UINT16
-    num_threads: Annotated[PositiveInt, key("number", "Of one rank, on a machine without GPUs, where a slot is a core")] = 1
-    memory_limit_bytes: Annotated[PositiveInt | None, key("number", "On a CPU: run out of memory as a device of this size would")] = None
+    token_file: Annotated[
+        str | None,
+        Field(min_length=1),
+        key("path", "A flat file of token ids; without it, synthetic tokens"),
+    ] = None
+    token_dtype: Annotated[TokenDtype, key("`uint16`, `uint32`", "Of that file")] = (
+        TokenDtype.UINT16
+    )
+    num_threads: Annotated[
+        PositiveInt, key("number", "Of one rank, on a machine without GPUs, where a slot is a core")
+    ] = 1
+    memory_limit_bytes: Annotated[
+        PositiveInt | None,
+        key("number", "On a CPU: run out of memory as a device of this size would"),
+    ] = None
 
 
 # --- synthetic ------------------------------------------------------------------------------------------------------------------
@@ -175,18 +192,28 @@ def _at(value: str) -> str:
     if not _FAULT_AT.fullmatch(value):
         close = get_close_matches(value[:80], ("init", "forward", "step_1", "teardown"), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{value[:80]!r} is not one of init, forward, step_N (step_3), teardown{hint}")
+        raise ValueError(
+            f"{value[:80]!r} is not one of init, forward, step_N (step_3), teardown{hint}"
+        )
     return value
 
 
 def _only_if(value: Any) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError("only_if takes fields of a layout with their values: {micro_batch_size: 8, recompute: none}")
+        raise ValueError(
+            "only_if takes fields of a layout with their values: {micro_batch_size: 8, recompute: none}"
+        )
     for name, wanted in value.items():
         if name not in LAYOUT_NAMES:
-            close = [SHORT_NAMES[name]] if name in SHORT_NAMES else get_close_matches(str(name)[:80], LAYOUT_NAMES, n=1)
+            close = (
+                [SHORT_NAMES[name]]
+                if name in SHORT_NAMES
+                else get_close_matches(str(name)[:80], LAYOUT_NAMES, n=1)
+            )
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(LAYOUT_NAMES)}{hint}")
+            raise ValueError(
+                f"{str(name)[:80]!r} is no field of a layout; those are {', '.join(LAYOUT_NAMES)}{hint}"
+            )
         if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
             raise ValueError(f"{name} takes one number or word, not {str(wanted)[:80]!r}")
     return value
@@ -196,9 +223,15 @@ class SyntheticFault(WorkloadOptions):
     """One fault of a run. `at` is init, forward, step_N or teardown; it strikes on `rank`, or on every rank."""
 
     fault: FaultKind
-    at: Annotated[str, AfterValidator(_at), WithJsonSchema({"type": "string", "pattern": f"^({_FAULT_AT.pattern})$"})] = "forward"
+    at: Annotated[
+        str,
+        AfterValidator(_at),
+        WithJsonSchema({"type": "string", "pattern": f"^({_FAULT_AT.pattern})$"}),
+    ] = "forward"
     rank: Annotated[int, Field(strict=True, ge=0)] | None = None
-    only_if: Annotated[Mapping[str, int | str], BeforeValidator(_only_if)] = {}  # fields of the layout, with their values
+    only_if: Annotated[
+        Mapping[str, int | str], BeforeValidator(_only_if)
+    ] = {}  # fields of the layout, with their values
     probability: Fraction = 1.0  # drawn once per attempt, from the seed
     first_attempt_only: Flag = False
 
@@ -225,18 +258,24 @@ class SyntheticDrift(WorkloadOptions):
     # Relative: 0.6 is 1.6 times as long.
     size: Annotated[float, Field(strict=True, gt=-0.9, le=10.0)]
     seconds: PositiveFloat = 600.0
-    node: Annotated[str, Field(strict=True, min_length=1, max_length=255)] | None = None  # as the scheduler calls it
+    node: Annotated[str, Field(strict=True, min_length=1, max_length=255)] | None = (
+        None  # as the scheduler calls it
+    )
 
     @model_validator(mode="after")
     def _has_its_node(self) -> Self:
         if self.kind is DriftKind.SLOW_NODE and self.node is None:
-            raise ValueError("slow_node needs the node that is slow: {kind: slow_node, size: 0.3, node: node-1}")
+            raise ValueError(
+                "slow_node needs the node that is slow: {kind: slow_node, size: 0.3, node: node-1}"
+            )
         return self
 
 
 def _device_name(value: str) -> str:
     if value not in DEVICES:
-        close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(value[:80], DEVICES, n=1)
+        close = [name for name in DEVICES if name.startswith(value)] or get_close_matches(
+            value[:80], DEVICES, n=1
+        )
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"{value[:80]!r} is not one of {', '.join(DEVICES)}{hint}")
     return value
@@ -253,19 +292,37 @@ class SyntheticOptions(WorkloadOptions):
         WithJsonSchema({"enum": list(DEVICES)}),
         key("device", "Which device to act as, by its name in the table of devices"),
     ] = "h100-sxm"
-    device_memory_bytes: Annotated[PositiveInt | None, key("number", "Its memory, in place of the data sheet's")] = None
-    noise: Annotated[Fraction, key("fraction", "Standard deviation of the logarithm of a step's time")] = 0.02
+    device_memory_bytes: Annotated[
+        PositiveInt | None, key("number", "Its memory, in place of the data sheet's")
+    ] = None
+    noise: Annotated[
+        Fraction, key("fraction", "Standard deviation of the logarithm of a step's time")
+    ] = 0.02
     time_scale: Annotated[PositiveFloat, key("number", "Multiplies step times")] = 1.0
-    sleep: Annotated[Flag, key("`true`, `false`", "Take the time that is reported; without it a trial takes milliseconds")] = False
-    one_rank_per_node: Annotated[Flag, key("`true`, `false`", "One process stands for all ranks of a node")] = False
-    faults: Annotated[tuple[SyntheticFault, ...], BeforeValidator(_few), key("list", "What goes wrong, below")] = ()
+    sleep: Annotated[
+        Flag,
+        key(
+            "`true`, `false`",
+            "Take the time that is reported; without it a trial takes milliseconds",
+        ),
+    ] = False
+    one_rank_per_node: Annotated[
+        Flag, key("`true`, `false`", "One process stands for all ranks of a node")
+    ] = False
+    faults: Annotated[
+        tuple[SyntheticFault, ...], BeforeValidator(_few), key("list", "What goes wrong, below")
+    ] = ()
     drift: Annotated[
-        tuple[SyntheticDrift, ...], BeforeValidator(_few), key("list", "How the machine's speed changes meanwhile, below")
+        tuple[SyntheticDrift, ...],
+        BeforeValidator(_few),
+        key("list", "How the machine's speed changes meanwhile, below"),
     ] = ()
 
     def conditions(self) -> dict[str, Any]:
         """How many processes stand for the ranks changes no number: all of them draw the same noise."""
-        return {name: value for name, value in self.as_written().items() if name != "one_rank_per_node"}
+        return {
+            name: value for name, value in self.as_written().items() if name != "one_rank_per_node"
+        }
 
 
 # --- command --------------------------------------------------------------------------------------------------------------------
@@ -277,7 +334,9 @@ _PATTERN = re.compile(r"(?:[A-Za-z_]|\*)[A-Za-z0-9_*]{0,254}")
 def _variable(name: str) -> str:
     """A name under which a sweep file may give ranks a value. What is no name may be a secret, written in its place: it is not repeated."""
     if not _VARIABLE.fullmatch(name):
-        raise ValueError("this is no name of an environment variable: letters, digits and _, no digit first, nothing else")
+        raise ValueError(
+            "this is no name of an environment variable: letters, digits and _, no digit first, nothing else"
+        )
     if name in LAUNCHERS_OWN or name.startswith("SWEEP_"):
         raise ValueError(f"{name} is set for each rank by its launcher; leave it out")
     return name
@@ -302,21 +361,29 @@ def _name_or_pattern(value: str) -> str:
     """A name, or a beginning or end with `*`, of variables that ranks get."""
     if "*" not in value:
         if is_secret_name(_variable(value)):
-            raise ValueError(f"{value} looks like a secret: name it in env_from, whose values are kept out of the store and the logs")
+            raise ValueError(
+                f"{value} looks like a secret: name it in env_from, whose values are kept out of the store and the logs"
+            )
     elif not _PATTERN.fullmatch(value):
-        raise ValueError(f"{value[:80]!r} is no pattern of names: letters, digits, _ and *, as in MY_*")
+        raise ValueError(
+            f"{value[:80]!r} is no pattern of names: letters, digits, _ and *, as in MY_*"
+        )
     return value
 
 
 def _absolute(value: str) -> str:
     if not value.startswith(("/", "{run_dir}")):
-        raise ValueError(f"{value[:80]!r} is relative, and ranks start in run directories of their own: give the absolute path")
+        raise ValueError(
+            f"{value[:80]!r} is relative, and ranks start in run directories of their own: give the absolute path"
+        )
     return value
 
 
 def _without_nul(value: str) -> str:
     if "\0" in value:
-        raise ValueError("control character '\\x00' in a text")  # as a sweep file's door says it, so that it is told once
+        raise ValueError(
+            "control character '\\x00' in a text"
+        )  # as a sweep file's door says it, so that it is told once
     return value
 
 
@@ -338,7 +405,10 @@ class CommandOptions(WorkloadOptions):
     env: Annotated[
         Mapping[Variable, Template],
         BeforeValidator(_few),
-        key("mapping of texts", "Added to its environment, likewise. Stored as it stands: no secrets"),
+        key(
+            "mapping of texts",
+            "Added to its environment, likewise. Stored as it stands: no secrets",
+        ),
     ] = {}
     env_from: Annotated[
         tuple[str, ...],
@@ -359,21 +429,30 @@ class CommandOptions(WorkloadOptions):
         ),
     ] = ()
     cwd: Annotated[
-        Annotated[Template, AfterValidator(_absolute)] | None, key("absolute path", "Its working directory; without it, the run directory")
+        Annotated[Template, AfterValidator(_absolute)] | None,
+        key("absolute path", "Its working directory; without it, the run directory"),
     ] = None
 
     def conditions(self) -> dict[str, Any]:
         """A token may change, and be added, without another sweep; so may what else the environment hands over."""
-        return {name: value for name, value in self.as_written().items() if name not in ("env_from", "pass_env")}
+        return {
+            name: value
+            for name, value in self.as_written().items()
+            if name not in ("env_from", "pass_env")
+        }
 
     @model_validator(mode="after")
     def _said_once(self) -> Self:
         for name in self.env_from:
             if name in self.env:
-                raise ValueError(f"env_from names {name}, and env gives it a value: keep one of them, env_from for a secret")
+                raise ValueError(
+                    f"env_from names {name}, and env gives it a value: keep one of them, env_from for a secret"
+                )
         for name in self.pass_env:
             if name in self.env or name in self.env_from:
-                raise ValueError(f"pass_env names {name}, which env or env_from names as well: keep one of them")
+                raise ValueError(
+                    f"pass_env names {name}, which env or env_from names as well: keep one of them"
+                )
         return self
 
 
@@ -386,9 +465,15 @@ class ReplayOptions(WorkloadOptions):
     MAY_VARY = None  # they are columns of the table
 
     table: Annotated[str, Field(min_length=1), key("path", "A CSV file of measured runs")]
-    table_id: Annotated[str, Field(min_length=1), key("text", "Which of its tables: the value of column `table_id`")]
+    table_id: Annotated[
+        str, Field(min_length=1), key("text", "Which of its tables: the value of column `table_id`")
+    ]
     through_ray: Annotated[
-        Flag, key("`true`, `false`", "Start a process for each launch, as Ray places it; without it a launch takes no time at all")
+        Flag,
+        key(
+            "`true`, `false`",
+            "Start a process for each launch, as Ray places it; without it a launch takes no time at all",
+        ),
     ] = False
 
     def conditions(self) -> dict[str, Any]:
@@ -438,7 +523,12 @@ class ReplayWorkload(_WorkloadSection):
 # The program that ranks run, and what it takes besides the layout: the name says which options there are.
 Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload | ReplayWorkload
 WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
-    {"llama": LlamaWorkload, "synthetic": SyntheticWorkload, "command": CommandWorkload, "replay": ReplayWorkload}
+    {
+        "llama": LlamaWorkload,
+        "synthetic": SyntheticWorkload,
+        "command": CommandWorkload,
+        "replay": ReplayWorkload,
+    }
 )
 
 
@@ -452,14 +542,18 @@ def _section(value: Any) -> Any:
 class _OrItsName:
     """Says in the JSON schema what `_section` does."""
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return {"anyOf": [{"enum": list(WORKLOADS)}, handler(schema)]}
 
 
 WorkloadChoice = Annotated[Workload, Discriminator("name"), BeforeValidator(_section), _OrItsName()]
 
 
-def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], device: str) -> str | None:
+def workload_mistake(
+    workload: Workload, *, precisions: Sequence[Precision], device: str
+) -> str | None:
     """What the workload was told and can never do."""
     match workload:
         case SyntheticWorkload(options=options):
@@ -468,7 +562,9 @@ def workload_mistake(workload: Workload, *, precisions: Sequence[Precision], dev
                 if precision not in able:
                     has = ", ".join(sorted(able))
                     return f"precision {precision} is none that {options.device_name} has (workload.options.device_name); it has {has}"
-        case LlamaWorkload(options=options) if options.memory_limit_bytes is not None and device not in ("auto", "cpu"):
+        case LlamaWorkload(options=options) if (
+            options.memory_limit_bytes is not None and device not in ("auto", "cpu")
+        ):
             return f"device {device} has a limit of its own; workload.options.memory_limit_bytes is for device cpu: leave it out"
     return None
 
@@ -484,4 +580,8 @@ def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
 
 def varied(options: WorkloadOptions, varying: Options) -> WorkloadOptions:
     """The options with those that vary in place."""
-    return type(options).model_validate({**options.as_written(), **dict(varying)}) if varying and options.MAY_VARY is not None else options
+    return (
+        type(options).model_validate({**options.as_written(), **dict(varying)})
+        if varying and options.MAY_VARY is not None
+        else options
+    )

@@ -20,7 +20,9 @@ MAX_NODES = 10_000  # after alias expansion: nine levels of ten aliases are 306 
 MAX_TEXT = 4096  # characters of one scalar: what is wrong is shown in messages, aliases and all
 MAX_DIGITS = 100
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
+_Loader: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # libyaml where PyYAML was built with it: ten times faster
 
 Path = tuple[str | int, ...]
 
@@ -80,7 +82,12 @@ def read(text: str) -> Document:
         raise _refused(None, f"not YAML: {' '.join(str(exc).split())[:200]}") from None
     builder = _Builder()
     value = builder.build(root, ()) if root is not None else None
-    return Document(value=value, mistakes=builder.mistakes, key_places=builder.key_places, value_places=builder.value_places)
+    return Document(
+        value=value,
+        mistakes=builder.mistakes,
+        key_places=builder.key_places,
+        value_places=builder.value_places,
+    )
 
 
 def scalar(text: str) -> Any:
@@ -104,7 +111,11 @@ _WORDS: Mapping[str, Any] = MappingProxyType(
         **dict.fromkeys(("", "~", "null", "Null", "NULL")),
         **dict.fromkeys(("true", "True", "TRUE"), True),
         **dict.fromkeys(("false", "False", "FALSE"), False),
-        **{f"{sign}.{word}": float(f"{sign}inf") for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")},
+        **{
+            f"{sign}.{word}": float(f"{sign}inf")
+            for sign in ("", "+", "-")
+            for word in ("inf", "Inf", "INF")
+        },
         **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
     }
 )
@@ -126,11 +137,17 @@ def _check_characters(text: str) -> None:
 def _check_events(text: str) -> None:
     """Count depth and nodes as the parser meets them, aliases at the size of what they stand for."""
     sizes: dict[str, int] = {}  # of anchored nodes that are complete
-    stack: list[tuple[str | None, int]] = []  # anchor, and the count before it, of every open collection
+    stack: list[
+        tuple[str | None, int]
+    ] = []  # anchor, and the count before it, of every open collection
     count = 0
     for event in _events(text):
         if isinstance(event, yaml.NodeEvent):
-            count += sizes[event.anchor] if isinstance(event, yaml.AliasEvent) and event.anchor in sizes else 1
+            count += (
+                sizes[event.anchor]
+                if isinstance(event, yaml.AliasEvent) and event.anchor in sizes
+                else 1
+            )
             _check_event(event, sizes, [anchor for anchor, _ in stack])
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append((event.anchor, count - 1))
@@ -141,11 +158,17 @@ def _check_events(text: str) -> None:
                 sizes[anchor] = count - before
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > MAX_TEXT:
-                raise _refused(event.start_mark, f"a text of {len(event.value):,} characters; at most {MAX_TEXT:,}")
+                raise _refused(
+                    event.start_mark,
+                    f"a text of {len(event.value):,} characters; at most {MAX_TEXT:,}",
+                )
             if event.anchor is not None:
                 sizes[event.anchor] = 1
         if count > MAX_NODES:
-            raise _refused(event.start_mark, f"more than {MAX_NODES:,} values (aliases count as what they stand for)")
+            raise _refused(
+                event.start_mark,
+                f"more than {MAX_NODES:,} values (aliases count as what they stand for)",
+            )
         if len(stack) > MAX_DEPTH:
             raise _refused(event.start_mark, f"nested more than {MAX_DEPTH} deep")
 
@@ -154,14 +177,21 @@ def _events(text: str) -> Iterator[yaml.Event]:
     return iter(yaml.parse(text, Loader=_Loader))
 
 
-def _check_event(event: yaml.NodeEvent, sizes: Mapping[str, int], open_anchors: list[str | None]) -> None:
+def _check_event(
+    event: yaml.NodeEvent, sizes: Mapping[str, int], open_anchors: list[str | None]
+) -> None:
     if isinstance(event, yaml.AliasEvent):
         if event.anchor in open_anchors:
-            raise _refused(event.start_mark, f"alias *{event.anchor} stands inside what it refers to")
+            raise _refused(
+                event.start_mark, f"alias *{event.anchor} stands inside what it refers to"
+            )
         if event.anchor not in sizes:
             raise _refused(event.start_mark, f"alias *{event.anchor} refers to nothing above it")
     elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
-        raise _refused(event.start_mark, f"tag {str(event.tag)[:60]!r}: tags are not allowed; write the plain value")
+        raise _refused(
+            event.start_mark,
+            f"tag {str(event.tag)[:60]!r}: tags are not allowed; write the plain value",
+        )
 
 
 def _plain_problem(exc: yaml.MarkedYAMLError) -> str:
@@ -227,10 +257,18 @@ class _Builder:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key == "<<" and not key_node.style:
                 self._merge(value_node, path, merged)
-            elif not isinstance(key, str) or (not key_node.style and not isinstance(_quiet_scalar(key), str)):
-                self._mistake(key_node, path, f"key {key if key is not None else '[..]'!s} is not a word; quote it if you mean text")
+            elif not isinstance(key, str) or (
+                not key_node.style and not isinstance(_quiet_scalar(key), str)
+            ):
+                self._mistake(
+                    key_node,
+                    path,
+                    f"key {key if key is not None else '[..]'!s} is not a word; quote it if you mean text",
+                )
             elif key in own:
-                self.mistakes.append(Mistake(place, (*path, key), f"key {key!r} stands twice; first at {own[key]}"))
+                self.mistakes.append(
+                    Mistake(place, (*path, key), f"key {key!r} stands twice; first at {own[key]}")
+                )
             else:
                 own[key] = place
                 self.key_places[(*path, key)] = place
@@ -251,7 +289,10 @@ class _Builder:
             self.mistakes += other.mistakes
 
     def _adopt(self, other: _Builder, path: Path) -> None:
-        for mine, theirs in ((self.key_places, other.key_places), (self.value_places, other.value_places)):
+        for mine, theirs in (
+            (self.key_places, other.key_places),
+            (self.value_places, other.value_places),
+        ):
             for place_path, place in theirs.items():
                 if place_path[: len(path)] == path:
                     mine.setdefault(place_path, place)

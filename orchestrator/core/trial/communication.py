@@ -54,15 +54,25 @@ def passed(environment: Mapping[str, str]) -> dict[str, str]:
 def recorded(environment: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
     """What is kept of a rank's environment, `without` the names that a sweep file hands over as secrets."""
     kept = _beginning(RECORDED, environment)
-    return {name: _readable(value)[:MAX_CHARACTERS] for name, value in sorted(kept.items()) if name not in without}
+    return {
+        name: _readable(value)[:MAX_CHARACTERS]
+        for name, value in sorted(kept.items())
+        if name not in without
+    }
 
 
 def counted(environment: Mapping[str, str], *, chosen: Collection[str]) -> dict[str, str]:
     """Those of the recorded settings that make numbers incomparable: none that was `chosen` here, or is only about what is printed."""
-    return {name: value for name, value in environment.items() if name not in chosen and not name.startswith(SAID)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in chosen and not name.startswith(SAID)
+    }
 
 
-def over_nodes(environments: Mapping[str, Mapping[str, str]]) -> dict[str, str | dict[str, str | None]]:
+def over_nodes(
+    environments: Mapping[str, Mapping[str, str]],
+) -> dict[str, str | dict[str, str | None]]:
     """The environments of an attempt's nodes as one: name to value, or to the value on each node where they differ."""
     names = sorted({name for environment in environments.values() for name in environment})
     told: dict[str, str | dict[str, str | None]] = {}
@@ -74,7 +84,11 @@ def over_nodes(environments: Mapping[str, Mapping[str, str]]) -> dict[str, str |
 
 
 def _beginning(prefixes: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(prefixes) and not holds_secret(name, value)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(prefixes) and not holds_secret(name, value)
+    }
 
 
 def _readable(value: str) -> str:

@@ -40,7 +40,9 @@ STEP_SD = 0.4  # of the logarithm: by how much
 # Between two runs of repeated layouts no repeat tells where a step was: such an interval is weighed as one place.
 MOST_STEPS = 40  # intervals where it may have been
 MOST_OF_TWO = 12  # likewise, of two
-MOST_PLACES = 16  # places within the intervals of one setting, which runs that nobody repeated are judged by
+MOST_PLACES = (
+    16  # places within the intervals of one setting, which runs that nobody repeated are judged by
+)
 PLACED_WEIGHT = 0.01  # of a setting: below, its intervals are not looked into
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 # The part of the load's possible effect (Run.load_sd) that runs show: of a program that waits for other things than cores, little.
@@ -110,16 +112,22 @@ class Drift:
         """The term to add to the logarithm of each run, to have it as the machine is at the last repeat."""
         if self._rows is None:
             return np.zeros(len(runs))
-        found: Floats = -self._settings.weights @ _drift_at(self._rows.alone(runs), self._rows, self._settings, self._alpha)
+        found: Floats = -self._settings.weights @ _drift_at(
+            self._rows.alone(runs), self._rows, self._settings, self._alpha
+        )
         return found
 
     def estimate(self, runs: Mapping[int, Sequence[Run]], considered: Collection[int]) -> Estimate:
         """The step times of the repeated layouts and of the `considered` ones, as the machine is at the last repeat; these are at least one."""
         keys = tuple(dict.fromkeys((*self._repeated, *considered)))
-        rows = _Rows.of({key: self._repeated.get(key) or runs[key] for key in keys}, self._settings.span)
+        rows = _Rows.of(
+            {key: self._repeated.get(key) or runs[key] for key in keys}, self._settings.span
+        )
         last = rows.last if self._rows is None else self._rows.last  # what was repeated comes first
         means, covariances = _posterior(rows, self._settings, last)
-        return Estimate(keys=keys, weights=self._settings.weights, means=means, covariances=covariances)
+        return Estimate(
+            keys=keys, weights=self._settings.weights, means=means, covariances=covariances
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,14 +163,24 @@ def fit(runs: Mapping[int, Sequence[Run]]) -> Drift:
     repeated = _newest({key: some for key, some in runs.items() if len(some) > 1})
     settings = _settings(runs)
     if not repeated:
-        return Drift(change=None, _settings=settings, _repeated={}, _rows=None, _alpha=np.zeros((len(settings.weights), 0)))
+        return Drift(
+            change=None,
+            _settings=settings,
+            _repeated={},
+            _rows=None,
+            _alpha=np.zeros((len(settings.weights), 0)),
+        )
     rows = _Rows.of(repeated, settings.span)
     settings = _weighed(settings, rows).placed()
     alpha = _alpha(rows, settings)
     every = rows.alone(_evenly([run for some in runs.values() for run in some], MOST_CORRECTED))
     drifted = settings.weights @ _drift_at(every, rows, settings, alpha)
     return Drift(
-        change=_change(rows, float(np.abs(drifted).max()), settings), _settings=settings, _repeated=repeated, _rows=rows, _alpha=alpha
+        change=_change(rows, float(np.abs(drifted).max()), settings),
+        _settings=settings,
+        _repeated=repeated,
+        _rows=rows,
+        _alpha=alpha,
     )
 
 
@@ -187,15 +205,32 @@ class _Settings:
     def take(self, chosen: Ints) -> _Settings:
         parts = {
             name: getattr(self, name)[chosen]
-            for name in ("drift_sd", "length", "is_smooth", "step_at", "next_step_at", "node_sd", "run_sd", "load_scale", "weights")
+            for name in (
+                "drift_sd",
+                "length",
+                "is_smooth",
+                "step_at",
+                "next_step_at",
+                "node_sd",
+                "run_sd",
+                "load_scale",
+                "weights",
+            )
         }
         return replace(self, **(parts | {"weights": parts["weights"] / parts["weights"].sum()}))
 
     def placed(self) -> _Settings:
         """The same, with a step at any of the places of its interval."""
         first, then, rows, shares = [], [], [], []
-        for row, pair in enumerate(zip(self.step_at.tolist(), self.next_step_at.tolist(), strict=True)):
-            choices = [self.intervals.get(place, (place,)) if self.weights[row] >= PLACED_WEIGHT else (place,) for place in pair]
+        for row, pair in enumerate(
+            zip(self.step_at.tolist(), self.next_step_at.tolist(), strict=True)
+        ):
+            choices = [
+                self.intervals.get(place, (place,))
+                if self.weights[row] >= PLACED_WEIGHT
+                else (place,)
+                for place in pair
+            ]
             places = _evenly(list(product(*choices)), MOST_PLACES)
             first += [place for place, _ in places]
             then += [place for _, place in places]
@@ -203,14 +238,21 @@ class _Settings:
             shares += [1 / len(places)] * len(places)
         found = self.take(np.array(rows))
         weights = self.weights[rows] * np.array(shares)
-        return replace(found, step_at=np.array(first), next_step_at=np.array(then), weights=weights / weights.sum())
+        return replace(
+            found,
+            step_at=np.array(first),
+            next_step_at=np.array(then),
+            weights=weights / weights.sum(),
+        )
 
 
 def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     """Every combination. Where all ran on the same nodes, what nodes add is in every run."""
     one_place = len({run.nodes for some in runs.values() for run in some}) < 2
     times = sorted({run.at for some in runs.values() for run in some if run.at is not None})
-    telling = {run.at for some in runs.values() if len(some) > 1 for run in some if run.at is not None}
+    telling = {
+        run.at for some in runs.values() if len(some) > 1 for run in some if run.at is not None
+    }
     span = (times[0], times[-1]) if times else (0.0, 0.0)
     nodes = ((0.0, 1.0),) if one_place else NODE_SDS
     # Only repeats tell how much the load did: without one on a busy machine, all that it may have done is allowed for.
@@ -220,10 +262,14 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     found = np.array(
         [
             (*drift[:5], node, run, load, drift[5] * a * b * c)
-            for drift, (node, a), (run, b), (load, c) in product(_courses(times, intervals), nodes, RUN_SDS, loads)
+            for drift, (node, a), (run, b), (load, c) in product(
+                _courses(times, intervals), nodes, RUN_SDS, loads
+            )
         ]
     )
-    drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, load_scale, weights = found.T
+    drift_sd, length, is_smooth, step_at, next_step_at, node_sd, run_sd, load_scale, weights = (
+        found.T
+    )
     return _Settings(
         drift_sd=drift_sd,
         length=length,
@@ -239,23 +285,41 @@ def _settings(runs: Mapping[int, Sequence[Run]]) -> _Settings:
     )
 
 
-def _courses(times: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[tuple[float, float, float, float, float, float]]:
+def _courses(
+    times: Sequence[float], intervals: Sequence[Sequence[float]]
+) -> list[tuple[float, float, float, float, float, float]]:
     """The courses that drift may have taken: standard deviation, length, smooth or not, first and second step, and prior probability."""
     if len(times) < 2:
         return [(USUAL_DRIFT_SD, 1.0, 0.0, -1.0, -1.0, 1.0)]  # without times nothing tells drift
-    once, twice = _evenly(intervals, MOST_STEPS), list(combinations(_evenly(intervals, MOST_OF_TWO), 2))
+    once, twice = (
+        _evenly(intervals, MOST_STEPS),
+        list(combinations(_evenly(intervals, MOST_OF_TWO), 2)),
+    )
     num_once, num_twice = sum(map(len, once)), sum(len(first) * len(then) for first, then in twice)
     quiet = [(sd, weight) for sd, weight in DRIFT_SDS if sd <= SEEN]
     share = 1 / sum(weight for _, weight in quiet)
     wanders = 1 - SWINGS - (STEPS if once else 0) - (TWO_STEPS if twice else 0)
-    found = [(sd, length, 0.0, -1.0, -1.0, a * b * wanders) for (sd, a), (length, b) in product(DRIFT_SDS, LENGTHS)]
-    found += [(sd, length, 1.0, -1.0, -1.0, a * b * SWINGS) for (sd, a), (length, b) in product(SWING_SDS, SWING_LENGTHS)]
+    found = [
+        (sd, length, 0.0, -1.0, -1.0, a * b * wanders)
+        for (sd, a), (length, b) in product(DRIFT_SDS, LENGTHS)
+    ]
+    found += [
+        (sd, length, 1.0, -1.0, -1.0, a * b * SWINGS)
+        for (sd, a), (length, b) in product(SWING_SDS, SWING_LENGTHS)
+    ]
     found += [
         (sd, STEP_LENGTH, 0.0, _middle(places), -1.0, a * share * STEPS * len(places) / num_once)
         for (sd, a), places in product(quiet, once)
     ]
     found += [
-        (USUAL_DRIFT_SD, STEP_LENGTH, 0.0, _middle(first), _middle(then), TWO_STEPS * len(first) * len(then) / num_twice)
+        (
+            USUAL_DRIFT_SD,
+            STEP_LENGTH,
+            0.0,
+            _middle(first),
+            _middle(then),
+            TWO_STEPS * len(first) * len(then) / num_twice,
+        )
         for first, then in twice
     ]
     return found
@@ -281,23 +345,35 @@ def _evenly(values: Sequence[_T], most: int) -> list[_T]:
     """The first, the last and as many between as there may be."""
     if len(values) <= most:
         return list(values)
-    return [values[place] for place in sorted({round(place) for place in np.linspace(0, len(values) - 1, most)})]
+    return [
+        values[place]
+        for place in sorted({round(place) for place in np.linspace(0, len(values) - 1, most)})
+    ]
 
 
 def _weighed(settings: _Settings, rows: _Rows) -> _Settings:
     """The settings under which the repeats are likely, by how likely (restricted maximum likelihood: the layouts' own times are not known)."""
     lower = _factor(rows, settings)
-    whitened: Floats = np.linalg.solve(lower, np.broadcast_to(rows.design, (len(lower), *rows.design.shape)))
-    y: Floats = np.linalg.solve(lower, np.broadcast_to(rows.y[:, None], (len(lower), len(rows.y), 1)))[..., 0]
+    whitened: Floats = np.linalg.solve(
+        lower, np.broadcast_to(rows.design, (len(lower), *rows.design.shape))
+    )
+    y: Floats = np.linalg.solve(
+        lower, np.broadcast_to(rows.y[:, None], (len(lower), len(rows.y), 1))
+    )[..., 0]
     information = np.einsum("gml,gmk->glk", whitened, whitened)
     means = np.linalg.solve(information, np.einsum("gml,gm->gl", whitened, y)[..., None])
     rest = y - (whitened @ means)[..., 0]
-    likelihood = -np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1) - 0.5 * np.linalg.slogdet(information)[1]
+    likelihood = (
+        -np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+        - 0.5 * np.linalg.slogdet(information)[1]
+    )
     likelihood = likelihood - 0.5 * (rest**2).sum(axis=1) + np.log(settings.weights)
     weights = np.exp(likelihood - likelihood.max())
     order = np.argsort(-weights, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()
-    return replace(settings, weights=weights).take(order[: int(np.searchsorted(share, KEPT_WEIGHT)) + 1])
+    return replace(settings, weights=weights).take(
+        order[: int(np.searchsorted(share, KEPT_WEIGHT)) + 1]
+    )
 
 
 # --- the Gaussian model -------------------------------------------------------------------------------------------------------------
@@ -326,7 +402,9 @@ class _Rows:
         every = [run for some in runs.values() for run in some]
         first, last = span
         times = np.array([last if run.at is None else run.at for run in every])
-        names = {name: i for i, name in enumerate(sorted({name for run in every for name in run.nodes}))}
+        names = {
+            name: i for i, name in enumerate(sorted({name for run in every for name in run.nodes}))
+        }
         return cls(
             keys=tuple(runs),
             of_layout=np.repeat(np.arange(len(runs)), [len(some) for some in runs.values()]),
@@ -354,7 +432,9 @@ class _Rows:
     @property
     def design(self) -> Floats:
         """1 where a run is of a layout: runs x layouts."""
-        found: Floats = (self.of_layout[:, None] == np.arange(len(self.keys))[None, :]).astype(np.float64)
+        found: Floats = (self.of_layout[:, None] == np.arange(len(self.keys))[None, :]).astype(
+            np.float64
+        )
         return found
 
 
@@ -371,7 +451,11 @@ def _drift_covariance(rows: _Rows, others: _Rows, settings: _Settings) -> Floats
     """The covariance of drift and nodes: settings x rows x others."""
     apart = np.abs(rows.at[:, None] - others.at[None, :])[None] / settings.length[:, None, None]
     smooth = np.sqrt(5.0) * apart
-    alike = np.where(settings.is_smooth[:, None, None] > 0, (1.0 + smooth + smooth**2 / 3.0) * np.exp(-smooth), np.exp(-apart))
+    alike = np.where(
+        settings.is_smooth[:, None, None] > 0,
+        (1.0 + smooth + smooth**2 / 3.0) * np.exp(-smooth),
+        np.exp(-apart),
+    )
     found: Floats = settings.drift_sd[:, None, None] ** 2 * alike
     for mine, theirs in zip(_levels(rows, settings), _levels(others, settings), strict=True):
         found += STEP_SD**2 * (mine[:, :, None] & theirs[:, None, :])
@@ -415,7 +499,9 @@ def _alpha(rows: _Rows, settings: _Settings) -> Floats:
     """Settings x runs: the weights that give the mean of drift at any time, multiplied by its covariance with the runs."""
     _, whole = _whole(rows, settings)
     y = rows.y - float(rows.y.mean())
-    found: Floats = np.linalg.solve(whole, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[..., 0]
+    found: Floats = np.linalg.solve(whole, np.broadcast_to(y[:, None], (len(whole), len(y), 1)))[
+        ..., 0
+    ]
     return found
 
 

@@ -202,7 +202,9 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
 OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
 HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
 # What a machine may be to blame for: by its kind, or because a hang alone does not tell whose it is.
-SUSPECT_KINDS = frozenset({kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS)
+SUSPECT_KINDS = frozenset(
+    {kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS
+)
 
 
 @dataclass(frozen=True, kw_only=True)

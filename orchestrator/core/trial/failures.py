@@ -50,10 +50,14 @@ class Evidence:
 _PHASES_BEFORE_THE_FIRST_STEP = frozenset({"start", "rendezvous"})
 
 AMBIGUOUS_MEMORY_FRACTION = 0.85  # an illegal access with more of the device in use than this is an out-of-memory in disguise
-_DISGUISES = re.compile(r"illegal memory access|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)|unspecified launch failure")
+_DISGUISES = re.compile(
+    r"illegal memory access|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)|unspecified launch failure"
+)
 
 _NOTED = "out of memory by the rank's own word: "  # before the evidence where only the failure note's flag says so
-_REFUSED_BY_HOST = re.compile(r"DefaultCPUAllocator|MemoryError\b")  # an allocation of this process, which a smaller layout may not need
+_REFUSED_BY_HOST = re.compile(
+    r"DefaultCPUAllocator|MemoryError\b"
+)  # an allocation of this process, which a smaller layout may not need
 
 # torch's CUDACachingAllocator, and workloads/llama/live_tensors.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)"
@@ -64,16 +68,33 @@ _DEVICE = re.compile(rf"(?:total capacity of|The limit is) {_SIZE}\b")
 _JUDGED_CHARACTERS = 10_000  # of an exception's text
 
 _CRASHES = frozenset(
-    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
 )  # any other signal came from outside
 # How batch systems, spot nodes, people and closed terminals end a program. We never do: our own end is SIGKILL.
 ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_FATAL = ASKED_TO_END | {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}  # not SIGABRT: so end watchdogs
+_FATAL = ASKED_TO_END | {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGKILL,
+}  # not SIGABRT: so end watchdogs
 _MUTTERED = frozenset({FailureKind.NCCL, FailureKind.PORT_CLASH, FailureKind.STORAGE})
 
 # First match wins; so the more telling text stands first. Sources: messages of torch, CUDA, cuBLAS, cuDNN, NCCL, gloo, glibc, Linux.
 _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern.lower()))  # for text in small letters: looking for both cases at once would take ten times as long
+    (
+        kind,
+        re.compile(pattern.lower()),
+    )  # for text in small letters: looking for both cases at once would take ten times as long
     for kind, pattern in (
         # A size nobody asks for comes out of a corrupted message after a communication failure, not out of a model.
         (_K.NCCL, r"tried to allocate (?:\d{6,}(?:\.\d+)? ?[GT]i?B|[\d.]+ ?[PE]i?B)"),
@@ -85,7 +106,10 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.OOM_GPU, r"\b(?:CUDA|HIP) (?:runtime |driver )?error:? out of memory"),
         (_K.OOM_GPU, r"Cuda failure (?:\d+ )?'out of memory'"),
         (_K.OOM_GPU, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
-        (_K.OOM_GPU, r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"),
+        (
+            _K.OOM_GPU,
+            r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+        ),
         (_K.OOM_GPU, r"Triton Error \[(?:CUDA|HIP)\]: out of memory"),
         (_K.OOM_GPU, r"Failed to CUDA (?:calloc|malloc)(?: async)?"),
         (_K.OOM_GPU, r"RESOURCE_EXHAUSTED: Out of memory"),
@@ -94,40 +118,78 @@ _SIGNATURES: tuple[tuple[FailureKind, re.Pattern[str]], ...] = tuple(
         (_K.OOM_HOST, r"cannot allocate memory|std::bad_alloc|unable to mmap \d+ bytes"),
         (_K.OOM_HOST, r"oom-kill|oom_reaper|(?:Memory cgroup )?out of memory: Killed process"),
         # torch's DataLoader, when /dev/shm is full.
-        (_K.OOM_HOST, r"insufficient shared memory \(shm\)|workers are out of shared memory|unable to write to file </torch_"),
+        (
+            _K.OOM_HOST,
+            r"insufficient shared memory \(shm\)|workers are out of shared memory|unable to write to file </torch_",
+        ),
         (_K.PREEMPTED, r"slurmstepd: error: \*\*\* (?:JOB|STEP) [^ ]+ ON [^ ]+ CANCELLED AT"),
         (
             _K.PREEMPTED,
             r"SignalException: Process \d+ got signal: (?:1|2|15)\b|\bSignal (?:1|2|15) \(SIG(?:HUP|INT|TERM)\) received by PID",
         ),
         (_K.PREEMPTED, r"(?m)^(?:\[rank\d+\]: ?)?KeyboardInterrupt$|\bSIGTERMException\b"),
-        (_K.PREEMPTED, r"spot instance interruption|instance (?:is being|was|has been) preempted|node (?:is being|was|has been) preempted"),
+        (
+            _K.PREEMPTED,
+            r"spot instance interruption|instance (?:is being|was|has been) preempted|node (?:is being|was|has been) preempted",
+        ),
         # Of programs that look themselves: Megatron-LM, torch's clip_grad_norm_ and anomaly mode, Lightning, detectron2, fairseq, DeepSpeed.
         (
             _K.NOT_FINITE,
             r"found (?:NaN|Inf) in local (?:grad norm|forward loss)|(?:unexpected|found) result nan|gradients? .{0,60}is non-finite",
         ),
-        (_K.NOT_FINITE, r"returned nan values in its \d+(?:st|nd|rd|th) output|loss returned in `\w+` is (?:nan|inf)"),
-        (_K.NOT_FINITE, r"\bloss (?:is|was|became|has become) (?:now )?(?:nan|inf|infinite|not finite|non-finite)\b"),
+        (
+            _K.NOT_FINITE,
+            r"returned nan values in its \d+(?:st|nd|rd|th) output|loss returned in `\w+` is (?:nan|inf)",
+        ),
+        (
+            _K.NOT_FINITE,
+            r"\bloss (?:is|was|became|has become) (?:now )?(?:nan|inf|infinite|not finite|non-finite)\b",
+        ),
         (_K.NOT_FINITE, r"minimum loss scale reached|loss scale already at minimum"),
         (_K.PORT_CLASH, r"EADDRINUSE|address already in use"),
-        (_K.DEVICE_ERROR, r"illegal memory access was encountered|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)"),
+        (
+            _K.DEVICE_ERROR,
+            r"illegal memory access was encountered|CUBLAS_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED)",
+        ),
         (_K.XID, r"uncorrectable (?:NVLink|ECC) error|GPU (?:has fallen off the bus|is lost)"),
-        (_K.DEVICE_ERROR, r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available"),
+        (
+            _K.DEVICE_ERROR,
+            r"CUDA driver initialization failed|CUDA unknown error|no CUDA-capable device|No CUDA GPUs are available",
+        ),
         (_K.DEVICE_ERROR, r"Found no NVIDIA driver|invalid device ordinal"),
-        (_K.DEVICE_ERROR, r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure"),
+        (
+            _K.DEVICE_ERROR,
+            r"CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized|unspecified launch failure",
+        ),
         (_K.STORAGE, r"No space left on device|Disk quota exceeded|Read-only file system"),
         (_K.STORAGE, r"Stale (?:NFS )?file handle|Input/output error|Too many open files"),
-        (_K.NCCL, r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"),
-        (_K.NCCL, r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL (?:communicator was aborted|error)"),
-        (_K.NCCL, r"Watchdog caught collective operation timeout|HeartbeatMonitor|heartbeat monitor timed out"),
-        (_K.NCCL, r"gloo/transport/|Gloo connectFullMesh failed|Connection closed by peer|Connection reset by peer"),
-        (_K.NCCL, r"TCPStore|Socket Timeout|client socket has timed out|Timed out waiting \d+ms for (?:recv|send)"),
+        (
+            _K.NCCL,
+            r"Dist(?:Backend|Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error",
+        ),
+        (
+            _K.NCCL,
+            r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL (?:communicator was aborted|error)",
+        ),
+        (
+            _K.NCCL,
+            r"Watchdog caught collective operation timeout|HeartbeatMonitor|heartbeat monitor timed out",
+        ),
+        (
+            _K.NCCL,
+            r"gloo/transport/|Gloo connectFullMesh failed|Connection closed by peer|Connection reset by peer",
+        ),
+        (
+            _K.NCCL,
+            r"TCPStore|Socket Timeout|client socket has timed out|Timed out waiting \d+ms for (?:recv|send)",
+        ),
         (_K.NCCL, r"NET/IB ?: Got completion|Broken pipe"),
     )
 )
 
-_SMALL_LETTERS = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}  # keeps lengths, as str.lower does not
+_SMALL_LETTERS = {
+    capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)
+}  # keeps lengths, as str.lower does not
 
 # `Error: text` at the start of a line, after a traceback: what a program says that leaves no failure note.
 _LAST_EXCEPTION = re.compile(
@@ -135,8 +197,12 @@ _LAST_EXCEPTION = re.compile(
     re.MULTILINE,
 )
 # Exceptions that only pass on how another process ended, or that it fell silent: what that one printed stands before them.
-_TOLD_BY_OTHERS = frozenset({FailureKind.NOT_FINITE, FailureKind.PREEMPTED, FailureKind.XID})  # also where a messenger speaks last
-_MESSENGERS = re.compile(r"CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception|SystemExit|DataLoader worker")
+_TOLD_BY_OTHERS = frozenset(
+    {FailureKind.NOT_FINITE, FailureKind.PREEMPTED, FailureKind.XID}
+)  # also where a messenger speaks last
+_MESSENGERS = re.compile(
+    r"CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception|SystemExit|DataLoader worker"
+)
 
 # Exceptions of workloads.rank, which say themselves what they are.
 _OWN_EXCEPTIONS: Mapping[str, FailureKind] = MappingProxyType(
@@ -146,20 +212,34 @@ _OWN_EXCEPTIONS: Mapping[str, FailureKind] = MappingProxyType(
 # A line of a traceback that is no source line: the exception itself, or one in its chain of causes (groups draw a bar before theirs).
 _EXCEPTION_LINE = re.compile(r"^(?: *\| )?(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::.*)?$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = ("direct cause of the following exception:", "another exception occurred:")  # ends the traceback before
+_CHAINED = (
+    "direct cause of the following exception:",
+    "another exception occurred:",
+)  # ends the traceback before
 
 
 def classify(evidence: Evidence) -> Failure:
     """Say what went wrong with one bad rank, and what shows it."""
     kind, matched = _kind(evidence)
-    is_own = evidence.exception.startswith("workloads.rank.") and evidence.exception.rpartition(".")[2] in _OWN_EXCEPTIONS
+    is_own = (
+        evidence.exception.startswith("workloads.rank.")
+        and evidence.exception.rpartition(".")[2] in _OWN_EXCEPTIONS
+    )
     said = f"{'' if is_own else evidence.exception}: {evidence.message}".strip(": ").splitlines()
     told = matched if "Xid" in matched else ""  # the driver's word for what the program only felt
-    texts = (told, evidence.timed_out, said[0] if said else "", matched, evidence.bad_result, _exit_text(evidence))
+    texts = (
+        told,
+        evidence.timed_out,
+        said[0] if said else "",
+        matched,
+        evidence.bad_result,
+        _exit_text(evidence),
+    )
     detail = next((text for text in texts if text), "")
     return Failure(
         kind=kind,
-        message=f"rank {evidence.rank} {POLICIES[kind].verb} in {evidence.phase}" + (f": {detail[:300]}" if detail else ""),
+        message=f"rank {evidence.rank} {POLICIES[kind].verb} in {evidence.phase}"
+        + (f": {detail[:300]}" if detail else ""),
         rank=evidence.rank,
         node=evidence.node,
         phase=evidence.phase,
@@ -200,8 +280,14 @@ def proves_out_of_memory(failure: Failure, *, on_cpu: bool = False) -> bool:
     """
     match = _match(failure.evidence)
     if failure.kind is FailureKind.OOM_GPU:
-        return failure.evidence.startswith(_NOTED) or (match is not None and match[0] is FailureKind.OOM_GPU)
-    return on_cpu and failure.kind is FailureKind.OOM_HOST and _REFUSED_BY_HOST.search(failure.evidence) is not None
+        return failure.evidence.startswith(_NOTED) or (
+            match is not None and match[0] is FailureKind.OOM_GPU
+        )
+    return (
+        on_cpu
+        and failure.kind is FailureKind.OOM_HOST
+        and _REFUSED_BY_HOST.search(failure.evidence) is not None
+    )
 
 
 def is_out_of_memory(exception: str, message: str) -> bool:
@@ -254,22 +340,37 @@ def _kind(evidence: Evidence) -> tuple[FailureKind, str]:
         return memory
     hardware = first_of(_xids(evidence), XidCause.DEVICE)
     if hardware is not None:
-        return FailureKind.XID, _with_xid(hardware, evidence.timed_out or _gist(exception, said) or _exit_text(evidence))
+        return FailureKind.XID, _with_xid(
+            hardware, evidence.timed_out or _gist(exception, said) or _exit_text(evidence)
+        )
     if evidence.timed_out is not None:
         early = evidence.phase in _PHASES_BEFORE_THE_FIRST_STEP
         return (FailureKind.START_TIMEOUT if early else FailureKind.HUNG), evidence.timed_out
     match = _match(said) if _ended_badly(evidence) else None
     if match is not None and _DISGUISES.search(match[1]) and _near_the_memory_limit(evidence):
-        return FailureKind.OOM_GPU, f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use"
+        return (
+            FailureKind.OOM_GPU,
+            f"{match[1]}, with {evidence.peak_memory_bytes} of {evidence.device_memory_bytes} bytes in use",
+        )
     software = first_of(_xids(evidence), XidCause.PROGRAM)
-    is_felt = match[0] is FailureKind.DEVICE_ERROR if match is not None else not exception or "CUDA error" in said
+    is_felt = (
+        match[0] is FailureKind.DEVICE_ERROR
+        if match is not None
+        else not exception or "CUDA error" in said
+    )
     if software is not None and is_felt:
         # The device is well, what the program asked of it was not: as a segmentation fault is on the host.
-        return FailureKind.SEGFAULT, _with_xid(software, _gist(exception, said) or _exit_text(evidence))
+        return FailureKind.SEGFAULT, _with_xid(
+            software, _gist(exception, said) or _exit_text(evidence)
+        )
     if match is None and _ended_badly(evidence) and _MESSENGERS.search(said):
         passed_on = _match(evidence.log_tail)
         match = passed_on if passed_on is not None and passed_on[0] in _TOLD_BY_OTHERS else None
-    if match is not None and match[0] not in OUT_OF_MEMORY_KINDS and not (_only_mutters(evidence, exception) and match[0] in _MUTTERED):
+    if (
+        match is not None
+        and match[0] not in OUT_OF_MEMORY_KINDS
+        and not (_only_mutters(evidence, exception) and match[0] in _MUTTERED)
+    ):
         return match
     if exception:
         return FailureKind.USER_ERROR, said[:1000]
@@ -280,7 +381,10 @@ def _xids(evidence: Evidence) -> tuple[int, ...]:
     """NVIDIA's errors that may have ended a rank: those of its node meanwhile, and those that stand in its own words."""
     if not _ended_badly(evidence) and evidence.timed_out is None:
         return ()
-    return (*evidence.xids, *xids_in(f"{evidence.exception}: {evidence.message}\n{evidence.log_tail}"))
+    return (
+        *evidence.xids,
+        *xids_in(f"{evidence.exception}: {evidence.message}\n{evidence.log_tail}"),
+    )
 
 
 def _with_xid(number: int, said: str) -> str:
@@ -335,7 +439,13 @@ def _chain(text: str) -> str:
 def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
     number = _signal(evidence)
     if number is not None:
-        kind = FailureKind.SEGFAULT if number in _CRASHES else FailureKind.PREEMPTED if number in ASKED_TO_END else FailureKind.KILLED
+        kind = (
+            FailureKind.SEGFAULT
+            if number in _CRASHES
+            else FailureKind.PREEMPTED
+            if number in ASKED_TO_END
+            else FailureKind.KILLED
+        )
         return kind, _exit_text(evidence)
     if evidence.exit_code == 0 and evidence.bad_result is not None:
         return FailureKind.BAD_RESULT, evidence.bad_result
@@ -344,7 +454,10 @@ def _kind_of_exit(evidence: Evidence) -> tuple[FailureKind, str]:
 
 def _ended_badly(evidence: Evidence) -> bool:
     """Whether it ended by itself, and badly. False for one that ended well without a result, hung or was killed by us: its log is noise."""
-    return bool(evidence.exception) or (evidence.timed_out is None and (evidence.signal is not None or evidence.exit_code not in (None, 0)))
+    return bool(evidence.exception) or (
+        evidence.timed_out is None
+        and (evidence.signal is not None or evidence.exit_code not in (None, 0))
+    )
 
 
 def _near_the_memory_limit(evidence: Evidence) -> bool:

@@ -35,11 +35,15 @@ class Fingerprint(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     orchestrator_version: str
-    git_sha: str | None = None  # of the project that holds the workload; None outside a git checkout
+    git_sha: str | None = (
+        None  # of the project that holds the workload; None outside a git checkout
+    )
     # None: nothing uncommitted; `unknown`: git did not tell. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
     dirty_diff_digest: str | None = None
     stack: Stack = Stack()
-    settings: tuple[tuple[str, str], ...] = ()  # names and values of the environment, as `core.communication.counted` tells them apart
+    settings: tuple[
+        tuple[str, str], ...
+    ] = ()  # names and values of the environment, as `core.communication.counted` tells them apart
 
     @property
     def digest(self) -> str:

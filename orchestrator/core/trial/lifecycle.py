@@ -48,7 +48,10 @@ TRANSITIONS: Mapping[tuple[TrialState, TrialEvent], TrialState] = MappingProxyTy
         (_S.RUNNING, _E.REQUEUED): _S.QUEUED,
         (_S.MEASURED, _E.REPEATED): _S.MEASURED,
         (_S.MEASURED, _E.MEASURED): _S.MEASURED,
-        **{(state, _E.INVALIDATED): _S.QUEUED for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED)},
+        **{
+            (state, _E.INVALIDATED): _S.QUEUED
+            for state in (_S.MEASURED, _S.OUT_OF_MEMORY, _S.FAILED, _S.PRUNED)
+        },
     }
 )
 
@@ -67,12 +70,16 @@ def advance(state: TrialState, event: TrialEvent) -> TrialState:
         return TRANSITIONS[state, event]
     except KeyError:
         allowed = sorted(e for s, e in TRANSITIONS if s is state)
-        raise IllegalTransition(f"{event} is not possible in state {state}; possible: {', '.join(allowed) or 'nothing'}") from None
+        raise IllegalTransition(
+            f"{event} is not possible in state {state}; possible: {', '.join(allowed) or 'nothing'}"
+        ) from None
 
 
 def mermaid() -> str:
     """Draw the table as a Mermaid state diagram: the picture in docs/architecture.md is this text."""
     lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}"]
-    lines += [f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()]
+    lines += [
+        f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()
+    ]
     lines += [f"    {state} --> [*]" for state in TrialState if state in TERMINAL]
     return "\n".join(lines)

@@ -12,7 +12,13 @@ from math import exp
 
 from orchestrator.core.problem.normal import Z90
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
-from orchestrator.core.trial.protocol import MAX_SECONDS, LimitName, MeasurementPlan, PhaseLimits, TrialRequest
+from orchestrator.core.trial.protocol import (
+    MAX_SECONDS,
+    LimitName,
+    MeasurementPlan,
+    PhaseLimits,
+    TrialRequest,
+)
 
 FLOOR_SECONDS: Mapping[LimitName, float] = {
     LimitName.START: 120.0,
@@ -60,7 +66,11 @@ NOTHING_SEEN = SeenSteps()
 
 
 def resolve_limits(
-    asked: Mapping[LimitName, float | None], *, plan: MeasurementPlan, num_ranks: int, predicted: PredictedStep | None
+    asked: Mapping[LimitName, float | None],
+    *,
+    plan: MeasurementPlan,
+    num_ranks: int,
+    predicted: PredictedStep | None,
 ) -> PhaseLimits:
     """The limits of an attempt before it starts. `asked` has seconds as the file says them; None: auto."""
     longest = predicted.longest_seconds if predicted is not None else None
@@ -75,7 +85,15 @@ def resolve_limits(
     rendezvous = of(LimitName.RENDEZVOUS, more=RENDEZVOUS_SECONDS_PER_RANK * num_ranks)
     first_step = of(LimitName.FIRST_STEP, more=of_step)
     teardown = of(LimitName.TEARDOWN)
-    all_steps = 0.0 if longest is None else start + rendezvous + first_step + teardown + TOTAL_MULTIPLE * _num_steps(plan) * longest
+    all_steps = (
+        0.0
+        if longest is None
+        else start
+        + rendezvous
+        + first_step
+        + teardown
+        + TOTAL_MULTIPLE * _num_steps(plan) * longest
+    )
     return PhaseLimits(
         start=start,
         rendezvous=rendezvous,
@@ -100,18 +118,25 @@ def limit_seconds(request: TrialRequest, name: LimitName, seen: SeenSteps) -> fl
             return max(said, min(STEP_MULTIPLE * step, MAX_SECONDS))
         case LimitName.TOTAL:
             around = limits.start + limits.rendezvous + limits.first_step + limits.teardown
-            return max(said, min(around + TOTAL_MULTIPLE * _num_steps(request.measurement) * step, MAX_SECONDS))
+            return max(
+                said,
+                min(around + TOTAL_MULTIPLE * _num_steps(request.measurement) * step, MAX_SECONDS),
+            )
         case _:
             return said
 
 
-def told_passed(request: TrialRequest, name: LimitName, seen: SeenSteps, *, step: int | None = None) -> str:
+def told_passed(
+    request: TrialRequest, name: LimitName, seen: SeenSteps, *, step: int | None = None
+) -> str:
     """Say that a limit has passed, where it comes from, and what to change. `step`: the last one that began, if any."""
     after = f" without a new step after step {step}" if step is not None else ""
     return f"{name} limit of {limit_seconds(request, name, seen):.4g} s passed{after}{_source(request, name, seen)}"
 
 
-def longest_safe_step(name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float) -> float | None:
+def longest_safe_step(
+    name: LimitName, seconds: float, *, plan: MeasurementPlan, log_sd: float
+) -> float | None:
     """The predicted seconds of a step up to which a limit of so many seconds is not near; None: the limit is of something else.
 
     Near is less than `NEAR_MULTIPLE` of the longest step, or less than all the steps that may be asked for.
@@ -142,7 +167,10 @@ def _reason(request: TrialRequest, name: LimitName, seen: SeenSteps) -> str:
         return f"{floor:g} s and {RENDEZVOUS_SECONDS_PER_RANK:g} s a rank"
     step, whose = limits.predicted_step_seconds, "predicted to take at most"
     if in_force > said:
-        step, whose = seen.step_seconds, "the first took" if seen.slowest_seconds is None else "the slowest so far took"
+        step, whose = (
+            seen.step_seconds,
+            "the first took" if seen.slowest_seconds is None else "the slowest so far took",
+        )
     if step is None or in_force == floor:
         return "the minimum"
     what = {

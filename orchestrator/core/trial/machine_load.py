@@ -15,7 +15,9 @@ MOST_CPU_SLOWDOWN = 4.0  # an attempt that used so few cores waits for other thi
 # At most, where another process uses the device: its kernels take turns with ours.
 FOREIGN_GPU_SLOWDOWN = 2.0
 # Reasons of NVML that say that a device ran slower than it can for long. A power cap is none: large products reach it on a healthy device.
-HARMFUL_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"})
+HARMFUL_REASONS = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +66,26 @@ def said_of(load: MachineLoad) -> str | None:
     """Say in words what spoils a result. None: nothing does."""
     texts = []
     if _cpu_slowdown(load) > 1:
-        texts.append(f"the machine was busy: {cores_text(load.others_cpu_cores, load.cpu_cores)} were somebody else's")
+        texts.append(
+            f"the machine was busy: {cores_text(load.others_cpu_cores, load.cpu_cores)} were somebody else's"
+        )
     if _foreign_slowdown(load) > 1:
         number = load.foreign_gpu_processes or 0
         texts.append(f"{number} other process{'' if number == 1 else 'es'} ran on its GPUs")
     if _throttle_slowdown(load) > 1:
-        reasons = ", ".join(reason.replace("_", " ") for reason in load.gpu_throttle_reasons if reason in HARMFUL_REASONS)
-        clock = f", at {load.gpu_clock_ratio:.0%} of their clock" if load.gpu_clock_ratio is not None else ""
-        texts.append(f"its GPUs were slowed down for {load.gpu_throttled_fraction:.0%} of the time ({reasons or 'reason not told'}){clock}")
+        reasons = ", ".join(
+            reason.replace("_", " ")
+            for reason in load.gpu_throttle_reasons
+            if reason in HARMFUL_REASONS
+        )
+        clock = (
+            f", at {load.gpu_clock_ratio:.0%} of their clock"
+            if load.gpu_clock_ratio is not None
+            else ""
+        )
+        texts.append(
+            f"its GPUs were slowed down for {load.gpu_throttled_fraction:.0%} of the time ({reasons or 'reason not told'}){clock}"
+        )
     return "; ".join(texts) or None
 
 
@@ -93,9 +107,15 @@ def of_gang(loads: Iterable[MachineLoad]) -> MachineLoad:
         others_cpu_cores=cpu.others_cpu_cores,
         foreign_gpu_processes=_sum([load.foreign_gpu_processes for load in known]),
         gpu_clock_ratio=min(_known([load.gpu_clock_ratio for load in known]), default=None),
-        gpu_throttled_fraction=max(_known([load.gpu_throttled_fraction for load in known]), default=None),
-        gpu_throttle_reasons=tuple(sorted({reason for load in known for reason in load.gpu_throttle_reasons})),
-        gpu_temperature_celsius=max(_known([load.gpu_temperature_celsius for load in known]), default=None),
+        gpu_throttled_fraction=max(
+            _known([load.gpu_throttled_fraction for load in known]), default=None
+        ),
+        gpu_throttle_reasons=tuple(
+            sorted({reason for load in known for reason in load.gpu_throttle_reasons})
+        ),
+        gpu_temperature_celsius=max(
+            _known([load.gpu_temperature_celsius for load in known]), default=None
+        ),
     )
 
 

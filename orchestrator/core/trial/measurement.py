@@ -20,7 +20,9 @@ from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 CONFIDENCE = 0.95
 # Stopping as soon as the 95 % interval is narrow would choose the samples for which it is too narrow (docs/decisions, by simulation).
 STOPPING_CONFIDENCE = 0.99
-_LOOKS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))  # 8, 12, 16, 24, 32, 48, ...
+_LOOKS = frozenset(
+    first << doublings for first in (8, 12) for doublings in range(12)
+)  # 8, 12, 16, 24, 32, 48, ...
 
 # A 95 % interval takes so many: of fewer steps even the one from the least to the largest holds the median less often.
 FEWEST_STEPS = 6
@@ -39,17 +41,19 @@ class StepTime:
     median: float
     iqr: float
     num_steps: int
-    relative_confidence: float | None  # half-width of the median's 95 % interval over the median; None below 6 samples
+    relative_confidence: (
+        float | None
+    )  # half-width of the median's 95 % interval over the median; None below 6 samples
 
 
 class Unsure(StrEnum):
     """Why a measurement is less sure than was asked for, in words."""
 
     ONE_NUMBER = "the run reported one number, so the spread of its steps is unknown"
-    FEW_STEPS = (
-        f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
+    FEW_STEPS = f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
+    VARIED = (
+        "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
     )
-    VARIED = "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,9 @@ class Measurement:
     loss_last: float | None
 
 
-def why_unsure(*, confident: bool | None, num_steps: int | None, relative_confidence: float | None) -> Unsure | None:
+def why_unsure(
+    *, confident: bool | None, num_steps: int | None, relative_confidence: float | None
+) -> Unsure | None:
     """Say why a measurement is less sure than was asked for; None: it is not, or there is none."""
     if confident is not False:
         return None
@@ -125,12 +131,20 @@ def summarise_steps(samples: Sequence[float]) -> StepTime:
     else:
         low = high = samples[0]
     return StepTime(
-        median=statistics.median(samples), iqr=high - low, num_steps=len(samples), relative_confidence=relative_confidence(samples)
+        median=statistics.median(samples),
+        iqr=high - low,
+        num_steps=len(samples),
+        relative_confidence=relative_confidence(samples),
     )
 
 
 def measure(
-    results: Sequence[RankResult], *, model: ModelShape, sequence_length: int, layout: Layout, plan: MeasurementPlan
+    results: Sequence[RankResult],
+    *,
+    model: ModelShape,
+    sequence_length: int,
+    layout: Layout,
+    plan: MeasurementPlan,
 ) -> Measurement:
     """Turn the results of all ranks into one measurement: the slowest rank's time of each step, the worst rank's memory.
 
@@ -143,12 +157,20 @@ def measure(
     step_time = summarise_steps(slowest)
     tokens = results[0].tokens_per_step or layout.global_batch_size * sequence_length
     per_gpu = tokens / step_time.median / layout.world_size
-    peak, source = min(((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None), key=_flops, default=(None, None))
+    peak, source = min(
+        ((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None),
+        key=_flops,
+        default=(None, None),
+    )
     mfu = hfu = None
     if peak is not None:
         model_flops = model.flops_per_token(sequence_length)
         mfu = per_gpu * model_flops / peak
-        hfu = per_gpu * hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout) / peak
+        hfu = (
+            per_gpu
+            * hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout)
+            / peak
+        )
         if hfu > 1:
             raise ImplausibleMeasurement(
                 f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
@@ -160,7 +182,8 @@ def measure(
         tokens_per_second_per_gpu=per_gpu,
         step_time=step_time,
         step_seconds=slowest,
-        confident=step_time.relative_confidence is not None and step_time.relative_confidence <= plan.relative_confidence,
+        confident=step_time.relative_confidence is not None
+        and step_time.relative_confidence <= plan.relative_confidence,
         mfu=mfu,
         hfu=hfu,
         mfu_formula=MFU_FORMULA,
@@ -168,7 +191,10 @@ def measure(
         peak_flops_source=source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
-        device_memory_bytes=min((r.device_memory_bytes for r in results if r.device_memory_bytes is not None), default=None),
+        device_memory_bytes=min(
+            (r.device_memory_bytes for r in results if r.device_memory_bytes is not None),
+            default=None,
+        ),
         allocator_retries=retries,
         # It retries only when the device refused it memory, so it is full, however much of that context and NCCL hold beside the allocator.
         thrashing=bool(retries),
@@ -179,7 +205,9 @@ def measure(
 
 def hardware_flops_per_token(model: ModelShape, *, sequence_length: int, layout: Layout) -> float:
     """FLOPs that a device does for a token, recomputed ones included: what HFU counts."""
-    return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(sequence_length, layout.recompute)
+    return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(
+        sequence_length, layout.recompute
+    )
 
 
 def _flops(peak: tuple[float, str | None]) -> float:

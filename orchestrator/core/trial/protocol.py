@@ -77,7 +77,9 @@ class MeasurementPlan(_Message):
     warmup_steps: Annotated[int, Field(ge=1)]
     min_steps: Annotated[int, Field(ge=2)]
     max_steps: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
-    relative_confidence: Annotated[float, Field(gt=0)]  # half-width of the median's 95 % interval over the median
+    relative_confidence: Annotated[
+        float, Field(gt=0)
+    ]  # half-width of the median's 95 % interval over the median
 
 
 class LimitName(StrEnum):
@@ -108,7 +110,9 @@ class PhaseLimits(_Message):
 
 
 PositiveFlops = Annotated[float, Field(gt=0, le=1e18)]  # of one device in a second
-PeakSource = Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)]  # "table: ...", or MEASURED_PEAK and how and in which trial
+PeakSource = Annotated[
+    str, Field(max_length=200, pattern=WITHOUT_NUL)
+]  # "table: ...", or MEASURED_PEAK and how and in which trial
 MEASURED_PEAK = "measured: "
 
 
@@ -116,7 +120,9 @@ class KnownPeak(_Message):
     """The peak of one device as an earlier trial of the sweep has measured it on a node: one node's MFUs all rest on it."""
 
     node: str  # its host name
-    device_name: str | None  # as that trial's ranks saw it; another device on the same node has another peak
+    device_name: (
+        str | None
+    )  # as that trial's ranks saw it; another device on the same node has another peak
     flops: PositiveFlops
     source: PeakSource
 
@@ -137,7 +143,9 @@ class TrialRequest(_Message):
     limits: PhaseLimits
     seed: int
     one_rank_per_node: bool = False  # it stands for the others there
-    peaks: tuple[KnownPeak, ...] = ()  # at the layout's precision, of the nodes where one was measured already
+    peaks: tuple[
+        KnownPeak, ...
+    ] = ()  # at the layout's precision, of the nodes where one was measured already
     elapsed_seconds: float = 0.0  # from the beginning of the orchestrator's call to this attempt
     nodes: tuple[str, ...] = ()  # of the gang, as the scheduler calls them
 
@@ -174,27 +182,49 @@ class RankResult(_Message):
         Field(min_length=1, max_length=MAX_SAMPLES),
         Field(description="seconds of each timed optimizer step, in order; required"),
     ]
-    warmup_seconds: Annotated[list[PositiveSeconds], Field(max_length=MAX_SAMPLES), Field(description="those of the warm-up")] = []
+    warmup_seconds: Annotated[
+        list[PositiveSeconds],
+        Field(max_length=MAX_SAMPLES),
+        Field(description="those of the warm-up"),
+    ] = []
     tokens_per_step: Annotated[
-        Annotated[int, Field(gt=0, le=1 << 50)] | None, Field(description="of all ranks; without it, global batch x sequence length")
+        Annotated[int, Field(gt=0, le=1 << 50)] | None,
+        Field(description="of all ranks; without it, global batch x sequence length"),
     ] = None
     phase_seconds: Annotated[
-        dict[Phase, Seconds], Field(max_length=8), Field(description="seconds in `start`, `rendezvous`, `first_step`, `steady`, `teardown`")
+        dict[Phase, Seconds],
+        Field(max_length=8),
+        Field(description="seconds in `start`, `rendezvous`, `first_step`, `steady`, `teardown`"),
     ] = {}
-    peak_memory_allocated_bytes: Annotated[Bytes | None, Field(description="highest allocated memory")] = None
-    peak_memory_reserved_bytes: Annotated[Bytes | None, Field(description="highest memory that the allocator held")] = None
+    peak_memory_allocated_bytes: Annotated[
+        Bytes | None, Field(description="highest allocated memory")
+    ] = None
+    peak_memory_reserved_bytes: Annotated[
+        Bytes | None, Field(description="highest memory that the allocator held")
+    ] = None
     memory_bytes_by_part: Annotated[
-        dict[str, Bytes], Field(max_length=32), Field(description='bytes at the peak by part, such as `{"parameters": 123}`')
+        dict[str, Bytes],
+        Field(max_length=32),
+        Field(description='bytes at the peak by part, such as `{"parameters": 123}`'),
     ] = {}
     device_memory_bytes: Annotated[Bytes | None, Field(description="memory of the device")] = None
     allocator_retries: Annotated[
-        Annotated[int, Field(ge=0, le=1 << 40)] | None, Field(description="how often the allocator freed its cache and tried again")
+        Annotated[int, Field(ge=0, le=1 << 40)] | None,
+        Field(description="how often the allocator freed its cache and tried again"),
     ] = None
     peak_flops: Annotated[
-        PositiveFlops | None, Field(description="peak FLOP/s of one device at this precision; without it there is no MFU")
+        PositiveFlops | None,
+        Field(
+            description="peak FLOP/s of one device at this precision; without it there is no MFU"
+        ),
     ] = None
-    peak_flops_source: Annotated[PeakSource | None, Field(description="where that comes from")] = None
-    loss_first: Annotated[Annotated[float, Field(ge=-1e30, le=1e30)] | None, Field(description="loss of the first step")] = None
+    peak_flops_source: Annotated[PeakSource | None, Field(description="where that comes from")] = (
+        None
+    )
+    loss_first: Annotated[
+        Annotated[float, Field(ge=-1e30, le=1e30)] | None,
+        Field(description="loss of the first step"),
+    ] = None
     loss_last: Annotated[
         Annotated[float, Field(ge=-1e30, le=1e30)] | None,
         Field(
@@ -204,16 +234,22 @@ class RankResult(_Message):
     ] = None
     # The gradient norm of the last step; only whether it is finite matters.
     gradient_norm: Annotated[
-        Annotated[float, Field(ge=0, le=1e30)] | None, Field(description="of the last step; not finite: the training diverged")
+        Annotated[float, Field(ge=0, le=1e30)] | None,
+        Field(description="of the last step; not finite: the training diverged"),
     ] = None
     collectives: Annotated[
         list[CollectiveTime],
         Field(max_length=1000),
-        Field(description="of workload netbench: each collective and message size with its seconds"),
+        Field(
+            description="of workload netbench: each collective and message size with its seconds"
+        ),
     ] = []
-    stack: Annotated[Stack, Field(description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the fingerprint")] = (
-        Stack()
-    )
+    stack: Annotated[
+        Stack,
+        Field(
+            description="`python`, `torch`, `cuda`, `nccl`, `driver`, `device_name`: part of the fingerprint"
+        ),
+    ] = Stack()
 
 
 # A number of a result that shows that its training diverged, where it is not finite.
@@ -270,7 +306,11 @@ def decode_result(text: bytes) -> RankResult:
     try:
         return _decode(_RESULT, text, "result")
     except BadResult as exc:
-        errors = exc.__cause__.errors(include_url=False) if isinstance(exc.__cause__, ValidationError) else []
+        errors = (
+            exc.__cause__.errors(include_url=False)
+            if isinstance(exc.__cause__, ValidationError)
+            else []
+        )
         for error in errors:
             if error["type"] == "finite_number" and error["loc"][0] in TRAINED_NUMBERS:
                 raise NotFiniteResult(str(error["loc"][0]), error["input"]) from exc
@@ -293,8 +333,15 @@ def _decode(adapter: TypeAdapter[_M], text: bytes, what: str) -> _M:
     try:
         return adapter.validate_json(text)
     except (ValidationError, ValueError, RecursionError) as exc:
-        errors = exc.errors(include_url=False, include_input=False) if isinstance(exc, ValidationError) else []
-        detail = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'whole'}: {e['msg']}" for e in errors[:5]) or str(exc)[:200]
+        errors = (
+            exc.errors(include_url=False, include_input=False)
+            if isinstance(exc, ValidationError)
+            else []
+        )
+        detail = (
+            "; ".join(f"{'.'.join(map(str, e['loc'])) or 'whole'}: {e['msg']}" for e in errors[:5])
+            or str(exc)[:200]
+        )
         raise BadResult(f"{what} is not valid: {detail}") from exc
 
 
@@ -330,13 +377,17 @@ class NodeReport:
 
     node: str  # host name, or address where names repeat
     ranks: Sequence[RankOutcome]
-    failure: Failure | None = None  # classified from the first bad rank of this node; None: every rank measured
+    failure: Failure | None = (
+        None  # classified from the first bad rank of this node; None: every rank measured
+    )
     failed_at_unix_seconds: float | None = None
     seconds: float = 0.0  # wall time from the order to the last process gone
     # From the last result to the last process gone; None: not every rank measured.
     teardown_seconds: float | None = None
     processes_killed: int = 0  # leftovers beyond the ranks themselves
-    environment: Mapping[str, str] = field(default_factory=dict)  # by which ranks were told how to communicate; see core.communication
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by which ranks were told how to communicate; see core.communication
     chosen: tuple[str, ...] = ()  # names in it that nobody had set: the launcher chose their values
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # while steps were timed
@@ -352,13 +403,19 @@ class LaunchOrder:
     first_rank: int = 0  # global rank of this node's first
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
-    master_port: int | None = None  # None: this node holds the whole gang, its launcher binds a port itself
-    address: str | None = None  # this node's, as the others of the gang reach it; None: nobody has to
+    master_port: int | None = (
+        None  # None: this node holds the whole gang, its launcher binds a port itself
+    )
+    address: str | None = (
+        None  # this node's, as the others of the gang reach it; None: nobody has to
+    )
     devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
     cpus: Sequence[int] = ()  # cores to pin the ranks to, shared out among them; empty: not pinned
     # The process that asks for it (processes.global_identity): its CPU time is the sweep's.
     orchestrator: str = ""
-    node_slots: int | None = None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
+    node_slots: int | None = (
+        None  # ranks that this node has room for, other gangs' included: they share the cores where none are pinned
+    )
     # Variables of ranks, besides those that the launcher sets.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The same of values that are secret: they reach ranks, and are taken out of every log, report and message.

@@ -24,11 +24,35 @@ NEEDED_PREFIXES = (
     # Language, Python and its environments.
     *("LC_", "PYTHON", "CONDA_"),
     # Devices and their libraries.
-    *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NVTE_", "HIP_", "HSA_", "ROCM_", "ROCR_", "AMD_", "MIOPEN_"),
+    *(
+        "CUDA_",
+        "CUDNN_",
+        "CUBLAS_",
+        "NVIDIA_",
+        "NVTE_",
+        "HIP_",
+        "HSA_",
+        "ROCM_",
+        "ROCR_",
+        "AMD_",
+        "MIOPEN_",
+    ),
     # Communication.
     *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "OFI_NCCL_", "NVSHMEM_", "IBV_", "MLX5_", "RDMAV_"),
     # Frameworks and compilers.
-    *("TORCH_", "TORCHINDUCTOR_", "TORCHELASTIC_", "PYTORCH_", "TRITON_", "XLA_", "JAX_", "TF_CPP_", "TF_GPU_", "TF_XLA_", "NUMBA_"),
+    *(
+        "TORCH_",
+        "TORCHINDUCTOR_",
+        "TORCHELASTIC_",
+        "PYTORCH_",
+        "TRITON_",
+        "XLA_",
+        "JAX_",
+        "TF_CPP_",
+        "TF_GPU_",
+        "TF_XLA_",
+        "NUMBA_",
+    ),
     # Threads and memory of processors.
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "MALLOC_"),
     # The job that the node is part of.
@@ -60,12 +84,20 @@ _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]*:[^\s@]*@")
 
 def needed(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that ranks see by default."""
-    return {name: value for name, value in environment.items() if _is_needed(name) and not holds_secret(name, value)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if _is_needed(name) and not holds_secret(name, value)
+    }
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that processes of a Ray of our own see: those of ranks, Ray's and this program's, without those that open the store."""
-    ours = {name: value for name, value in environment.items() if name.startswith(("RAY_", "SWEEP_")) and not name.startswith("SWEEP_DB")}
+    ours = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("RAY_", "SWEEP_")) and not name.startswith("SWEEP_DB")
+    }
     return needed(environment) | ours
 
 
@@ -74,8 +106,14 @@ def named(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, 
     found: dict[str, str] = {}
     for pattern in patterns:
         if "*" in pattern:
-            chosen = [name for name in environment if fnmatchcase(name, pattern) and _may_be_matched(name)]
-            found |= {name: environment[name] for name in chosen if not holds_secret(name, environment[name])}
+            chosen = [
+                name for name in environment if fnmatchcase(name, pattern) and _may_be_matched(name)
+            ]
+            found |= {
+                name: environment[name]
+                for name in chosen
+                if not holds_secret(name, environment[name])
+            }
         elif pattern in environment:
             found[pattern] = environment[pattern]
     return found

@@ -43,9 +43,15 @@ class Secrets:
     """Values by the names that they go by, e.g. of environment variables; an empty name where there is none."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        rules = {rule.pattern.pattern: rule for name, value in values.items() for rule in _rules(name, value)}
+        rules = {
+            rule.pattern.pattern: rule
+            for name, value in values.items()
+            for rule in _rules(name, value)
+        }
         # The longest first: a value may hold another.
-        self._rules = sorted(rules.values(), key=lambda rule: len(rule.pattern.pattern), reverse=True)
+        self._rules = sorted(
+            rules.values(), key=lambda rule: len(rule.pattern.pattern), reverse=True
+        )
         self._first_bytes = frozenset(rule.needle[:1] for rule in self._rules)
         self._holds_lines = any(0 < len(value) < WORD_LENGTH for value in values.values())
 
@@ -69,22 +75,41 @@ class Secrets:
     def num_settled(self, raw: bytes) -> int:
         """The number of bytes that can be judged. Those after them may begin a secret that goes on in the next piece."""
         first = max(0, len(raw) - (1 + _LONGEST_LINE_BREAK) * self._longest)
-        places = (place for place in range(first, len(raw)) if raw[place : place + 1] in self._first_bytes)
-        settled = next((place for place in places if self._may_go_on(_on_one_line(raw[place:]))), len(raw))
+        places = (
+            place for place in range(first, len(raw)) if raw[place : place + 1] in self._first_bytes
+        )
+        settled = next(
+            (place for place in places if self._may_go_on(_on_one_line(raw[place:]))), len(raw)
+        )
         if self._holds_lines:
             settled = min(settled, max(raw.rfind(b"\n") + 1, len(raw) - MAX_HELD_BYTES))
-        return min((match.start() for match in self._matches(raw) if match.start() < settled < match.end()), default=settled)
+        return min(
+            (
+                match.start()
+                for match in self._matches(raw)
+                if match.start() < settled < match.end()
+            ),
+            default=settled,
+        )
 
     def _matches(self, raw: bytes) -> Iterator[re.Match[bytes]]:
         flat = _on_one_line(raw)
-        return (match for rule in self._rules if rule.needle in flat for match in rule.pattern.finditer(raw))
+        return (
+            match
+            for rule in self._rules
+            if rule.needle in flat
+            for match in rule.pattern.finditer(raw)
+        )
 
     @property
     def _longest(self) -> int:
         return max((len(rule.needle) for rule in self._rules), default=0)
 
     def _may_go_on(self, rest: bytes) -> bool:
-        return any(rule.needle.startswith(rest) and (rule.is_word or rest != rule.needle) for rule in self._rules)
+        return any(
+            rule.needle.startswith(rest) and (rule.is_word or rest != rule.needle)
+            for rule in self._rules
+        )
 
 
 class SecretStream:
@@ -127,15 +152,24 @@ def _blotted(value: Any, secrets: Secrets, but: frozenset[str]) -> Any:
         case str():
             return secrets.blot(value)[: len(value)]
         case Mapping():
-            return {_blotted(key, secrets, but): _blotted(item, secrets, but) for key, item in value.items()}
+            return {
+                _blotted(key, secrets, but): _blotted(item, secrets, but)
+                for key, item in value.items()
+            }
         case list() | tuple():
             return type(value)(_blotted(item, secrets, but) for item in value)
-        case _ if hasattr(type(value), "model_fields"):  # pydantic's; `sweep --help` has no time to import it
+        case _ if hasattr(
+            type(value), "model_fields"
+        ):  # pydantic's; `sweep --help` has no time to import it
             names = [name for name in type(value).model_fields if name not in but]
-            return value.model_copy(update={name: _blotted(getattr(value, name), secrets, but) for name in names})
+            return value.model_copy(
+                update={name: _blotted(getattr(value, name), secrets, but) for name in names}
+            )
         case _ if is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value) if field.init and field.name not in but]
-            return replace(value, **{name: _blotted(getattr(value, name), secrets, but) for name in names})
+            return replace(
+                value, **{name: _blotted(getattr(value, name), secrets, but) for name in names}
+            )
         case _:
             return value
 
@@ -145,19 +179,32 @@ def _rules(name: str, value: str) -> Iterator[_Rule]:
     if len(value) >= EVERYWHERE_LENGTH:
         for form in _forms(value, raw):
             yield _Rule(
-                needle=_on_one_line(form), pattern=re.compile(_LINE_BREAK.join(re.escape(bytes([byte])) for byte in form)), is_word=False
+                needle=_on_one_line(form),
+                pattern=re.compile(_LINE_BREAK.join(re.escape(bytes([byte])) for byte in form)),
+                is_word=False,
             )
     elif len(value) >= WORD_LENGTH:
         before, behind = _NOT_IN_A_WORD
         for form in {raw, _percent_encoded(raw, safe=b"")}:
-            yield _Rule(needle=form, pattern=re.compile(before + re.escape(form) + behind), is_word=True)
+            yield _Rule(
+                needle=form, pattern=re.compile(before + re.escape(form) + behind), is_word=True
+            )
     elif value:
         behind = re.escape(raw) + _NOT_IN_A_WORD[1]
-        yield _Rule(needle=b":" + raw + b"@", pattern=re.compile(rb"(?<=:)" + re.escape(raw) + rb"(?=@)"), is_word=False)
+        yield _Rule(
+            needle=b":" + raw + b"@",
+            pattern=re.compile(rb"(?<=:)" + re.escape(raw) + rb"(?=@)"),
+            is_word=False,
+        )
         for label in {name.encode(), *_NAMES_OF_PASSWORDS} - {b""}:
             # Four widths: a look behind has one.
-            ways = b"|".join(rb"(?<=%s%s)" % (re.escape(label), sign) for sign in (rb"=", rb"=['\"]", rb": ", rb"['\"]: ['\"]"))
-            yield _Rule(needle=label, pattern=re.compile(rb"(?:" + ways + rb")" + behind), is_word=True)
+            ways = b"|".join(
+                rb"(?<=%s%s)" % (re.escape(label), sign)
+                for sign in (rb"=", rb"=['\"]", rb": ", rb"['\"]: ['\"]")
+            )
+            yield _Rule(
+                needle=label, pattern=re.compile(rb"(?:" + ways + rb")" + behind), is_word=True
+            )
 
 
 def _on_one_line(raw: bytes) -> bytes:
@@ -167,19 +214,36 @@ def _on_one_line(raw: bytes) -> bytes:
 def _forms(value: str, raw: bytes) -> set[bytes]:
     """A long value as it may stand in a text."""
     lines = {line.strip() for line in raw.splitlines() if len(line.strip()) >= EVERYWHERE_LENGTH}
-    texts = {value.replace("%", "%%"), json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    texts = {
+        value.replace("%", "%%"),
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+    }
     encoded = {_percent_encoded(raw, safe=safe) for safe in (b"", b"/")}
     encoded |= {form.replace(b"%20", b"+") for form in encoded}
     encoded |= {_ESCAPE.sub(lambda match: match[0].lower(), form) for form in encoded}
-    found = {raw, *lines, *encoded, _ESCAPE.sub(lambda match: bytes.fromhex(match[0][1:].decode()), raw), *_base64_forms(raw)}
+    found = {
+        raw,
+        *lines,
+        *encoded,
+        _ESCAPE.sub(lambda match: bytes.fromhex(match[0][1:].decode()), raw),
+        *_base64_forms(raw),
+    }
     found |= {raw.hex().encode(), raw.hex().upper().encode()}
     found |= {text.encode(errors="surrogateescape") for text in texts}
-    return {form.replace(b"\r", b"").replace(b"\n", b"") for form in found if len(form) >= EVERYWHERE_LENGTH}
+    return {
+        form.replace(b"\r", b"").replace(b"\n", b"")
+        for form in found
+        if len(form) >= EVERYWHERE_LENGTH
+    }
 
 
 def _percent_encoded(raw: bytes, *, safe: bytes) -> bytes:
     """As in a URL: all bytes but letters, digits, `-._~` and those that are safe."""
-    return re.sub(rb"[^0-9A-Za-z._~%s-]" % re.escape(safe), lambda match: b"%%%02X" % match[0][0], raw)
+    return re.sub(
+        rb"[^0-9A-Za-z._~%s-]" % re.escape(safe), lambda match: b"%%%02X" % match[0][0], raw
+    )
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:

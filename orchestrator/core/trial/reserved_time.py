@@ -21,11 +21,15 @@ class Outcome(StrEnum):
     COUNTS = "counts"  # its measurement is its trial's, or one of those whose median is
     OUT_OF_MEMORY = "out_of_memory"
     LOST = "lost"  # with its node or its orchestrator, or preempted
-    CANCELLED = "cancelled"  # somebody asked for its end: the trial waits, and nothing is wrong with it
+    CANCELLED = (
+        "cancelled"  # somebody asked for its end: the trial waits, and nothing is wrong with it
+    )
     FAILED = "failed"  # any other that brought no number that counts, invalidated ones included
 
 
-LOST_KINDS = frozenset({FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST, FailureKind.PREEMPTED})
+LOST_KINDS = frozenset(
+    {FailureKind.NODE_LOST, FailureKind.ORCHESTRATOR_LOST, FailureKind.PREEMPTED}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +38,9 @@ class Leased:
 
     held: float  # from the moment that a gang's slots were reserved until they were given back
     idle: float  # of it, while no attempt was on them
-    capacity: float | None  # all slots of the cluster, as long as the scheduler was open; None: its time is not the cluster's
+    capacity: (
+        float | None
+    )  # all slots of the cluster, as long as the scheduler was open; None: its time is not the cluster's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +67,9 @@ class HeldGpuSeconds:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(**{name: value + getattr(other, name) for name, value in self.parts.items()})
+        return type(self)(
+            **{name: value + getattr(other, name) for name, value in self.parts.items()}
+        )
 
 
 def outcome_of(failure_kind: FailureKind | None, *, counts: bool) -> Outcome:
@@ -76,13 +84,20 @@ def outcome_of(failure_kind: FailureKind | None, *, counts: bool) -> Outcome:
 
 
 def of_attempt(
-    gpu_seconds: float, *, num_gpus: int, outcome: Outcome, timed_seconds: float | None, warmup_seconds: float | None
+    gpu_seconds: float,
+    *,
+    num_gpus: int,
+    outcome: Outcome,
+    timed_seconds: float | None,
+    warmup_seconds: float | None,
 ) -> HeldGpuSeconds:
     """The parts of one attempt that has ended; seconds of steps as `step_seconds_within` bounds them, None: not known."""
     match outcome:
         case Outcome.COUNTS:
             useful, warmup = (timed_seconds or 0.0) * num_gpus, (warmup_seconds or 0.0) * num_gpus
-            return HeldGpuSeconds(useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup)
+            return HeldGpuSeconds(
+                useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup
+            )
         case Outcome.OUT_OF_MEMORY:
             return HeldGpuSeconds(out_of_memory=gpu_seconds)
         case Outcome.LOST:
@@ -94,7 +109,11 @@ def of_attempt(
 
 
 def step_seconds_within(
-    held_seconds: float, *, timed: Sequence[float], results: Sequence[RankResult], phases: Mapping[Phase, float]
+    held_seconds: float,
+    *,
+    timed: Sequence[float],
+    results: Sequence[RankResult],
+    phases: Mapping[Phase, float],
 ) -> tuple[float, float | None]:
     """Seconds of the timed steps and of those before them, the slowest rank's; the second None where no rank says.
 

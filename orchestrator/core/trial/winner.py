@@ -38,7 +38,9 @@ class Verdict:
     spread: float | None
     num_repeats: int  # that it is told from; 0: it is what is usual
     change: SpeedChange | None  # how the machine changed; None: not by more than noise
-    repeat: int | None  # to be measured once more next; None: it is settled, or the repeats are spent
+    repeat: (
+        int | None
+    )  # to be measured once more next; None: it is settled, or the repeats are spent
 
     @property
     def is_settled(self) -> bool:
@@ -77,7 +79,16 @@ def judge(
         spread=_spread(runs),
         num_repeats=sum(len(some) - 1 for some in runs.values()),
         change=standing.change,
-        repeat=_next(runs, standing, contenders=contenders, repeats=repeats, under_way=under_way, given_up=given_up) if repeats else None,
+        repeat=_next(
+            runs,
+            standing,
+            contenders=contenders,
+            repeats=repeats,
+            under_way=under_way,
+            given_up=given_up,
+        )
+        if repeats
+        else None,
     )
 
 
@@ -114,18 +125,31 @@ def _standing(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Standi
     found = drift.estimate(runs, _fastest(runs, drift))
     means, faster = found.faster()
     order = sorted(range(len(found.keys)), key=lambda place: (means[place], found.keys[place]))
-    could_win = [found.keys[place] for place in sorted(order, key=lambda place: -faster[place]) if faster[place] > COULD_WIN]
+    could_win = [
+        found.keys[place]
+        for place in sorted(order, key=lambda place: -faster[place])
+        if faster[place] > COULD_WIN
+    ]
     if all(len(some) == 1 for some in runs.values()):
-        return replace(_by_what_is_usual({key: runs[key][0] for key in found.keys}), could_win=could_win)
+        return replace(
+            _by_what_is_usual({key: runs[key][0] for key in found.keys}), could_win=could_win
+        )
     sds, best = found.sd(), found.keys[order[0]]
     return _Standing(
         order=[found.keys[place] for place in order],
         tied=could_win,
         could_win=could_win,
-        intervals={found.keys[place]: (exp(means[place] - WIDTH * sds[place]), exp(means[place] + WIDTH * sds[place])) for place in order},
+        intervals={
+            found.keys[place]: (
+                exp(means[place] - WIDTH * sds[place]),
+                exp(means[place] + WIDTH * sds[place]),
+            )
+            for place in order
+        },
         run_sd=drift.run_sd,
         change=drift.change,
-        stands_for_now=drift.change is None or abs(float(drift.corrections([median_run(runs[best])])[0])) < log(1 + SEEN),
+        stands_for_now=drift.change is None
+        or abs(float(drift.corrections([median_run(runs[best])])[0])) < log(1 + SEEN),
     )
 
 
@@ -140,12 +164,23 @@ def _by_what_is_usual(runs: Mapping[int, Run]) -> _Standing:
     order = sorted(runs, key=lambda key: (runs[key].step_seconds, key))
     best = runs[order[0]]
     sds = {key: sqrt(max(run.variance, USUAL_SD**2)) for key, run in runs.items()}
-    tied = [key for key in order if log(runs[key].step_seconds / best.step_seconds) <= WIDTH * sqrt(sds[key] ** 2 + sds[order[0]] ** 2)]
+    tied = [
+        key
+        for key in order
+        if log(runs[key].step_seconds / best.step_seconds)
+        <= WIDTH * sqrt(sds[key] ** 2 + sds[order[0]] ** 2)
+    ]
     return _Standing(
         order=order,
         tied=tied,
         could_win=tied,
-        intervals={key: (runs[key].step_seconds * exp(-WIDTH * sds[key]), runs[key].step_seconds * exp(WIDTH * sds[key])) for key in order},
+        intervals={
+            key: (
+                runs[key].step_seconds * exp(-WIDTH * sds[key]),
+                runs[key].step_seconds * exp(WIDTH * sds[key]),
+            )
+            for key in order
+        },
         run_sd=USUAL_SD,
         change=None,
         stands_for_now=True,
@@ -155,8 +190,15 @@ def _by_what_is_usual(runs: Mapping[int, Run]) -> _Standing:
 def _fastest(runs: Mapping[int, Sequence[Run]], drift: Drift) -> list[int]:
     """The fastest by their median runs, as the machine is at the last repeat."""
     standing = {key: median_run(some) for key, some in runs.items()}
-    off = drift.corrections(list(standing.values())) if drift.change is not None else [0.0] * len(standing)
-    seconds = {key: log(run.step_seconds) + float(one) for (key, run), one in zip(standing.items(), off, strict=True)}
+    off = (
+        drift.corrections(list(standing.values()))
+        if drift.change is not None
+        else [0.0] * len(standing)
+    )
+    seconds = {
+        key: log(run.step_seconds) + float(one)
+        for (key, run), one in zip(standing.items(), off, strict=True)
+    }
     num = CONSIDERED if drift.change is None else CONSIDERED_WITH_DRIFT
     return sorted(seconds, key=lambda key: (seconds[key], key))[:num]
 
@@ -172,15 +214,29 @@ def _next(
 ) -> int | None:
     changed = standing.change is not None
     best, could_win = standing.order[0], standing.could_win
-    done = {key: _num_repeats(runs[key], only_confirming=changed) + (key in under_way) for key in could_win}
+    done = {
+        key: _num_repeats(runs[key], only_confirming=changed) + (key in under_way)
+        for key in could_win
+    }
     rounds = repeats + (MORE_ROUNDS if changed else 0)
     done |= {key: rounds for key in given_up if key in done}
-    newest = {key: max((run.at for run in runs[key] if run.at is not None), default=None) for key in could_win}
-    last = max((key for key in could_win if newest[key] is not None), key=lambda key: newest[key] or 0.0, default=None)
+    newest = {
+        key: max((run.at for run in runs[key] if run.at is not None), default=None)
+        for key in could_win
+    }
+    last = max(
+        (key for key in could_win if newest[key] is not None),
+        key=lambda key: newest[key] or 0.0,
+        default=None,
+    )
     staying = MOST_CONTENDERS if changed else contenders
     for round_of in range(1, rounds + 1):
         still = could_win[: max(1, staying)]
-        if len(could_win) == 1 and (len(runs[best]) > 1 or done[best]) and (standing.stands_for_now or done[best] >= rounds):
+        if (
+            len(could_win) == 1
+            and (len(runs[best]) > 1 or done[best])
+            and (standing.stands_for_now or done[best] >= rounds)
+        ):
             return None
         behind = [key for key in still if done[key] < round_of]
         if behind:

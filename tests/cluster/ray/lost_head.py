@@ -23,7 +23,9 @@ def main() -> None:
     head = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)  # type: ignore[no-untyped-call]
     killed_at: list[float] = []
-    listening: list[str] = []  # before the driver gives its head up, which ends all of Ray's threads
+    listening: list[
+        str
+    ] = []  # before the driver gives its head up, which ends all of Ray's threads
 
     def note_listeners() -> None:
         listening.extend(thread.name for thread in threading.enumerate() if "listen" in thread.name)
@@ -37,7 +39,13 @@ def main() -> None:
 
     said = "it went on"
     try:
-        await_nodes(cluster.address, Shape(num_nodes=4, slots_per_node=1), Device.CPU, patience_seconds=120.0, give_up=look)
+        await_nodes(
+            cluster.address,
+            Shape(num_nodes=4, slots_per_node=1),
+            Device.CPU,
+            patience_seconds=120.0,
+            give_up=look,
+        )
     except ClusterUnavailable as exc:
         said = str(exc)
     out = {"said": said, "seconds": time.monotonic() - killed_at[0], "still_listening": listening}

@@ -47,8 +47,12 @@ def _is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("guard_is_killed_too", [False, True])
-def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(tmp_path: Path, guard_is_killed_too: bool) -> None:
-    orchestrator = subprocess.Popen([sys.executable, "-c", _ORCHESTRATOR], stdout=subprocess.PIPE, text=True)
+def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(
+    tmp_path: Path, guard_is_killed_too: bool
+) -> None:
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-c", _ORCHESTRATOR], stdout=subprocess.PIPE, text=True
+    )
     assert orchestrator.stdout is not None
     said = orchestrator.stdout.readline().split()
     orchestrator.stdout.close()
@@ -66,7 +70,9 @@ def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(t
             os.kill(guard, signal.SIGKILL)
         orchestrator.kill()
         orchestrator.wait()
-        assert _within(lambda: _is_gone(marked) and agent.poll() is not None and not folder.exists())
+        assert _within(
+            lambda: _is_gone(marked) and agent.poll() is not None and not folder.exists()
+        )
         assert not _is_gone(free)
         assert reader.poll() is None, "who only reads a log of Ray's is somebody else"
         reader.kill()
@@ -77,7 +83,9 @@ def test_the_end_of_the_orchestrator_is_the_end_of_its_ray_whenever_that_began(t
             os.kill(pid, signal.SIGKILL) if not _is_gone(pid) else None
 
 
-def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     guard = RayGuard()
     first = guard._process
     assert _within(guard.folder.is_dir)
@@ -94,11 +102,18 @@ def test_a_guard_that_is_killed_is_started_anew_and_the_ray_of_the_living_goes_o
     assert ray.wait(ENOUGH_SECONDS) == -signal.SIGKILL
     assert _within(lambda: not guard.folder.exists())
     dismissed = guard._process
-    assert guard.ray_is_gone() is False and guard._process is dismissed, "no guard comes back after it was dismissed"
+    assert guard.ray_is_gone() is False and guard._process is dismissed, (
+        "no guard comes back after it was dismissed"
+    )
 
 
 def test_the_next_guard_ends_a_ray_whose_orchestrator_and_guards_were_killed_together() -> None:
-    orchestrator = subprocess.Popen([sys.executable, "-c", _ORCHESTRATOR], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-c", _ORCHESTRATOR],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert orchestrator.stdout is not None
     said = orchestrator.stdout.readline().split()
     orchestrator.stdout.close()
@@ -131,4 +146,7 @@ def test_ray_s_files_lie_where_it_would_keep_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
     assert _new_folder().parent == Path("/var/tmp")
     for _ in range(3):
-        assert len(f"{_new_folder()}/session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store") <= 107
+        assert (
+            len(f"{_new_folder()}/session_2026-11-23_03-40-51_094913_4194304/sockets/plasma_store")
+            <= 107
+        )

@@ -19,7 +19,9 @@ def listening() -> tuple[socket.socket, str]:
     return server, f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_head_that_answers_no_more_ends_what_runs_here_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_answers_no_more_ends_what_runs_here_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server, address = listening()
     calls: list[float] = []
     cut = threading.Event()

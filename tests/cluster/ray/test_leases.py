@@ -41,7 +41,14 @@ class LeasesOfNobody(Leases):
 
     def _form(self, num_slots: int, node: str, program: str) -> Lease:
         self.num_formed += 1
-        lease = Lease(node=node, node_id=node, num_slots=num_slots, group=cast(Any, None), agent=None, asked_at=time.monotonic())
+        lease = Lease(
+            node=node,
+            node_id=node,
+            num_slots=num_slots,
+            group=cast(Any, None),
+            agent=None,
+            asked_at=time.monotonic(),
+        )
         self._keep(lease)
         return lease
 
@@ -63,22 +70,37 @@ class LeasesOfNobody(Leases):
             for lease in here:
                 taken = [slot for part in lease.parts for slot in part.slots]
                 assert len(taken) == len(set(taken)), "no slot of a lease is two attempts'"
-                assert len({part.slots[0] for part in lease.parts}) == len(lease.parts), "no two attempts have one launcher"
+                assert len({part.slots[0] for part in lease.parts}) == len(lease.parts), (
+                    "no two attempts have one launcher"
+                )
                 assert set(taken) <= set(range(lease.num_slots))
 
 
-@given(moves=st.lists(st.tuples(st.sampled_from(["start", "start", "end"]), WIDTHS, st.integers(0, 9)), max_size=60))
-def test_what_packing_starts_where_there_is_room_can_always_be_leased(moves: list[tuple[str, int, int]]) -> None:
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["start", "start", "end"]), WIDTHS, st.integers(0, 9)),
+        max_size=60,
+    )
+)
+def test_what_packing_starts_where_there_is_room_can_always_be_leased(
+    moves: list[tuple[str, int, int]],
+) -> None:
     leases, free_slots = LeasesOfNobody(), FreeSlots(SLOTS)
     running: dict[int, list[Part]] = {}
     for number, (move, width, which) in enumerate(moves):
         if move == "start":
             shape = Shape.of(width, gpus_per_node=8)
-            found = free_slots.next_start([WaitingGang(shape=shape, seconds=1.0)], now=0.0, free_on_nodes=leases.free_on_nodes())
+            found = free_slots.next_start(
+                [WaitingGang(shape=shape, seconds=1.0)],
+                now=0.0,
+                free_on_nodes=leases.free_on_nodes(),
+            )
             if found is not None:
                 free_slots.take(number, shape, found.nodes, ends_at=1.0)
                 running[number] = leases.take(shape.slots_per_node, found.nodes, program="")
-                assert [(part.node, len(part.slots)) for part in running[number]] == [(node, shape.slots_per_node) for node in found.nodes]
+                assert [(part.node, len(part.slots)) for part in running[number]] == [
+                    (node, shape.slots_per_node) for node in found.nodes
+                ]
         elif running:
             ended = sorted(running)[which % len(running)]
             leases.put_back(running.pop(ended))
@@ -93,7 +115,9 @@ def test_what_packing_starts_where_there_is_room_can_always_be_leased(moves: lis
 
 
 @given(widths=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=40))
-def test_a_node_that_a_wide_gang_has_leased_serves_narrower_ones_with_the_same_agent(widths: list[int]) -> None:
+def test_a_node_that_a_wide_gang_has_leased_serves_narrower_ones_with_the_same_agent(
+    widths: list[int],
+) -> None:
     leases = LeasesOfNobody()
     leases.put_back(leases.take(8, ["a"], program=""))
     for width in widths:
@@ -105,7 +129,9 @@ class SchedulerWithLeases(FakeScheduler):
     """Its attempts have parts of leases; several end in one poll, as they do where a loop was busy meanwhile."""
 
     def __init__(self, chance: Random) -> None:
-        super().__init__(lambda request: 1.0 / request.layout.micro_batch_size, nodes=SLOTS, device=Device.CUDA)
+        super().__init__(
+            lambda request: 1.0 / request.layout.micro_batch_size, nodes=SLOTS, device=Device.CUDA
+        )
         self._leases, self._chance = LeasesOfNobody(), chance
         self._parts: dict[int, list[Part]] = {}
 
@@ -128,11 +154,21 @@ class SchedulerWithLeases(FakeScheduler):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_loop_starts_together_finds_the_room_that_it_was_chosen_for(sqlite_store: Store, seed: int) -> None:
+def test_what_a_loop_starts_together_finds_the_room_that_it_was_chosen_for(
+    sqlite_store: Store, seed: int
+) -> None:
     """Several gangs on pieces of one node: each takes of the room that the next was to have."""
     axes = {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]}
-    wanted = spec(gpus=[1, 2, 3, 4, 6], global_batch_size=48, axes=axes, gpus_per_node=8, search={"strategy": "random", "seed": seed})
-    result, scheduler = run(sqlite_store, lambda _: 1.0, spec=wanted, scheduler=SchedulerWithLeases(Random(seed)))
+    wanted = spec(
+        gpus=[1, 2, 3, 4, 6],
+        global_batch_size=48,
+        axes=axes,
+        gpus_per_node=8,
+        search={"strategy": "random", "seed": seed},
+    )
+    result, scheduler = run(
+        sqlite_store, lambda _: 1.0, spec=wanted, scheduler=SchedulerWithLeases(Random(seed))
+    )
     assert result.finished
     assert {layout.world_size for layout, _ in scheduler.started} == {1, 2, 3, 4, 6}
 
@@ -163,7 +199,9 @@ def test_of_an_agent_that_ran_out_of_memory_beside_others_nobody_knows_whose_ran
     assert why_lost(alone) is FailureKind.OOM_HOST
     (beside,) = leases.take(2, ["a"], program="")
     leases._forget(alone.lease)
-    leases._returned(alone.lease)  # the first to hear of it throws the agent away, and the other hears of it then
+    leases._returned(
+        alone.lease
+    )  # the first to hear of it throws the agent away, and the other hears of it then
     assert (why_lost(alone), why_lost(beside)) == (FailureKind.NODE_LOST, FailureKind.NODE_LOST)
 
 

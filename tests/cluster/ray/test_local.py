@@ -26,9 +26,13 @@ def test_a_ray_without_such_a_switch_starts_as_it_is(monkeypatch: pytest.MonkeyP
     assert not hasattr(services, "start_api_server")
 
 
-def test_the_agent_of_the_dashboard_has_no_modules_and_ray_s_other_programs_start_as_they_are(tmp_path: Path) -> None:
+def test_the_agent_of_the_dashboard_has_no_modules_and_ray_s_other_programs_start_as_they_are(
+    tmp_path: Path,
+) -> None:
     program = tmp_path / "agent.py"
-    program.write_text("import sys; from ray.dashboard import utils; print(__name__, utils.get_all_modules(object), sys.argv[1:])")
+    program.write_text(
+        "import sys; from ray.dashboard import utils; print(__name__, utils.get_all_modules(object), sys.argv[1:])"
+    )
     usual = services._build_python_executable_command_memory_profileable
     with bare():
         ours = services._build_python_executable_command_memory_profileable
@@ -40,7 +44,12 @@ def test_the_agent_of_the_dashboard_has_no_modules_and_ray_s_other_programs_star
 
 def _switches() -> tuple[Any, ...]:
     python = services._build_python_executable_command_memory_profileable
-    return parameter.RayParams, services.start_api_server, python, utils.get_dashboard_dependency_error
+    return (
+        parameter.RayParams,
+        services.start_api_server,
+        python,
+        utils.get_dashboard_dependency_error,
+    )
 
 
 def _start_and_fail(parameters: type) -> None:

@@ -6,11 +6,17 @@ from orchestrator.cluster.ray.node_names import SETTLE_SECONDS, NodeNames
 
 
 def test_nodes_are_called_like_their_hosts() -> None:
-    assert NodeNames().see({"1" * 56: "gpu-1", "2" * 56: "gpu-2"}, 0.0) == {"1" * 56: "gpu-1", "2" * 56: "gpu-2"}
+    assert NodeNames().see({"1" * 56: "gpu-1", "2" * 56: "gpu-2"}, 0.0) == {
+        "1" * 56: "gpu-1",
+        "2" * 56: "gpu-2",
+    }
 
 
 def test_nodes_that_share_a_host_have_names_of_their_own() -> None:
-    assert NodeNames().see({"aaaaaaaa1": "here", "bbbbbbbb2": "here"}, 0.0) == {"aaaaaaaa1": "here", "bbbbbbbb2": "here-bbbbbbbb"}
+    assert NodeNames().see({"aaaaaaaa1": "here", "bbbbbbbb2": "here"}, 0.0) == {
+        "aaaaaaaa1": "here",
+        "bbbbbbbb2": "here-bbbbbbbb",
+    }
 
 
 def test_a_node_that_comes_back_has_its_name_again() -> None:
@@ -41,4 +47,7 @@ def test_of_two_that_come_back_each_has_a_name_that_was_had_before() -> None:
     names = NodeNames()
     names.see({"a1234567": "here", "b1234567": "here"}, 0.0)
     names.see({}, 5.0)
-    assert sorted(names.see({"c1234567": "here", "d1234567": "here"}, 10.0).values()) == ["here", "here-b1234567"]
+    assert sorted(names.see({"c1234567": "here", "d1234567": "here"}, 10.0).values()) == [
+        "here",
+        "here-b1234567",
+    ]

@@ -41,7 +41,13 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayScheduler
 _numbers = iter(range(1, 10_000))
 
 
-def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[str, Any]] = (), total: float = 180.0) -> TrialRequest:
+def request(
+    world_size: int = 2,
+    *,
+    sleep: bool = False,
+    faults: Sequence[dict[str, Any]] = (),
+    total: float = 180.0,
+) -> TrialRequest:
     return TrialRequest(
         sweep="t",
         trial_id=next(_numbers),
@@ -52,8 +58,12 @@ def request(world_size: int = 2, *, sleep: bool = False, faults: Sequence[dict[s
         sequence_length=64,
         layout=Layout(data_parallel_size=world_size, micro_batch_size=2),
         device=Device.CPU,
-        measurement=MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=6, relative_confidence=0.5),
-        limits=PhaseLimits(start=120, rendezvous=120, first_step=120, steady=30, teardown=5, total=total),
+        measurement=MeasurementPlan(
+            warmup_steps=2, min_steps=5, max_steps=6, relative_confidence=0.5
+        ),
+        limits=PhaseLimits(
+            start=120, rendezvous=120, first_step=120, steady=30, teardown=5, total=total
+        ),
         seed=0,
     )
 
@@ -64,7 +74,9 @@ def begin(scheduler: RayScheduler, asked: TrialRequest, shape: Shape) -> None:
     scheduler.start(asked, shape, roomy[: shape.num_nodes])
 
 
-def until_finished(scheduler: RayScheduler, count: int = 1, *, seconds: float = 180.0) -> list[SchedulerEvent]:
+def until_finished(
+    scheduler: RayScheduler, count: int = 1, *, seconds: float = 180.0
+) -> list[SchedulerEvent]:
     events: list[SchedulerEvent] = []
     deadline = time.monotonic() + seconds
     while sum(isinstance(e, Finished) for e in events) < count:
@@ -84,7 +96,9 @@ def finished(events: Sequence[SchedulerEvent]) -> list[Finished]:
     return [e for e in events if isinstance(e, Finished)]
 
 
-def test_a_local_ray_has_processes_for_agents_and_none_that_wait_for_work(scheduler: RayScheduler) -> None:
+def test_a_local_ray_has_processes_for_agents_and_none_that_wait_for_work(
+    scheduler: RayScheduler,
+) -> None:
     begin(scheduler, request(), PAIR)
     until_finished(scheduler)  # one that waited would have been there for longer than the agent
     titles = [title_of(pid) for pid in descendants(os.getpid())]
@@ -104,7 +118,9 @@ def test_an_attempt_is_placed_and_every_rank_reports(scheduler: RayScheduler) ->
     assert end.shared_nodes is False
 
 
-def test_an_agent_is_kept_while_the_next_attempt_wants_as_many_slots(scheduler: RayScheduler) -> None:
+def test_an_agent_is_kept_while_the_next_attempt_wants_as_many_slots(
+    scheduler: RayScheduler,
+) -> None:
     begin(scheduler, request(), PAIR)
     until_finished(scheduler)
     agents = _agents()
@@ -122,10 +138,16 @@ def test_an_attempt_costs_its_slots_for_as_long_as_they_are_held(scheduler: RayS
         (end,) = finished(until_finished(scheduler))
         (report,) = end.reports
         assert report.seconds >= hang_seconds
-        assert PAIR.num_slots * report.seconds <= end.gpu_seconds <= PAIR.num_slots * (time.monotonic() - began)
+        assert (
+            PAIR.num_slots * report.seconds
+            <= end.gpu_seconds
+            <= PAIR.num_slots * (time.monotonic() - began)
+        )
 
 
-def test_what_gangs_hold_is_what_attempts_hold_and_what_stands_idle(scheduler: RayScheduler) -> None:
+def test_what_gangs_hold_is_what_attempts_hold_and_what_stands_idle(
+    scheduler: RayScheduler,
+) -> None:
     asked_at = time.monotonic()
     before = scheduler.leased()
     attempts = 0.0
@@ -144,7 +166,9 @@ def test_what_gangs_hold_is_what_attempts_hold_and_what_stands_idle(scheduler: R
     assert after.held - before.held <= scheduler.slots.total * seconds
     assert after.capacity is not None
     assert before.capacity is not None
-    assert after.capacity - before.capacity == pytest.approx(scheduler.slots.total * seconds, rel=0.1)
+    assert after.capacity - before.capacity == pytest.approx(
+        scheduler.slots.total * seconds, rel=0.1
+    )
 
 
 def test_another_shape_gives_the_idle_gang_back(scheduler: RayScheduler) -> None:
@@ -166,12 +190,16 @@ def test_gangs_run_side_by_side_while_slots_are_free_and_no_longer(scheduler: Ra
     ends = finished(until_finished(scheduler, slots))
     assert [(end.failure, end.shared_nodes) for end in ends] == [(None, True)] * slots
     assert scheduler.free_on_nodes()[node].widest == slots
-    begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))  # in the place of whatever stood
+    begin(
+        scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots)
+    )  # in the place of whatever stood
     until_finished(scheduler)
     assert scheduler.free_on_nodes()[node] == FreeOnNode(standing=slots, widest=slots)
 
 
-def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(scheduler: RayScheduler) -> None:
+def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(
+    scheduler: RayScheduler,
+) -> None:
     slots = scheduler.slots.total
     begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))
     until_finished(scheduler)
@@ -192,7 +220,9 @@ def test_narrow_gangs_run_side_by_side_in_what_a_wide_one_has_leased(scheduler: 
     assert after.held - before.held >= sum(end.gpu_seconds for end in ends.values())
 
 
-def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_what_they_held(scheduler: RayScheduler) -> None:
+def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_what_they_held(
+    scheduler: RayScheduler,
+) -> None:
     slots = scheduler.slots.total
     begin(scheduler, request(slots), Shape(num_nodes=1, slots_per_node=slots))
     until_finished(scheduler)
@@ -205,7 +235,9 @@ def test_gangs_beside_one_another_are_lost_together_with_their_agent_and_cost_wh
     ends = finished(until_finished(scheduler, slots, seconds=30))
     after = scheduler.leased()
     assert [end.failure and end.failure.kind for end in ends] == [FailureKind.NODE_LOST] * slots
-    assert after.held - before.held == pytest.approx(sum(end.gpu_seconds for end in ends) + after.idle - before.idle, abs=1e-6)
+    assert after.held - before.held == pytest.approx(
+        sum(end.gpu_seconds for end in ends) + after.idle - before.idle, abs=1e-6
+    )
     begin(scheduler, request(1), SINGLE)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is None
@@ -259,10 +291,14 @@ def test_a_local_ray_has_nothing_that_only_clusters_need(scheduler: RayScheduler
 
 def test_a_shape_that_no_node_holds_is_refused(scheduler: RayScheduler) -> None:
     with pytest.raises(ResourcesInsufficient, match="4096"):
-        scheduler.start(request(4096), Shape(num_nodes=1, slots_per_node=4096), list(scheduler.slots.nodes))
+        scheduler.start(
+            request(4096), Shape(num_nodes=1, slots_per_node=4096), list(scheduler.slots.nodes)
+        )
 
 
-def test_the_first_bad_rank_is_named_and_the_gang_serves_the_next_attempt(scheduler: RayScheduler) -> None:
+def test_the_first_bad_rank_is_named_and_the_gang_serves_the_next_attempt(
+    scheduler: RayScheduler,
+) -> None:
     begin(scheduler, request(faults=[{"fault": "segfault", "at": "step_2", "rank": 1}]), PAIR)
     (end,) = finished(until_finished(scheduler))
     assert end.failure is not None
@@ -284,7 +320,9 @@ def test_a_cancelled_attempt_ends_and_leaves_no_process(scheduler: RayScheduler)
     assert end.failure.kind is FailureKind.CANCELLED
 
 
-def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler: RayScheduler) -> None:
+def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(
+    scheduler: RayScheduler,
+) -> None:
     asked = request(sleep=True)
     begin(scheduler, asked, PAIR)
     while not any(isinstance(e, Placed) for e in scheduler.poll(0.2)):
@@ -300,7 +338,9 @@ def test_an_agent_killed_with_sigkill_is_a_lost_node_without_survivors(scheduler
     assert end.failure.kind is FailureKind.NODE_LOST
     deadline = time.monotonic() + 5
     while alive := [pid for pid, started in below.items() if start_time(pid) == started]:
-        assert time.monotonic() < deadline, f"alive 5 s after the agent's death: {[_command(pid) for pid in alive]}"
+        assert time.monotonic() < deadline, (
+            f"alive 5 s after the agent's death: {[_command(pid) for pid in alive]}"
+        )
         time.sleep(0.05)
     begin(scheduler, request(), PAIR)
     (end,) = finished(until_finished(scheduler))
@@ -313,6 +353,8 @@ def _agents() -> set[int]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""

@@ -9,7 +9,10 @@ import pytest
 
 from tests.programs import told
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(700)]  # 80 s where nobody else uses the cores, half of it waiting
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(700),
+]  # 80 s where nobody else uses the cores, half of it waiting
 
 
 @pytest.fixture(scope="module")
@@ -21,23 +24,33 @@ def test_every_node_says_how_it_is_and_leaves_its_slots_free(out: dict[str, Any]
     """The first two questions are lost on their way, and asked again."""
     assert set(out["looked"]) == set(out["names"])
     assert {host for host, _, _ in out["looked"].values()} == {socket.gethostname()}
-    assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), "both have this machine's clock"
-    assert all(rate is None for _, _, rate in out["looked"].values()), "of two that differ nobody could tell which is slow"
+    assert all(abs(offset) < 0.5 for _, offset, _ in out["looked"].values()), (
+        "both have this machine's clock"
+    )
+    assert all(rate is None for _, _, rate in out["looked"].values()), (
+        "of two that differ nobody could tell which is slow"
+    )
     assert out["unfit"] == []
 
 
 def test_an_attempt_begins_and_ends_while_another_node_is_looked_at(out: dict[str, Any]) -> None:
     assert sorted(out["order"]) == ["attempt", "slow", "well"]
-    assert out["order"].index("attempt") < out["order"].index("slow"), "it was told to answer once the attempt had ended"
+    assert out["order"].index("attempt") < out["order"].index("slow"), (
+        "it was told to answer once the attempt had ended"
+    )
 
 
-def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left(out: dict[str, Any]) -> None:
+def test_a_node_that_does_not_answer_is_given_up_and_nothing_of_the_look_is_left(
+    out: dict[str, Any],
+) -> None:
     assert out["silent"] == ["no answer within 1 s"]
     assert out["probes_left"] == 0
 
 
 def test_gpus_that_a_look_holds_are_held_and_idle_until_it_has_ended(out: dict[str, Any]) -> None:
-    assert 2 * 1.0 <= out["look_held"] <= 2 * out["look_seconds"], "two GPUs, for a second and what it takes to look"
+    assert 2 * 1.0 <= out["look_held"] <= 2 * out["look_seconds"], (
+        "two GPUs, for a second and what it takes to look"
+    )
     assert out["look_idle"] == out["look_held"]
     assert out["held_after_look"] == 0.0
 
@@ -65,15 +78,21 @@ def test_gangs_of_fewer_and_of_more_nodes_share_the_agents_that_stand(out: dict[
     assert out["same_agents"]
 
 
-def test_a_gang_that_is_cancelled_where_it_meets_leaves_its_agents_to_the_next(out: dict[str, Any]) -> None:
+def test_a_gang_that_is_cancelled_where_it_meets_leaves_its_agents_to_the_next(
+    out: dict[str, Any],
+) -> None:
     assert out["cancelled"] == ["cancelled", 0]
     assert out["after_cancelled"] is None
     assert out["kept_when_cancelled"]
 
 
-def test_a_gang_of_which_another_job_holds_a_half_gives_the_other_half_back(out: dict[str, Any]) -> None:
+def test_a_gang_of_which_another_job_holds_a_half_gives_the_other_half_back(
+    out: dict[str, Any],
+) -> None:
     assert out["given_up"] == ["launch_failed", True]
-    assert out["standing_when_given_up"] == {}, "the other may wait for it, and both would wait for ever"
+    assert out["standing_when_given_up"] == {}, (
+        "the other may wait for it, and both would wait for ever"
+    )
 
 
 def test_gangs_beside_one_agent_have_gpus_of_their_own(out: dict[str, Any]) -> None:
@@ -81,7 +100,9 @@ def test_gangs_beside_one_agent_have_gpus_of_their_own(out: dict[str, Any]) -> N
     assert out["gpus"] == ["0", "1"]
 
 
-def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_in_their_order(out: dict[str, Any]) -> None:
+def test_a_gang_lands_on_the_nodes_that_were_chosen_and_ranks_are_numbered_in_their_order(
+    out: dict[str, Any],
+) -> None:
     assert out["landed"] == [True, True]
     assert out["numbered"]
 
@@ -99,7 +120,9 @@ def test_a_rank_that_fails_on_one_node_ends_those_of_the_other_at_once(out: dict
 def test_the_loss_of_a_node_ends_its_gang(out: dict[str, Any]) -> None:
     assert out["lost"] == "node_lost"
     assert out["lost_seconds"] < 30
-    assert out["names"] == sorted([out["lost_on"], out["left"]]), "nothing more is put on a node that is gone"
+    assert out["names"] == sorted([out["lost_on"], out["left"]]), (
+        "nothing more is put on a node that is gone"
+    )
 
 
 def test_the_agents_of_other_nodes_outlive_the_loss_of_one(out: dict[str, Any]) -> None:
@@ -114,7 +137,9 @@ def test_a_node_that_comes_back_has_its_name_again_and_is_used(out: dict[str, An
     assert out["after_return"] is None
 
 
-def test_a_gang_that_cannot_form_since_its_node_is_dead_does_not_wait_out_its_time(out: dict[str, Any]) -> None:
+def test_a_gang_that_cannot_form_since_its_node_is_dead_does_not_wait_out_its_time(
+    out: dict[str, Any],
+) -> None:
     assert out["unformed"] == ["node_lost", None]
     assert out["unformed_seconds"] < 45, "of the 120 and more for which a gang may form"
     assert out["kept_when_unformed"]

@@ -7,7 +7,14 @@ import pytest
 from orchestrator.cluster.ray.unanswered_calls import UNANSWERED_SECONDS, UnansweredCalls
 
 
-def listened(unanswered_calls: UnansweredCalls, *, seconds: float, unanswered: set[int], since: float = 0.0, every: float = 1.0) -> float:
+def listened(
+    unanswered_calls: UnansweredCalls,
+    *,
+    seconds: float,
+    unanswered: set[int],
+    since: float = 0.0,
+    every: float = 1.0,
+) -> float:
     """Look once a second. Returns when."""
     now = since
     while now < since + seconds:

@@ -33,13 +33,19 @@ from orchestrator.node.probe import ProbePlan
 from orchestrator.node.processes import descendants, start_time
 from tests.cluster.ray.test_scheduler import finished, request, until_finished
 
-WHOLE, HALF, PART = Shape(num_nodes=2, slots_per_node=2), Shape(num_nodes=1, slots_per_node=2), Shape(num_nodes=1, slots_per_node=1)
+WHOLE, HALF, PART = (
+    Shape(num_nodes=2, slots_per_node=2),
+    Shape(num_nodes=1, slots_per_node=2),
+    Shape(num_nodes=1, slots_per_node=1),
+)
 
 
 class AgentOfItsNode(NodeAgent):
     """Says which node it really is on, by Ray's id of it."""
 
-    def __init__(self, root: str, program: str, node: str, node_environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: str, program: str, node: str, node_environment: Mapping[str, str]
+    ) -> None:
         super().__init__(root, program, ray.get_runtime_context().get_node_id(), node_environment)
 
 
@@ -55,7 +61,9 @@ class SlowProbe(probes.RayProbe):
 
 
 # Read by all of Ray's processes. This one asks first how a node is: both questions are lost on their way.
-FIRST_LOOK_IS_LOST = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": 2, "req_failure_prob": 100}}
+FIRST_LOOK_IS_LOST = {
+    "CoreWorkerService.grpc_client.PushTask": {"num_failures": 2, "req_failure_prob": 100}
+}
 
 
 def main() -> None:
@@ -83,7 +91,9 @@ def main() -> None:
     third = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)  # type: ignore[no-untyped-call]
     cluster.wait_for_nodes()
     out |= _gets_it_back(scheduler, out["lost_on"])
-    out |= _loses_a_node_on_the_way(scheduler, lambda: cluster.remove_node(third, allow_graceful=False))
+    out |= _loses_a_node_on_the_way(
+        scheduler, lambda: cluster.remove_node(third, allow_graceful=False)
+    )
     scheduler.close()
     cluster.shutdown()  # type: ignore[no-untyped-call]
     print("OUT " + json.dumps(out))
@@ -100,7 +110,10 @@ def _looks(scheduler: RayScheduler) -> dict[str, Any]:
         said |= scheduler.looks()
     facts = [found for found in said.values() if isinstance(found, NodeFacts)]
     return {
-        "looked": {found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops] for found in facts},
+        "looked": {
+            found.node: [found.host, found.clock_offset_seconds, found.cpu_matmul_flops]
+            for found in facts
+        },
         "unfit": [why for some in judge_nodes(facts).values() if (why := unfit(some)) is not None],
         "began_seconds": began_seconds,
     }
@@ -110,7 +123,10 @@ def _works_while_it_looks(scheduler: RayScheduler, file: Path) -> dict[str, Any]
     """A node does not answer before an attempt has begun and ended on the other one, and the next time not at all."""
     well, SlowProbe.slow = scheduler.slots.nodes
     SlowProbe.file = file
-    of_the_product, scheduler._probes._actor_class = scheduler._probes._actor_class, ray.remote(SlowProbe)
+    of_the_product, scheduler._probes._actor_class = (
+        scheduler._probes._actor_class,
+        ray.remote(SlowProbe),
+    )
     scheduler.begin_looks([SlowProbe.slow, well])
     scheduler.start(request(1), PART, [well])
     order: list[str] = []
@@ -151,7 +167,12 @@ def _holds_gpus_while_it_looks(scheduler: RayScheduler) -> dict[str, Any]:
     seconds = time.monotonic() - began
     leased = meter.leased(time.monotonic(), total_slots=2)
     later = meter.leased(time.monotonic() + 100.0, total_slots=2)
-    return {"look_seconds": seconds, "look_held": leased.held, "look_idle": leased.idle, "held_after_look": later.held - leased.held}
+    return {
+        "look_seconds": seconds,
+        "look_held": leased.held,
+        "look_idle": leased.idle,
+        "held_after_look": later.held - leased.held,
+    }
 
 
 def _listen(looks: probes.Probes) -> None:
@@ -236,7 +257,10 @@ def _gives_back_what_it_had(scheduler: RayScheduler) -> dict[str, Any]:
     standing = _standing(scheduler)
     ray.kill(other)
     return {
-        "given_up": [end.failure.kind if end.failure else None, end.failure is not None and held in end.failure.message],
+        "given_up": [
+            end.failure.kind if end.failure else None,
+            end.failure is not None and held in end.failure.message,
+        ],
         "standing_when_given_up": standing,
     }
 
@@ -256,7 +280,13 @@ class _Teller:
         """Nothing ran."""
 
     def run(self, order: LaunchOrder) -> NodeReport:
-        return NodeReport(node="", ranks=(), failure=None, seconds=0.0, environment={"devices": ",".join(order.devices)})
+        return NodeReport(
+            node="",
+            ranks=(),
+            failure=None,
+            seconds=0.0,
+            environment={"devices": ",".join(order.devices)},
+        )
 
 
 def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
@@ -270,10 +300,17 @@ def _hands_gpus_out(scheduler: RayScheduler) -> dict[str, Any]:
     ray.get(whole.agent.address.remote(), timeout=180)
     leases.put_back([whole])
     parts = [leases.take(1, [name], program="")[0] for _ in range(2)]
-    order = LaunchOrder(request=request(1).model_copy(update={"device": Device.CUDA}), program="", local_world_size=1)
+    order = LaunchOrder(
+        request=request(1).model_copy(update={"device": Device.CUDA}),
+        program="",
+        local_world_size=1,
+    )
     reports = ray.get([part.agent.run.remote(part.slots, order) for part in parts], timeout=180)
     leases.discard(parts)
-    return {"gpus": sorted(report.environment["devices"] for report in reports), "one_agent": parts[0].lease is parts[1].lease}
+    return {
+        "gpus": sorted(report.environment["devices"] for report in reports),
+        "one_agent": parts[0].lease is parts[1].lease,
+    }
 
 
 def _agents() -> dict[int, int | None]:
@@ -282,7 +319,9 @@ def _agents() -> dict[int, int | None]:
 
 def _running(actor_class: str) -> dict[int, int | None]:
     """Process ids and start times."""
-    return {pid: start_time(pid) for pid in descendants(os.getpid()) if actor_class in _command(pid)}
+    return {
+        pid: start_time(pid) for pid in descendants(os.getpid()) if actor_class in _command(pid)
+    }
 
 
 def _command(pid: int) -> str:
@@ -307,11 +346,17 @@ def _lands_where_it_is_asked(scheduler: RayScheduler) -> dict[str, Any]:
     order = [report.node for report in end.reports for _ in report.ranks]
     leases._agent_class = agent_class
     leases.vacate(scheduler.slots.nodes)
-    return {"landed": landed, "numbered": order == [scheduler._nodes.id_of(name) for name in names[::-1] for _ in range(2)]}
+    return {
+        "landed": landed,
+        "numbered": order
+        == [scheduler._nodes.id_of(name) for name in names[::-1] for _ in range(2)],
+    }
 
 
 def _hangs_on_the_second_node(scheduler: RayScheduler) -> dict[str, Any]:
-    asked = request(4, faults=[{"fault": "hang", "at": "step_3", "rank": 3}, {"fault": "hang", "at": "step_5"}])
+    asked = request(
+        4, faults=[{"fault": "hang", "at": "step_3", "rank": 3}, {"fault": "hang", "at": "step_5"}]
+    )
     _begin(scheduler, asked)
     reached: list[tuple[str, int]] = []
     deadline = time.monotonic() + 90
@@ -331,14 +376,22 @@ def _progress(events: list[SchedulerEvent]) -> list[tuple[str, int]]:
 
 def _fails_on_the_second_node(scheduler: RayScheduler) -> dict[str, Any]:
     began = time.monotonic()
-    faults = [{"fault": "crash", "at": "step_2", "rank": 3}, {"fault": "hang_ignoring_signals", "at": "step_3"}]
+    faults = [
+        {"fault": "crash", "at": "step_2", "rank": 3},
+        {"fault": "hang_ignoring_signals", "at": "step_3"},
+    ]
     _begin(scheduler, request(4, faults=faults))
     (end,) = finished(until_finished(scheduler))
     assert end.failure is not None
     return {
         "crash": [end.failure.kind, end.failure.rank],
         "crash_seconds": time.monotonic() - began,
-        "ended_by_themselves": [outcome.rank for report in end.reports for outcome in report.ranks if outcome.exit_code is not None],
+        "ended_by_themselves": [
+            outcome.rank
+            for report in end.reports
+            for outcome in report.ranks
+            if outcome.exit_code is not None
+        ],
     }
 
 

@@ -19,7 +19,9 @@ FINE = RayFacts(
 OPEN, HEAD = "0.0.0.0", "gcs_server"
 
 
-def listener(program: str = HEAD, address: str = OPEN, auth_mode: str | None = "disabled") -> Listener:
+def listener(
+    program: str = HEAD, address: str = OPEN, auth_mode: str | None = "disabled"
+) -> Listener:
     return Listener(program=program, address=address, port=6379, auth_mode=auth_mode)
 
 
@@ -28,39 +30,92 @@ def told(facts: RayFacts) -> list[tuple[Severity, str]]:
 
 
 def test_nothing_is_told_of_a_cluster_with_a_private_token() -> None:
-    listeners = (listener(auth_mode="token"), listener("raylet", "10.0.0.3", "token"), listener("dashboard", "127.0.0.1", "token"))
+    listeners = (
+        listener(auth_mode="token"),
+        listener("raylet", "10.0.0.3", "token"),
+        listener("dashboard", "127.0.0.1", "token"),
+    )
     listeners = (*listeners, listener(METRICS, auth_mode="token"))
     assert told(replace(FINE, listeners=listeners, cluster_host="10.0.0.3")) == []
 
 
 def test_nothing_is_told_of_a_ray_that_only_this_machine_reaches() -> None:
-    local = (listener(address="127.0.0.1"), listener("raylet", "::ffff:127.0.0.1"), listener("dashboard", "::1"))
-    assert told(replace(FINE, auth_mode=None, token_file_mode=None, token_characters=None, listeners=local)) == []
+    local = (
+        listener(address="127.0.0.1"),
+        listener("raylet", "::ffff:127.0.0.1"),
+        listener("dashboard", "::1"),
+    )
+    assert (
+        told(
+            replace(
+                FINE, auth_mode=None, token_file_mode=None, token_characters=None, listeners=local
+            )
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     ("facts", "severity", "words"),
     [
-        (replace(FINE, listeners=(listener(),)), Severity.FAIL, "gcs_server listens on 0.0.0.0:6379 without a token"),
-        (replace(FINE, listeners=(listener("raylet", "::", ""),)), Severity.FAIL, "raylet listens on :::6379 without a token"),
-        (replace(FINE, listeners=(listener(auth_mode=None),)), Severity.WARN, "not to be seen from here"),
-        (replace(FINE, listeners=(listener("dashboard"),)), Severity.FAIL, "jobs can be submitted there"),
-        (replace(FINE, listeners=(listener("dashboard", auth_mode="token"),)), Severity.WARN, "jobs can be submitted there"),
-        (replace(FINE, token_file_mode=0o644), Severity.FAIL, "others on this machine can read the token"),
-        (replace(FINE, token_file_mode=0o640, auth_mode=None), Severity.WARN, "others on this machine can read the token"),
-        (replace(FINE, token_in_environment=True), Severity.WARN, "every program started here inherits it"),
+        (
+            replace(FINE, listeners=(listener(),)),
+            Severity.FAIL,
+            "gcs_server listens on 0.0.0.0:6379 without a token",
+        ),
+        (
+            replace(FINE, listeners=(listener("raylet", "::", ""),)),
+            Severity.FAIL,
+            "raylet listens on :::6379 without a token",
+        ),
+        (
+            replace(FINE, listeners=(listener(auth_mode=None),)),
+            Severity.WARN,
+            "not to be seen from here",
+        ),
+        (
+            replace(FINE, listeners=(listener("dashboard"),)),
+            Severity.FAIL,
+            "jobs can be submitted there",
+        ),
+        (
+            replace(FINE, listeners=(listener("dashboard", auth_mode="token"),)),
+            Severity.WARN,
+            "jobs can be submitted there",
+        ),
+        (
+            replace(FINE, token_file_mode=0o644),
+            Severity.FAIL,
+            "others on this machine can read the token",
+        ),
+        (
+            replace(FINE, token_file_mode=0o640, auth_mode=None),
+            Severity.WARN,
+            "others on this machine can read the token",
+        ),
+        (
+            replace(FINE, token_in_environment=True),
+            Severity.WARN,
+            "every program started here inherits it",
+        ),
         (replace(FINE, token_characters=8), Severity.FAIL, "8 characters, which are soon guessed"),
         (
             replace(FINE, auth_mode="disabled", cluster_host="10.1.2.3"),
             Severity.WARN,
             "10.1.2.3 is to be joined with RAY_AUTH_MODE=disabled",
         ),
-        (replace(FINE, auth_mode=None, cluster_host="head.example"), Severity.WARN, "joined with RAY_AUTH_MODE=unset"),
+        (
+            replace(FINE, auth_mode=None, cluster_host="head.example"),
+            Severity.WARN,
+            "joined with RAY_AUTH_MODE=unset",
+        ),
         (replace(FINE, version="2.51.1"), Severity.FAIL, "CVE-2025-62593"),
         (replace(FINE, version="2.58.0"), Severity.WARN, "knows no tokens"),
     ],
 )
-def test_each_way_in_is_told_with_how_to_close_it(facts: RayFacts, severity: Severity, words: str) -> None:
+def test_each_way_in_is_told_with_how_to_close_it(
+    facts: RayFacts, severity: Severity, words: str
+) -> None:
     (found,) = exposures(facts)
     assert found.severity is severity
     assert words in found.found
@@ -68,5 +123,11 @@ def test_each_way_in_is_told_with_how_to_close_it(facts: RayFacts, severity: Sev
 
 
 def test_the_worst_is_told_first() -> None:
-    facts = replace(FINE, token_in_environment=True, listeners=(listener(),), cluster_host="h", auth_mode=None)
-    assert [one.severity for one in exposures(facts)] == [Severity.FAIL, Severity.WARN, Severity.WARN]
+    facts = replace(
+        FINE, token_in_environment=True, listeners=(listener(),), cluster_host="h", auth_mode=None
+    )
+    assert [one.severity for one in exposures(facts)] == [
+        Severity.FAIL,
+        Severity.WARN,
+        Severity.WARN,
+    ]

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from orchestrator.core.machines.check import Check, Status
-from orchestrator.core.machines.node_health import GpuFacts, NodeFacts, baseline_bytes, judge_nodes, unfit, xids_since
+from orchestrator.core.machines.node_health import (
+    GpuFacts,
+    NodeFacts,
+    baseline_bytes,
+    judge_nodes,
+    unfit,
+    xids_since,
+)
 from orchestrator.core.problem.xid import XIDS, XidCause
 
 GIB = 1 << 30
@@ -31,13 +38,22 @@ def gpu(index: int = 0, **changes: Any) -> GpuFacts:
     return replace(healthy, **changes)
 
 
-def node(name: str = "n0", *, gpus: tuple[GpuFacts, ...] | None = None, **changes: Any) -> NodeFacts:
+def node(
+    name: str = "n0", *, gpus: tuple[GpuFacts, ...] | None = None, **changes: Any
+) -> NodeFacts:
     healthy = NodeFacts(
         node=name,
         host=name,
         kernel="6.8.0",
         python="3.11.9",
-        packages={"layout-sweep": "0.1.0", "code": "abc", "ray": "2.60.0", "torch": "2.13.0", "pydantic": "2.12.0", "numpy": "2.1.0"},
+        packages={
+            "layout-sweep": "0.1.0",
+            "code": "abc",
+            "ray": "2.60.0",
+            "torch": "2.13.0",
+            "pydantic": "2.12.0",
+            "numpy": "2.1.0",
+        },
         driver="580.1",
         cuda="13.0",
         nccl="2.29",
@@ -63,8 +79,18 @@ def test_a_healthy_cluster_has_nothing_to_mend() -> None:
 
 
 OF_ONE_GPU: list[tuple[dict[str, Any], str, Status, str]] = [
-    ({"processes": ("process 4711 with 3072 MiB",)}, "gpus", Status.FAIL, "GPU 0 is held by process 4711"),
-    ({"memory_used_bytes": 12 * GIB}, "gpus", Status.FAIL, "GPU 0 has 12.0 GiB in use by no process that can be seen"),
+    (
+        {"processes": ("process 4711 with 3072 MiB",)},
+        "gpus",
+        Status.FAIL,
+        "GPU 0 is held by process 4711",
+    ),
+    (
+        {"memory_used_bytes": 12 * GIB},
+        "gpus",
+        Status.FAIL,
+        "GPU 0 has 12.0 GiB in use by no process that can be seen",
+    ),
     ({"memory_used_bytes": None}, "gpus", Status.OK, "clean"),
     ({"name": "NVIDIA H200"}, "gpus", Status.WARN, "1 x NVIDIA H200, 7 x NVIDIA H100"),
     ({"ecc_uncorrected": 1}, "ecc", Status.FAIL, "GPU 0: 1 uncorrected"),
@@ -74,13 +100,20 @@ OF_ONE_GPU: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"matmul_flops": 0.9 * RATE}, "matmul", Status.WARN, "GPU 0 at 90% of the median of its kind"),
     ({"matmul_flops": 0.8 * RATE}, "matmul", Status.FAIL, "GPU 0 at 80%"),
     ({"matmul_flops": 0.97 * RATE}, "matmul", Status.OK, "679 to 700 TFLOP/s"),
-    ({"matmul_flops": None, "matmul_error": "AcceleratorError: ECC"}, "matmul", Status.FAIL, "GPU 0: AcceleratorError: ECC"),
+    (
+        {"matmul_flops": None, "matmul_error": "AcceleratorError: ECC"},
+        "matmul",
+        Status.FAIL,
+        "GPU 0: AcceleratorError: ECC",
+    ),
     ({"matmul_flops": None}, "matmul", Status.OK, "700 to 700"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "name", "status", "said"), OF_ONE_GPU)
-def test_one_gpu_of_eight_decides_about_its_node(changes: dict[str, Any], name: str, status: Status, said: str) -> None:
+def test_one_gpu_of_eight_decides_about_its_node(
+    changes: dict[str, Any], name: str, status: Status, said: str
+) -> None:
     found = checks(node(gpus=(gpu(0, **changes), *(gpu(i) for i in range(1, 8)))))[name]
     assert (found.status, said in found.found) == (status, True), found
     assert bool(found.advice) == (status is not Status.OK)
@@ -89,13 +122,23 @@ def test_one_gpu_of_eight_decides_about_its_node(changes: dict[str, Any], name: 
 OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
     ({"xids": {79: 1}}, "xid", Status.FAIL, "1 x Xid 79 (GPU has fallen off the bus)"),
     ({"xids": {63: 2, 13: 9}}, "xid", Status.WARN, "2 x Xid 63 (memory row remapped)"),
-    ({"xids": {13: 40, 31: 2, 43: 1, 45: 8}}, "xid", Status.OK, "none"),  # what programs do to themselves
+    (
+        {"xids": {13: 40, 31: 2, 43: 1, 45: 8}},
+        "xid",
+        Status.OK,
+        "none",
+    ),  # what programs do to themselves
     ({"xids": None}, "xid", Status.OK, "cannot be read"),
     ({"free_disk_bytes": 100 << 20}, "disk", Status.FAIL, "0.1 GiB free, of 0.2 that are needed"),
     ({"free_disk_bytes": 2 * GIB}, "disk", Status.WARN, "2.0 GiB free, less than 5"),
     ({"disk_error": "/sweep is read-only"}, "disk", Status.FAIL, "read-only"),
     ({"clock_offset_seconds": -7.0}, "clock", Status.WARN, "-7.000 s against the head"),
-    ({"clock_offset_seconds": 2.5, "clock_uncertainty_seconds": 0.9}, "clock", Status.OK, "+2.500 s"),  # the round trip may be all of it
+    (
+        {"clock_offset_seconds": 2.5, "clock_uncertainty_seconds": 0.9},
+        "clock",
+        Status.OK,
+        "+2.500 s",
+    ),  # the round trip may be all of it
     ({"python": "3.12.1"}, "versions", Status.FAIL, "python 3.12.1, elsewhere 3.11.9"),
     ({"nccl": "2.27"}, "versions", Status.FAIL, "nccl 2.27, elsewhere 2.29"),
     ({"driver": "570.9"}, "versions", Status.WARN, "driver 570.9, elsewhere 580.1"),
@@ -104,7 +147,9 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "name", "status", "said"), OF_A_NODE)
-def test_a_node_is_judged_by_itself_and_beside_two_others(changes: dict[str, Any], name: str, status: Status, said: str) -> None:
+def test_a_node_is_judged_by_itself_and_beside_two_others(
+    changes: dict[str, Any], name: str, status: Status, said: str
+) -> None:
     found = checks(node(**changes), node("n1"), node("n2"))[name]
     assert (found.status, said in found.found) == (status, True), found
 
@@ -120,7 +165,9 @@ def test_where_nodes_are_split_evenly_this_machine_decides() -> None:
     two = node(packages={"torch": "2.13.0"}), node("n1", packages={"torch": "2.9.0"})
     assert checks(*two, own={"torch": "2.9.0"})["versions"].status is Status.FAIL
     assert checks(*two, own={"torch": "2.9.0"}, of="n1")["versions"].status is Status.OK
-    assert checks(*two, own={"torch": "1.0"})["versions"].status is Status.OK  # then the first one is right
+    assert (
+        checks(*two, own={"torch": "1.0"})["versions"].status is Status.OK
+    )  # then the first one is right
 
 
 def test_of_two_devices_that_differ_neither_is_called_slow() -> None:
@@ -135,9 +182,15 @@ def test_gpus_that_are_all_slow_are_seen_by_their_data_sheet() -> None:
 
 
 def test_slow_cores_are_told_and_no_more() -> None:
-    cores = [node(f"n{i}", gpus=(), cpu_matmul_flops=rate) for i, rate in enumerate((2e11, 1e12, 1e12, 1e12))]
+    cores = [
+        node(f"n{i}", gpus=(), cpu_matmul_flops=rate)
+        for i, rate in enumerate((2e11, 1e12, 1e12, 1e12))
+    ]
     found = checks(*cores)["matmul"]
-    assert (found.status, found.found) == (Status.WARN, "0.2 TFLOP/s; cores at 20% of the median of its kind")
+    assert (found.status, found.found) == (
+        Status.WARN,
+        "0.2 TFLOP/s; cores at 20% of the median of its kind",
+    )
 
 
 def test_other_devices_are_not_compared_with_each_other() -> None:

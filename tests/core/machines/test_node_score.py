@@ -8,7 +8,15 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from orchestrator.core.machines.node_score import FEW, NEWEST_RUNS, SURE, NodeRun, evidence_in_words, how_sure, score_nodes
+from orchestrator.core.machines.node_score import (
+    FEW,
+    NEWEST_RUNS,
+    SURE,
+    NodeRun,
+    evidence_in_words,
+    how_sure,
+    score_nodes,
+)
 
 NUM_NODES = 8
 MANY_NODES = 2048  # of the virtual clock's benchmark
@@ -39,9 +47,21 @@ def trials(
             place = len(layouts) - 1
         cell, true, predicted = layouts[place]
         nodes = rng.choice(NUM_NODES, int(rng.choice(gangs)), replace=False)
-        seconds = true + float(rng.normal(0, noise)) + (np.log1p(by) if set(slow) & set(nodes.tolist()) else 0.0)
+        seconds = (
+            true
+            + float(rng.normal(0, noise))
+            + (np.log1p(by) if set(slow) & set(nodes.tolist()) else 0.0)
+        )
         seconds += float(rng.exponential(0.3)) if rng.random() < disturbed else 0.0
-        runs.append(NodeRun(nodes=tuple(f"n{i}" for i in nodes), cell=cell, trial=place, log_seconds=seconds, log_predicted=predicted))
+        runs.append(
+            NodeRun(
+                nodes=tuple(f"n{i}" for i in nodes),
+                cell=cell,
+                trial=place,
+                log_seconds=seconds,
+                log_predicted=predicted,
+            )
+        )
     return runs
 
 
@@ -56,9 +76,21 @@ def trials_of_many_nodes(*, seed: int, slow: int | None = None) -> list[NodeRun]
     runs = []
     for trial in range(NEWEST_RUNS):
         cell = int(rng.integers(12))
-        nodes = rng.choice(MANY_NODES, 1 << max(cell - 3, 0), replace=False, p=popular / popular.sum())
-        seconds = float(rng.normal(0, 0.02) + rng.normal(0, misses[cell])) + (np.log1p(0.10) if slow in nodes else 0.0)
-        runs.append(NodeRun(nodes=tuple(f"n{i}" for i in nodes), cell=cell, trial=trial, log_seconds=seconds, log_predicted=0.0))
+        nodes = rng.choice(
+            MANY_NODES, 1 << max(cell - 3, 0), replace=False, p=popular / popular.sum()
+        )
+        seconds = float(rng.normal(0, 0.02) + rng.normal(0, misses[cell])) + (
+            np.log1p(0.10) if slow in nodes else 0.0
+        )
+        runs.append(
+            NodeRun(
+                nodes=tuple(f"n{i}" for i in nodes),
+                cell=cell,
+                trial=trial,
+                log_seconds=seconds,
+                log_predicted=0.0,
+            )
+        )
     return runs
 
 
@@ -72,7 +104,10 @@ def slow_nodes(runs: Sequence[NodeRun]) -> set[str]:
     [
         (150, {}),
         (150, {"repeats": 0.5}),
-        (200, {"repeats": 0.0, "prediction_error": 0.04}),  # no layout is ever measured twice: the prediction alone tells what to expect
+        (
+            200,
+            {"repeats": 0.0, "prediction_error": 0.04},
+        ),  # no layout is ever measured twice: the prediction alone tells what to expect
         (150, {"gangs": (1, 2, 4)}),
         (150, {"gangs": (4,)}),
         (200, {"disturbed": 0.02}),
@@ -83,7 +118,9 @@ def test_a_node_that_is_a_tenth_slower_is_found(num: int, how: dict[str, object]
     assert sum(some == {"n3"} for some in found) >= 9, found
 
 
-@pytest.mark.parametrize("how", [{}, {"repeats": 0.5}, {"gangs": (1, 2, 4)}, {"repeats": 0.0, "prediction_error": 0.04}])
+@pytest.mark.parametrize(
+    "how", [{}, {"repeats": 0.5}, {"gangs": (1, 2, 4)}, {"repeats": 0.0, "prediction_error": 0.04}]
+)
 def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object]) -> None:
     alarms = 0
     for seed in range(25):
@@ -94,7 +131,9 @@ def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object])
 
 def test_among_two_thousand_healthy_nodes_none_is_accused() -> None:
     """Each sweep is looked at with all that it remembers; before cells were told apart by what their predictions miss, three of the eight accused one."""
-    assert [names for seed in range(8) if (names := slow_nodes(trials_of_many_nodes(seed=seed)))] == []
+    assert [
+        names for seed in range(8) if (names := slow_nodes(trials_of_many_nodes(seed=seed)))
+    ] == []
 
 
 def test_one_slow_node_of_two_thousand_is_found_all_the_same() -> None:
@@ -105,11 +144,15 @@ def test_the_more_nodes_are_looked_at_the_surer_it_has_to_be() -> None:
     """So that the chance that any healthy one of them is accused stays what it is among few."""
     assert [how_sure(num) for num in (1, 2, FEW)] == pytest.approx([SURE] * 3)
     for num in (16, 256, MANY_NODES):
-        assert num * NormalDist().cdf(-how_sure(num)) == pytest.approx(FEW * NormalDist().cdf(-SURE))
+        assert num * NormalDist().cdf(-how_sure(num)) == pytest.approx(
+            FEW * NormalDist().cdf(-SURE)
+        )
 
 
 def test_disturbed_runs_bench_nobody() -> None:
-    alarms = [bool(slow_nodes(trials(160, seed=seed, slow=(), disturbed=0.02))) for seed in range(50)]
+    alarms = [
+        bool(slow_nodes(trials(160, seed=seed, slow=(), disturbed=0.02))) for seed in range(50)
+    ]
     assert sum(alarms) <= 1
 
 
@@ -128,15 +171,28 @@ def test_two_slow_nodes_are_both_found() -> None:
 
 def test_a_node_that_was_only_beside_the_slow_one_is_not_blamed() -> None:
     """n1 never runs without n0; n0 is slow alone too, so it explains what they do together."""
-    runs = [NodeRun(nodes=("n0",), cell=0, trial=i, log_seconds=0.1 + 0.01 * (i % 3)) for i in range(6)]
-    runs += [NodeRun(nodes=("n0", "n1"), cell=0, trial=i, log_seconds=0.1 + 0.01 * (i % 2)) for i in range(6)]
-    runs += [NodeRun(nodes=(f"n{2 + i % 3}",), cell=0, trial=i % 6, log_seconds=0.01 * (i % 2)) for i in range(24)]
+    runs = [
+        NodeRun(nodes=("n0",), cell=0, trial=i, log_seconds=0.1 + 0.01 * (i % 3)) for i in range(6)
+    ]
+    runs += [
+        NodeRun(nodes=("n0", "n1"), cell=0, trial=i, log_seconds=0.1 + 0.01 * (i % 2))
+        for i in range(6)
+    ]
+    runs += [
+        NodeRun(nodes=(f"n{2 + i % 3}",), cell=0, trial=i % 6, log_seconds=0.01 * (i % 2))
+        for i in range(24)
+    ]
     assert slow_nodes(runs) == {"n0"}
 
 
 def test_nodes_that_always_ran_together_are_told_and_not_accused() -> None:
-    runs = [NodeRun(nodes=("a", "b"), cell=0, trial=i, log_seconds=0.2 + 0.01 * (i % 3)) for i in range(10)]
-    runs += [NodeRun(nodes=("c", "d"), cell=0, trial=i, log_seconds=0.01 * (i % 3)) for i in range(10)]
+    runs = [
+        NodeRun(nodes=("a", "b"), cell=0, trial=i, log_seconds=0.2 + 0.01 * (i % 3))
+        for i in range(10)
+    ]
+    runs += [
+        NodeRun(nodes=("c", "d"), cell=0, trial=i, log_seconds=0.01 * (i % 3)) for i in range(10)
+    ]
     runs += [NodeRun(nodes=("e",), cell=0, trial=i, log_seconds=0.01 * (i % 2)) for i in range(10)]
     scores = score_nodes(runs)
     assert {name for name, score in scores.items() if score.is_slow} == set()
@@ -146,13 +202,18 @@ def test_nodes_that_always_ran_together_are_told_and_not_accused() -> None:
 
 def test_with_nothing_to_compare_nothing_is_said() -> None:
     assert score_nodes([]) == {}
-    alone = score_nodes([NodeRun(nodes=("a", "b"), cell=0, trial=i, log_seconds=0.5 * i) for i in range(20)])
+    alone = score_nodes(
+        [NodeRun(nodes=("a", "b"), cell=0, trial=i, log_seconds=0.5 * i) for i in range(20)]
+    )
     assert [score.is_slow for score in alone.values()] == [False, False]
     assert all(np.isinf(score.standard_error) for score in alone.values())
 
 
 def test_one_run_that_was_far_off_is_no_evidence() -> None:
-    runs = [NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=0.01 * (i % 3)) for i in range(40)]
+    runs = [
+        NodeRun(nodes=(f"n{i % 4}",), cell=0, trial=i % 5, log_seconds=0.01 * (i % 3))
+        for i in range(40)
+    ]
     spoiled = [NodeRun(nodes=("n1",), cell=0, trial=2, log_seconds=2.0), *runs]
     assert slow_nodes(spoiled) == set()
 
@@ -160,9 +221,15 @@ def test_one_run_that_was_far_off_is_no_evidence() -> None:
 @pytest.mark.parametrize(
     ("evidence", "said"),
     [
-        ({"trials": [25, 28], "last": "node_lost: its agent is gone"}, "trials 25 and 28; last: node_lost: its agent is gone"),
+        (
+            {"trials": [25, 28], "last": "node_lost: its agent is gone"},
+            "trials 25 and 28; last: node_lost: its agent is gone",
+        ),
         ({"trials": [1, 2, 3], "last": "nccl: broken"}, "trials 1, 2 and 3; last: nccl: broken"),
-        ({"slower": 0.1204, "standard_error": 0.0113, "num_runs": 40}, "12.0% slower (± 1.1%) by 40 runs"),
+        (
+            {"slower": 0.1204, "standard_error": 0.0113, "num_runs": 40},
+            "12.0% slower (± 1.1%) by 40 runs",
+        ),
         ({}, ""),
     ],
 )

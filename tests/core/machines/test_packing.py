@@ -19,11 +19,26 @@ def shape(num_slots: int) -> Shape:
     return Shape.of(num_slots, gpus_per_node=8)
 
 
-def gang(num_slots: int, seconds: float = 60.0, *, passed_over: int = 0, is_first: bool = False, exclusive: bool = False) -> WaitingGang:
-    return WaitingGang(shape=shape(num_slots), seconds=seconds, passed_over=passed_over, is_first=is_first, exclusive=exclusive)
+def gang(
+    num_slots: int,
+    seconds: float = 60.0,
+    *,
+    passed_over: int = 0,
+    is_first: bool = False,
+    exclusive: bool = False,
+) -> WaitingGang:
+    return WaitingGang(
+        shape=shape(num_slots),
+        seconds=seconds,
+        passed_over=passed_over,
+        is_first=is_first,
+        exclusive=exclusive,
+    )
 
 
-def started(free_slots: FreeSlots, *waiting: WaitingGang, now: float = 0.0) -> tuple[int, tuple[str, ...]] | None:
+def started(
+    free_slots: FreeSlots, *waiting: WaitingGang, now: float = 0.0
+) -> tuple[int, tuple[str, ...]] | None:
     found = free_slots.next_start(waiting, now=now)
     return None if found is None else (found.index, found.nodes)
 
@@ -84,7 +99,10 @@ def test_one_that_was_passed_over_for_long_goes_before_larger_ones() -> None:
 
 
 def test_the_first_trials_of_every_cell_go_before_the_later_ones_of_a_larger_one() -> None:
-    assert started(FreeSlots(EIGHT), gang(32), gang(16, is_first=True), gang(8, is_first=True)) == (2, ("node-0",))
+    assert started(FreeSlots(EIGHT), gang(32), gang(16, is_first=True), gang(8, is_first=True)) == (
+        2,
+        ("node-0",),
+    )
 
 
 def test_an_overdue_gang_s_nodes_are_kept_even_from_what_is_predicted_to_end_in_time() -> None:
@@ -109,10 +127,17 @@ def test_an_exclusive_gang_wants_empty_nodes_and_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "nodes"),
-    [(8, ("node-1",)), (16, ("node-1", "node-3")), (24, ("node-0", "node-1", "node-3")), (4, ("node-1",))],
+    [
+        (8, ("node-1",)),
+        (16, ("node-1", "node-3")),
+        (24, ("node-0", "node-1", "node-3")),
+        (4, ("node-1",)),
+    ],
     ids=["one of them", "all of them", "more than stand", "part of one"],
 )
-def test_a_gang_starts_where_agents_have_room_and_then_elsewhere(num_gpus: int, nodes: tuple[str, ...]) -> None:
+def test_a_gang_starts_where_agents_have_room_and_then_elsewhere(
+    num_gpus: int, nodes: tuple[str, ...]
+) -> None:
     free_slots = FreeSlots(EIGHT)
     free_on_nodes = {
         "node-1": FreeOnNode(standing=8, widest=8),
@@ -128,7 +153,9 @@ def test_an_idle_agent_on_a_node_without_room_draws_nobody() -> None:
     free_slots = FreeSlots(EIGHT)
     free_slots.take(1, shape(4), ["node-3"], ends_at=1.0)
     whole = FreeOnNode(standing=8, widest=8)
-    found = free_slots.next_start([gang(16)], now=0.0, free_on_nodes={"gone": whole, "node-3": whole, "node-2": whole})
+    found = free_slots.next_start(
+        [gang(16)], now=0.0, free_on_nodes={"gone": whole, "node-3": whole, "node-2": whole}
+    )
     assert found is not None
     assert found.nodes == ("node-0", "node-2")
 
@@ -153,13 +180,18 @@ def test_who_waits_for_pieces_to_become_one_room_waits_for_an_end_there_and_no_o
     on_a = [gang(4, seconds=1.0), gang(2, seconds=40.0)]
     found = free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces)
     assert found is not None
-    assert (found.index, found.nodes) == (1, ("a",)), "it ends before what it stands beside, at 50; what ends at 10 makes no room there"
+    assert (found.index, found.nodes) == (1, ("a",)), (
+        "it ends before what it stands beside, at 50; what ends at 10 makes no room there"
+    )
     on_a[1] = gang(2, seconds=60.0)
     assert free_slots.next_start(on_a, now=0.0, free_on_nodes=in_pieces) is None
 
 
 def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first() -> None:
-    assert started(FreeSlots({"a": 9, "b": 8}), gang(16)) == (0, ("a", "b"))  # b is left with fewer free slots
+    assert started(FreeSlots({"a": 9, "b": 8}), gang(16)) == (
+        0,
+        ("a", "b"),
+    )  # b is left with fewer free slots
 
 
 def test_no_slot_is_given_twice() -> None:
@@ -192,8 +224,15 @@ def queues(draw: st.DrawFn) -> list[list[Job]]:
     found = []
     for _ in range(draw(st.integers(1, 6))):
         num_slots = draw(sizes)
-        durations = draw(st.lists(st.tuples(st.floats(1, 100), st.floats(0.3, 3.0)), min_size=1, max_size=12))
-        found.append([Job(shape=shape(num_slots), predicted_seconds=p, seconds=p * error) for p, error in durations])
+        durations = draw(
+            st.lists(st.tuples(st.floats(1, 100), st.floats(0.3, 3.0)), min_size=1, max_size=12)
+        )
+        found.append(
+            [
+                Job(shape=shape(num_slots), predicted_seconds=p, seconds=p * error)
+                for p, error in durations
+            ]
+        )
     return found
 
 
@@ -204,7 +243,9 @@ def test_a_node_that_blinks_is_reserved_for_nobody_that_it_cannot_hold() -> None
     free_slots.take(2, shape(4), ["large"], ends_at=50.0)
     for slots_of in ({"large": 8}, {"small": 4, "large": 8}):
         free_slots.resize(slots_of)
-    assert started(free_slots, gang(8), gang(4, seconds=1000.0)) is None, "the first waits for the large node, until 50"
+    assert started(free_slots, gang(8), gang(4, seconds=1000.0)) is None, (
+        "the first waits for the large node, until 50"
+    )
     assert started(free_slots, gang(8), gang(4, seconds=40.0)) == (1, ("large",))
 
 
@@ -229,11 +270,20 @@ def test_it_keeps_the_cluster_at_least_as_busy_as_greed_must(jobs: Sequence[Sequ
     assert outcome.makespan <= lower_bound(jobs, 32) + 2 * longest * num_turns
 
 
-def test_the_study_s_mix_is_packed_to_within_a_tenth_of_the_bound_where_first_come_is_far_from_it() -> None:
+def test_the_study_s_mix_is_packed_to_within_a_tenth_of_the_bound_where_first_come_is_far_from_it() -> (
+    None
+):
     # Sizes of sweeps/playbook.yaml: for each of four models 1 to 64 nodes; 32 trials each, of a minute and what steps take.
     rng = random.Random(1)
     mix = [
-        [Job(shape=shape(8 << size), predicted_seconds=90.0, seconds=90.0 * rng.lognormvariate(0.0, 0.3)) for _ in range(32)]
+        [
+            Job(
+                shape=shape(8 << size),
+                predicted_seconds=90.0,
+                seconds=90.0 * rng.lognormvariate(0.0, 0.3),
+            )
+            for _ in range(32)
+        ]
         for _ in range(4)
         for size in range(7)
     ]
@@ -248,7 +298,12 @@ def test_the_study_s_mix_is_packed_to_within_a_tenth_of_the_bound_where_first_co
 def test_gangs_that_share_a_budget_start_by_their_turn_whatever_fills_the_floor() -> None:
     free_slots = FreeSlots({"a": 8})
     turns = [(1.0, 3.0, -0.1), (1.0, 2.0, -0.1), (0.0, 5.0, 9.0)]
-    waiting = [WaitingGang(shape=Shape(num_nodes=1, slots_per_node=8), seconds=60.0, is_first=True, turn=turn) for turn in turns]
+    waiting = [
+        WaitingGang(
+            shape=Shape(num_nodes=1, slots_per_node=8), seconds=60.0, is_first=True, turn=turn
+        )
+        for turn in turns
+    ]
     start = free_slots.next_start(waiting, now=0.0)
     assert start is not None
     assert start.index == 2
@@ -257,7 +312,9 @@ def test_gangs_that_share_a_budget_start_by_their_turn_whatever_fills_the_floor(
     assert start.index == 1
 
 
-def test_a_cell_that_is_suspected_lets_every_other_go_first_and_starts_where_there_is_none() -> None:
+def test_a_cell_that_is_suspected_lets_every_other_go_first_and_starts_where_there_is_none() -> (
+    None
+):
     free_slots = FreeSlots({"a": 8})
     suspected = gang(8, passed_over=1000, is_first=True)._replace(is_suspected=True)
     assert started(free_slots, suspected, gang(1)) == (1, ("a",))

@@ -7,7 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, Calibration, Observation, calibrate, choose_trainer
+from orchestrator.core.physics.calibration import (
+    MEMORY_CONSTANTS,
+    Calibration,
+    Observation,
+    calibrate,
+    choose_trainer,
+)
 from orchestrator.core.physics.memory import Stage, predict_memory
 from orchestrator.core.physics.step_time import CONSTANTS, StepTimeConstants, predict_step_time
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
@@ -18,13 +24,19 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 
 H100 = DEVICES["h100-sxm"]
-TRUE_CONSTANTS = StepTimeConstants(peak_efficiency=0.5, inter_node_share=0.2, bubble_factor=1.4, exposed_data_parallel_share=0.8)
-TRUE_TRAINER = Trainer(activation_factor=1.2, pipeline_activation_factor=1.3, reserve_bytes=1.5 * 2**30)
+TRUE_CONSTANTS = StepTimeConstants(
+    peak_efficiency=0.5, inter_node_share=0.2, bubble_factor=1.4, exposed_data_parallel_share=0.8
+)
+TRUE_TRAINER = Trainer(
+    activation_factor=1.2, pipeline_activation_factor=1.3, reserve_bytes=1.5 * 2**30
+)
 GIB = 2**30
 
 
 def cell(num_gpus: int, model: str = "llama-3.1-8b") -> Cell:
-    return Cell(model=PRESETS[model], num_gpus=num_gpus, sequence_length=4096, global_batch_size=128)
+    return Cell(
+        model=PRESETS[model], num_gpus=num_gpus, sequence_length=4096, global_batch_size=128
+    )
 
 
 def layouts(num_gpus: int) -> list[Layout]:
@@ -49,13 +61,20 @@ def layouts(num_gpus: int) -> list[Layout]:
 
 
 def observed(
-    problem: Cell, *, noise: float = 0.03, bad_share: float = 0.0, trainer: Trainer = TRUE_TRAINER, seed: int = 0
+    problem: Cell,
+    *,
+    noise: float = 0.03,
+    bad_share: float = 0.0,
+    trainer: Trainer = TRUE_TRAINER,
+    seed: int = 0,
 ) -> list[Observation]:
     """What a machine with the true constants measures: an out-of-memory beyond its limit, and some runs far slower than they should be."""
     rng = np.random.default_rng(seed)
     rows = layouts(problem.num_gpus)
     table = LayoutTable.of(rows)
-    seconds = predict_step_time(table, problem, H100, gpus_per_node=8, constants=TRUE_CONSTANTS).total
+    seconds = predict_step_time(
+        table, problem, H100, gpus_per_node=8, constants=TRUE_CONSTANTS
+    ).total
     seconds = seconds * np.exp(rng.normal(0, noise, len(rows)))
     seconds[rng.random(len(rows)) < bad_share] *= 6.0
     peaks = predict_memory(table, problem, trainer).total * np.exp(rng.normal(0, 0.02, len(rows)))
@@ -75,7 +94,11 @@ def observed(
 
 def everything(bad_share: float = 0.0) -> list[Observation]:
     cells = [cell(8), cell(16), cell(64), cell(16, "llama-3.2-3b"), cell(64, "llama-3.2-3b")]
-    return [row for seed, problem in enumerate(cells) for row in observed(problem, bad_share=bad_share, seed=seed)]
+    return [
+        row
+        for seed, problem in enumerate(cells)
+        for row in observed(problem, bad_share=bad_share, seed=seed)
+    ]
 
 
 def error(calibration: Calibration, problem: Cell) -> float:
@@ -96,7 +119,9 @@ def test_a_prior_predicts_what_the_formulas_do() -> None:
     table = LayoutTable.of(layouts(16))
     predicted = Calibration.prior().predict(table, cell(16), H100, gpus_per_node=8)
     assert predicted.memory_bytes == pytest.approx(predict_memory(table, cell(16), Trainer()).total)
-    assert predicted.step_seconds == pytest.approx(predict_step_time(table, cell(16), H100, gpus_per_node=8).total)
+    assert predicted.step_seconds == pytest.approx(
+        predict_step_time(table, cell(16), H100, gpus_per_node=8).total
+    )
 
 
 @pytest.mark.parametrize("bad_share", [0.0, 0.15])
@@ -112,14 +137,20 @@ def test_known_constants_come_back_within_their_uncertainty() -> None:
     for name in ("peak_efficiency", "inter_node_share", "bubble_factor"):
         at = CONSTANTS.index(name)
         sd = float(np.sqrt(calibration.step_covariance[at, at]))
-        assert abs(calibration.log_constants[at] - np.log(getattr(TRUE_CONSTANTS, name))) < 4 * sd + 0.05
+        assert (
+            abs(calibration.log_constants[at] - np.log(getattr(TRUE_CONSTANTS, name)))
+            < 4 * sd + 0.05
+        )
         assert sd < 0.9 * float(np.sqrt(Calibration.prior().step_covariance[at, at]))
 
 
 def test_a_cell_that_is_slower_as_a_whole_is_not_blamed_on_the_constants() -> None:
     rows = everything()
     sick = [
-        dataclasses.replace(row, step_seconds=3 * row.step_seconds) if row.cell == cell(64) and row.step_seconds else row for row in rows
+        dataclasses.replace(row, step_seconds=3 * row.step_seconds)
+        if row.cell == cell(64) and row.step_seconds
+        else row
+        for row in rows
     ]
     assert error(calibrate(sick, Calibration.prior()), cell(32)) < 0.1
 
@@ -153,7 +184,9 @@ def test_an_out_of_memory_is_a_lower_bound() -> None:
 def test_an_out_of_memory_that_was_predicted_teaches_nothing() -> None:
     row = next(row for row in observed(cell(8)) if row.out_of_memory)
     sure = dataclasses.replace(row, memory_limit_bytes=1.0 * GIB)
-    assert calibrate([sure], Calibration.prior()).memory_values == pytest.approx(Calibration.prior().memory_values, abs=1e-9)
+    assert calibrate([sure], Calibration.prior()).memory_values == pytest.approx(
+        Calibration.prior().memory_values, abs=1e-9
+    )
 
 
 def test_a_run_at_the_edge_of_memory_says_nothing_of_time() -> None:
@@ -167,12 +200,18 @@ def test_what_is_measured_in_a_cell_makes_its_predictions_surer() -> None:
     problem = cell(16)
     table = LayoutTable.of(layouts(16))
     prior = Calibration.prior().predict(table, problem, H100, gpus_per_node=8)
-    posterior = calibrate(observed(problem), Calibration.prior()).predict(table, problem, H100, gpus_per_node=8)
+    posterior = calibrate(observed(problem), Calibration.prior()).predict(
+        table, problem, H100, gpus_per_node=8
+    )
     assert posterior.step_jacobian.shape == (len(table), len(CONSTANTS))
     assert posterior.memory_jacobian.shape == (len(table), len(MEMORY_CONSTANTS))
     assert np.all(posterior.log_step_sd < prior.log_step_sd)
     assert np.all(posterior.memory_relative_sd < prior.memory_relative_sd)
-    widened = calibrate(observed(problem), Calibration.prior()).widened().predict(table, problem, H100, gpus_per_node=8)
+    widened = (
+        calibrate(observed(problem), Calibration.prior())
+        .widened()
+        .predict(table, problem, H100, gpus_per_node=8)
+    )
     assert np.all(widened.log_step_sd > posterior.log_step_sd)
 
 
@@ -198,10 +237,19 @@ def test_peaks_of_the_first_stage_are_compared_with_the_first_stage() -> None:
     table = LayoutTable.of(rows)
     first = predict_memory(table, problem, Trainer(), stage=Stage.FIRST).total
     told = [
-        Observation(cell=problem, layout=layout, hardware=H100, gpus_per_node=8, peak_memory_bytes=float(peak), stage=Stage.FIRST)
+        Observation(
+            cell=problem,
+            layout=layout,
+            hardware=H100,
+            gpus_per_node=8,
+            peak_memory_bytes=float(peak),
+            stage=Stage.FIRST,
+        )
         for layout, peak in zip(rows, first, strict=True)
     ]
-    assert calibrate(told, Calibration.prior()).memory_values == pytest.approx(Calibration.prior().memory_values, abs=1e-3)
+    assert calibrate(told, Calibration.prior()).memory_values == pytest.approx(
+        Calibration.prior().memory_values, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["step_seconds", "peak_memory_bytes", "memory_limit_bytes"])

@@ -19,7 +19,10 @@ from orchestrator.core.problem.model_shape import PRESETS
 
 H100 = DEVICES["h100-sxm"]
 CELL = Cell(model=PRESETS["llama-3.2-1b"], num_gpus=8, sequence_length=4096, global_batch_size=64)
-LAYOUTS = [Layout(data_parallel_size=8, micro_batch_size=size, grad_accum_steps=8 // size, zero_stage=1) for size in (1, 2)]
+LAYOUTS = [
+    Layout(data_parallel_size=8, micro_batch_size=size, grad_accum_steps=8 // size, zero_stage=1)
+    for size in (1, 2)
+]
 OOM = Layout(data_parallel_size=8, micro_batch_size=8, grad_accum_steps=1)
 
 
@@ -28,17 +31,29 @@ def observations(slower: float = 1.0, more: float = 1.0) -> list[Observation]:
     seconds = predict_step_time(table, CELL, H100, gpus_per_node=8).total * slower
     memory = predict_memory(table, CELL, Trainer()).total * more
     measured = [
-        Observation(cell=CELL, layout=row, hardware=H100, gpus_per_node=8, step_seconds=float(s), peak_memory_bytes=float(m))
+        Observation(
+            cell=CELL,
+            layout=row,
+            hardware=H100,
+            gpus_per_node=8,
+            step_seconds=float(s),
+            peak_memory_bytes=float(m),
+        )
         for row, s, m in zip(LAYOUTS, seconds, memory, strict=True)
     ]
-    return [Observation(cell=CELL, layout=OOM, hardware=H100, gpus_per_node=8, out_of_memory=True), *measured]
+    return [
+        Observation(cell=CELL, layout=OOM, hardware=H100, gpus_per_node=8, out_of_memory=True),
+        *measured,
+    ]
 
 
 def test_ratios_are_predicted_over_measured_and_out_of_memories_are_counted_apart() -> None:
     found = agreement(observations(slower=2.0, more=1.25), Calibration.prior())
     assert found.step_time.ratios == pytest.approx([0.5, 0.5])
     assert found.memory.ratios == pytest.approx([0.8, 0.8])
-    assert found.foretold == [bool(predict_memory(LayoutTable.of([OOM]), CELL, Trainer()).total[0] > H100.memory_bytes)]
+    assert found.foretold == [
+        bool(predict_memory(LayoutTable.of([OOM]), CELL, Trainer()).total[0] > H100.memory_bytes)
+    ]
     quantiles = found.memory.quantiles()
     assert quantiles is not None
     assert quantiles["median"] == quantiles["p10"] == pytest.approx(0.8)
@@ -47,7 +62,9 @@ def test_ratios_are_predicted_over_measured_and_out_of_memories_are_counted_apar
 
 def test_the_worst_are_named_by_their_place_among_all_observations() -> None:
     rows = observations()
-    rows[1] = Observation(cell=CELL, layout=LAYOUTS[0], hardware=H100, gpus_per_node=8, step_seconds=1000.0)
+    rows[1] = Observation(
+        cell=CELL, layout=LAYOUTS[0], hardware=H100, gpus_per_node=8, step_seconds=1000.0
+    )
     found = agreement(rows, Calibration.prior()).step_time
     place, predicted, measured = found.worst(1)[0]
     assert (place, measured) == (1, 1000.0)
@@ -66,12 +83,18 @@ def test_of_a_constant_is_shown_what_trials_have_taken_of_its_uncertainty() -> N
     fitted = calibrate(observations(slower=1.3), prior)
     untouched = {one.name: one for one in fitted_times(prior, prior)}
     assert all(one.learned == pytest.approx(0.0) for one in untouched.values())
-    assert untouched["peak_efficiency"].prior == untouched["peak_efficiency"].fitted == pytest.approx(0.6)
+    assert (
+        untouched["peak_efficiency"].prior
+        == untouched["peak_efficiency"].fitted
+        == pytest.approx(0.6)
+    )
     learned = {one.name: one for one in fitted_times(prior, fitted)}
     assert 0 < learned["peak_efficiency"].learned < 1
     assert learned["peak_efficiency"].fitted < 0.6
     memory = {one.name: one for one in fitted_memory(prior, fitted)}
     assert memory["logit_bytes"].is_factor
-    assert memory["logit_bytes"].prior == pytest.approx(exp(float(prior.memory_values[list(memory).index("logit_bytes")])))
+    assert memory["logit_bytes"].prior == pytest.approx(
+        exp(float(prior.memory_values[list(memory).index("logit_bytes")]))
+    )
     assert not memory["reserve_bytes"].is_factor
     assert memory["reserve_bytes"].prior == 0.0

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from orchestrator.core.physics.calibration import Calibration
-from orchestrator.core.physics.links import LINK_CONSTANTS, PASSES, Collective, LinkSample, Span, bus_factor, fit_links, network_of
+from orchestrator.core.physics.links import (
+    LINK_CONSTANTS,
+    PASSES,
+    Collective,
+    LinkSample,
+    Span,
+    bus_factor,
+    fit_links,
+    network_of,
+)
 from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
@@ -18,7 +27,12 @@ from orchestrator.core.problem.model_shape import PRESETS
 
 H100 = DEVICES["h100-sxm"]
 SIZES = [1 << power for power in range(10, 29, 2)]  # 1 KiB to 256 MiB
-SPANS = [Span(num_ranks=2, num_nodes=1), Span(num_ranks=8, num_nodes=1), Span(num_ranks=2, num_nodes=2), Span(num_ranks=32, num_nodes=4)]
+SPANS = [
+    Span(num_ranks=2, num_nodes=1),
+    Span(num_ranks=8, num_nodes=1),
+    Span(num_ranks=2, num_nodes=2),
+    Span(num_ranks=32, num_nodes=4),
+]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +44,16 @@ SPANS = [Span(num_ranks=2, num_nodes=1), Span(num_ranks=8, num_nodes=1), Span(nu
         (Collective.SEND_RECV, 2, 1.0),
     ],
 )
-def test_bus_bandwidth_is_counted_as_nccl_tests_do(collective: Collective, num_ranks: int, factor: float) -> None:
+def test_bus_bandwidth_is_counted_as_nccl_tests_do(
+    collective: Collective, num_ranks: int, factor: float
+) -> None:
     assert bus_factor(collective, num_ranks) == pytest.approx(factor)
-    sample = LinkSample(collective=collective, span=Span(num_ranks=num_ranks, num_nodes=1), message_bytes=1 << 30, seconds=0.5)
+    sample = LinkSample(
+        collective=collective,
+        span=Span(num_ranks=num_ranks, num_nodes=1),
+        message_bytes=1 << 30,
+        seconds=0.5,
+    )
     assert sample.algorithm_bytes_per_second == pytest.approx(2**31)
     assert sample.bus_bytes_per_second == pytest.approx(2**31 * factor)
 
@@ -62,7 +83,11 @@ def test_of_two_sizes_no_line_is_made() -> None:
 
 
 TRUE = StepTimeConstants(
-    intra_node_share=0.3, inter_node_share=0.05, collective_seconds=80e-6, inter_node_collective_seconds=600e-6, node_congestion=0.3
+    intra_node_share=0.3,
+    inter_node_share=0.05,
+    collective_seconds=80e-6,
+    inter_node_collective_seconds=600e-6,
+    node_congestion=0.3,
 )
 
 
@@ -81,7 +106,9 @@ def measured(constants: StepTimeConstants, spans: list[Span] = SPANS) -> list[Li
             )
             seconds = passes * one * rng.lognormal(0, 0.05, len(SIZES))
             found += [
-                LinkSample(collective=collective, span=span, message_bytes=size, seconds=float(value))
+                LinkSample(
+                    collective=collective, span=span, message_bytes=size, seconds=float(value)
+                )
                 for size, value in zip(SIZES, seconds, strict=True)
             ]
     return found
@@ -93,7 +120,9 @@ def test_the_constants_of_links_come_back_from_collectives() -> None:
     assert network.names == LINK_CONSTANTS
     for name in LINK_CONSTANTS:
         # Congestion shows as the difference between two and four nodes only.
-        assert network.value(name) == pytest.approx(getattr(TRUE, name), rel=0.5 if name == "node_congestion" else 0.2), name
+        assert network.value(name) == pytest.approx(
+            getattr(TRUE, name), rel=0.5 if name == "node_congestion" else 0.2
+        ), name
     assert network.residual_sd < 0.1
 
 
@@ -122,7 +151,9 @@ def layout(**sizes: int) -> Layout:
 
 def test_a_slow_network_changes_which_layout_is_predicted_fastest() -> None:
     """Llama 8B on 16 GPUs in two nodes: data parallelism sends all gradients over the network, two pipeline stages only activations."""
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64
+    )
     choices = [
         layout(data_parallel_size=16, grad_accum_steps=4),
         layout(data_parallel_size=8, pipeline_parallel_size=2, grad_accum_steps=8),
@@ -133,6 +164,8 @@ def test_a_slow_network_changes_which_layout_is_predicted_fastest() -> None:
     for share in (usual.inter_node_share, usual.inter_node_share / 40):
         network = network_of(measured(replace(usual, inter_node_share=share)), H100)
         assert network is not None
-        predicted = Calibration.prior().informed(network).predict(table, cell, H100, gpus_per_node=8)
+        predicted = (
+            Calibration.prior().informed(network).predict(table, cell, H100, gpus_per_node=8)
+        )
         order.append(int(np.argmin(predicted.log_step_seconds)))
     assert order == [0, 1]

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.physics.memory import MemoryPrediction, Stage, playbook_activation_bytes, playbook_parameters, predict_memory
+from orchestrator.core.physics.memory import (
+    MemoryPrediction,
+    Stage,
+    playbook_activation_bytes,
+    playbook_parameters,
+    predict_memory,
+)
 from orchestrator.core.physics.traced_memory import TracedBytes, TracedMemory, TracedMode
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.problem.cell import Cell
@@ -23,10 +29,16 @@ PARAMETERS_8B = 8_030_261_248
 
 
 def predict(
-    *layouts: Layout, model: ModelShape = LLAMA_8B, sequence_length: int = 4096, trainer: Trainer | None = None
+    *layouts: Layout,
+    model: ModelShape = LLAMA_8B,
+    sequence_length: int = 4096,
+    trainer: Trainer | None = None,
 ) -> MemoryPrediction:
     cell = Cell(
-        model=model, num_gpus=layouts[0].world_size, sequence_length=sequence_length, global_batch_size=layouts[0].global_batch_size
+        model=model,
+        num_gpus=layouts[0].world_size,
+        sequence_length=sequence_length,
+        global_batch_size=layouts[0].global_batch_size,
     )
     return predict_memory(LayoutTable.of(layouts), cell, trainer or Trainer())
 
@@ -37,20 +49,34 @@ def states(prediction: MemoryPrediction) -> float:
 
 @pytest.mark.parametrize(
     ("precision", "fp32_accumulation", "bytes_per_parameter"),
-    [(Precision.FP32, False, 16), (Precision.BF16, False, 16), (Precision.BF16, True, 20)],  # FIELD: 4+4+8; 2+2+4+8; +4
+    [
+        (Precision.FP32, False, 16),
+        (Precision.BF16, False, 16),
+        (Precision.BF16, True, 20),
+    ],  # FIELD: 4+4+8; 2+2+4+8; +4
 )
 def test_states_take_the_bytes_per_parameter_of_the_literature(
     precision: Precision, fp32_accumulation: bool, bytes_per_parameter: int
 ) -> None:
-    prediction = predict(Layout(precision=precision), trainer=Trainer(gradient_bytes=6.0 if fp32_accumulation else 2.0))
+    prediction = predict(
+        Layout(precision=precision),
+        trainer=Trainer(gradient_bytes=6.0 if fp32_accumulation else 2.0),
+    )
     assert states(prediction) == bytes_per_parameter * PARAMETERS_8B
 
 
 @pytest.mark.parametrize(
     ("zero_stage", "bytes_per_parameter"),
-    [(0, 2 + 2 + 12), (1, 2 + 2 + 12 / 8), (2, 2 + (2 + 12) / 8), (3, (2 + 2 + 12) / 8)],  # Rajbhandari et al. 2020, 8 ranks
+    [
+        (0, 2 + 2 + 12),
+        (1, 2 + 2 + 12 / 8),
+        (2, 2 + (2 + 12) / 8),
+        (3, (2 + 2 + 12) / 8),
+    ],  # Rajbhandari et al. 2020, 8 ranks
 )
-def test_zero_shards_optimizer_then_gradients_then_parameters(zero_stage: int, bytes_per_parameter: float) -> None:
+def test_zero_shards_optimizer_then_gradients_then_parameters(
+    zero_stage: int, bytes_per_parameter: float
+) -> None:
     prediction = predict(Layout(data_parallel_size=8, zero_stage=zero_stage))
     assert states(prediction) == pytest.approx(bytes_per_parameter * PARAMETERS_8B)
 
@@ -58,19 +84,35 @@ def test_zero_shards_optimizer_then_gradients_then_parameters(zero_stage: int, b
 @pytest.mark.parametrize(
     ("precision", "zero_stage", "bytes_per_weight"),
     # 4: gradients widened to fp32. Shared out among 8 ranks that is 1/2, with the gathered weights in their own dtype, 2 or 4 bytes, on top.
-    [(Precision.BF16, 0, 4), (Precision.FP32, 0, 0), (Precision.BF16, 1, 2.5), (Precision.FP32, 1, 4)],
+    [
+        (Precision.BF16, 0, 4),
+        (Precision.FP32, 0, 0),
+        (Precision.BF16, 1, 2.5),
+        (Precision.FP32, 1, 4),
+    ],
 )
-def test_an_optimizer_step_works_on_a_chunk_of_the_weights(precision: Precision, zero_stage: int, bytes_per_weight: float) -> None:
-    layout = Layout(data_parallel_size=8, precision=precision, zero_stage=zero_stage, recompute=Recompute.parse("full"))
+def test_an_optimizer_step_works_on_a_chunk_of_the_weights(
+    precision: Precision, zero_stage: int, bytes_per_weight: float
+) -> None:
+    layout = Layout(
+        data_parallel_size=8,
+        precision=precision,
+        zero_stage=zero_stage,
+        recompute=Recompute.parse("full"),
+    )
     few_words = dataclasses.replace(LLAMA_8B, vocab_size=256)
-    prediction = predict(layout, model=few_words, sequence_length=1)  # so few and so short that the step's end is its peak
+    prediction = predict(
+        layout, model=few_words, sequence_length=1
+    )  # so few and so short that the step's end is its peak
     above = float((prediction.activations + prediction.temporaries)[0])
     assert above == bytes_per_weight * (1 << 26) if bytes_per_weight else above < 1 << 26
 
 
 def test_the_loss_of_a_large_vocabulary_takes_12_bytes_a_logit() -> None:
     # Traced: 11.7 GiB at 8,192 tokens and 128k vocabulary; and the final norm's input and output.
-    assert predict(Layout(), sequence_length=8192).temporaries[0] == 8192 * (12 * 128_256 + 2 * 2 * 4096 + 4)
+    assert predict(Layout(), sequence_length=8192).temporaries[0] == 8192 * (
+        12 * 128_256 + 2 * 2 * 4096 + 4
+    )
 
 
 def test_of_a_short_sequence_the_gradient_of_the_head_is_the_peak() -> None:
@@ -82,7 +124,9 @@ def test_of_a_short_sequence_the_gradient_of_the_head_is_the_peak() -> None:
 def test_tied_embeddings_hold_three_gradients_at_the_end_of_the_backward_pass() -> None:
     tied = dataclasses.replace(LLAMA_8B, tied_embeddings=True)
     prediction = predict(Layout(recompute=Recompute.parse("full")), model=tied, sequence_length=64)
-    assert float((prediction.activations + prediction.temporaries)[0]) == 3 * 2 * 128_256 * 4096  # the head's, the embedding's, their sum
+    assert (
+        float((prediction.activations + prediction.temporaries)[0]) == 3 * 2 * 128_256 * 4096
+    )  # the head's, the embedding's, their sum
 
 
 def test_tied_embeddings_hold_the_head_s_gradient_while_the_last_layer_is_at_its_peak() -> None:
@@ -95,35 +139,51 @@ def test_tied_embeddings_hold_the_head_s_gradient_while_the_last_layer_is_at_its
 
 
 @pytest.mark.parametrize(
-    ("recompute", "units"),  # of tokens x hidden bytes per layer, traced with flash attention and fused norms
+    (
+        "recompute",
+        "units",
+    ),  # of tokens x hidden bytes per layer, traced with flash attention and fused norms
     [("none", 41.03), ("full", 2.00)],
 )
 def test_activations_kept_per_layer_agree_with_traces(recompute: str, units: float) -> None:
-    per_layer = [predict(Layout(recompute=Recompute.parse(recompute)), model=_with_layers(n)).activations[0] for n in (8, 9)]
+    per_layer = [
+        predict(Layout(recompute=Recompute.parse(recompute)), model=_with_layers(n)).activations[0]
+        for n in (8, 9)
+    ]
     assert (per_layer[1] - per_layer[0]) / (4096 * 4096) == pytest.approx(units, rel=0.01)
 
 
 def test_recomputing_the_first_layers_lies_between_none_and_all() -> None:
-    none, some, full = (float(predict(Layout(recompute=Recompute.parse(text))).total[0]) for text in ("none", "full:16", "full"))
+    none, some, full = (
+        float(predict(Layout(recompute=Recompute.parse(text))).total[0])
+        for text in ("none", "full:16", "full")
+    )
     assert full < some < none
 
 
-def test_eager_attention_adds_the_square_of_the_sequence_and_selective_recomputation_drops_it() -> None:
+def test_eager_attention_adds_the_square_of_the_sequence_and_selective_recomputation_drops_it() -> (
+    None
+):
     eager = Trainer(eager_attention=True)
     none = predict(Layout(), trainer=eager).activations[0]
-    attention = predict(Layout(recompute=Recompute.parse("selective_attention")), trainer=eager).activations[0]
+    attention = predict(
+        Layout(recompute=Recompute.parse("selective_attention")), trainer=eager
+    ).activations[0]
     assert attention < 0.3 * none
 
 
 def _with_layers(num_layers: int) -> ModelShape:
-    sizes = {name: getattr(LLAMA_8B, name) for name in LLAMA_8B.__slots__} | {"num_layers": num_layers, "name": f"cut-{num_layers}"}
+    sizes = {name: getattr(LLAMA_8B, name) for name in LLAMA_8B.__slots__} | {
+        "num_layers": num_layers,
+        "name": f"cut-{num_layers}",
+    }
     return ModelShape(**sizes)
 
 
 POWERS = st.sampled_from([1, 2, 4, 8])
-RECOMPUTES = st.sampled_from(["none", "full", "full:4", "full:16", "selective_ops", "selective_ops:4", "selective_attention"]).map(
-    Recompute.parse
-)
+RECOMPUTES = st.sampled_from(
+    ["none", "full", "full:4", "full:16", "selective_ops", "selective_ops:4", "selective_attention"]
+).map(Recompute.parse)
 
 
 @st.composite
@@ -144,7 +204,13 @@ def cells_layouts(draw: st.DrawFn) -> list[Layout]:
     ]
 
 
-@given(cells_layouts(), st.booleans(), st.booleans(), st.sampled_from([64, 4096]), st.sampled_from(sorted(TRAINERS)))
+@given(
+    cells_layouts(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([64, 4096]),
+    st.sampled_from(sorted(TRAINERS)),
+)
 @settings(max_examples=300, deadline=None)
 def test_what_a_proof_condemns_is_never_predicted_to_need_less(
     layouts: list[Layout], tied: bool, eager: bool, length: int, trainer: str
@@ -159,7 +225,13 @@ def test_what_a_proof_condemns_is_never_predicted_to_need_less(
 
 
 # The Ultra-Scale Playbook, figure "memory-recomputation": GiB of activations, batch of 1, at 1024, 2048, 4096, 8192, 16384 tokens.
-FIGURE_MODELS = {"1B": (16, 2048, 32), "3B": (28, 3072, 24), "8B": (32, 4096, 32), "70B": (80, 8192, 64), "405B": (126, 16384, 128)}
+FIGURE_MODELS = {
+    "1B": (16, 2048, 32),
+    "3B": (28, 3072, 24),
+    "8B": (32, 4096, 32),
+    "70B": (80, 8192, 64),
+    "405B": (126, 16384, 128),
+}
 FIGURE = [
     ("1B", "none", (3.564453, 12.128906, 44.257812, 168.515625)),
     ("1B", "selective", (1.064453, 2.128906, 4.257812, 8.515625)),
@@ -180,27 +252,43 @@ FIGURE = [
 
 
 @pytest.mark.parametrize(("model", "recompute", "gib"), FIGURE)
-def test_the_playbook_s_formula_gives_its_figure_to_all_digits(model: str, recompute: str, gib: tuple[float, ...]) -> None:
+def test_the_playbook_s_formula_gives_its_figure_to_all_digits(
+    model: str, recompute: str, gib: tuple[float, ...]
+) -> None:
     layers, hidden, heads = FIGURE_MODELS[model]
     for tokens, expected in zip((1024, 2048, 4096, 8192, 16384), gib, strict=False):
         found = playbook_activation_bytes(
-            Recompute.parse(recompute), num_layers=layers, hidden_size=hidden, num_attention_heads=heads, sequence_length=tokens
+            Recompute.parse(recompute),
+            num_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            sequence_length=tokens,
         )
         assert found / 2**30 == pytest.approx(expected, abs=6e-7)  # the figure's own digits
 
 
-@pytest.mark.parametrize(("model", "gib"), [("1B", 3.98793), ("3B", 13.29618), ("8B", 25.97903), ("70B", 243.97711), ("405B", 1519.99072)])
+@pytest.mark.parametrize(
+    ("model", "gib"),
+    [("1B", 3.98793), ("3B", 13.29618), ("8B", 25.97903), ("70B", 243.97711), ("405B", 1519.99072)],
+)
 def test_the_playbook_s_weights_give_its_figure_to_all_digits(model: str, gib: float) -> None:
     layers, hidden, _ = FIGURE_MODELS[model]
-    weights = playbook_parameters(num_layers=layers, hidden_size=hidden, vocab_size=128_256, sequence_length=1024)
-    assert 4 * weights / 2**30 == pytest.approx(gib, abs=6e-6)  # fp32; gradients as much, Adam twice
+    weights = playbook_parameters(
+        num_layers=layers, hidden_size=hidden, vocab_size=128_256, sequence_length=1024
+    )
+    assert 4 * weights / 2**30 == pytest.approx(
+        gib, abs=6e-6
+    )  # fp32; gradients as much, Adam twice
 
 
 def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last() -> None:
     layout = Layout(pipeline_parallel_size=8, grad_accum_steps=8)
     cell = Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=8)
     even, by_work = (
-        [predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage) for stage in (Stage.FIRST, Stage.LAST)]
+        [
+            predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage)
+            for stage in (Stage.FIRST, Stage.LAST)
+        ]
         for trainer in (Trainer(), Trainer(stages_by_work=True))
     )
     # The head's 525 M weights weigh as much as 2.4 layers: 34.4 layers in 8 stages, so 5 instead of 4 in the first, 2 in the last.
@@ -209,10 +297,16 @@ def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last()
 
 
 def test_a_large_vocabulary_makes_the_last_stage_the_fullest() -> None:
-    layout = Layout(pipeline_parallel_size=2, micro_batch_size=16, grad_accum_steps=1, recompute=Recompute.parse("full"))
+    layout = Layout(
+        pipeline_parallel_size=2,
+        micro_batch_size=16,
+        grad_accum_steps=1,
+        recompute=Recompute.parse("full"),
+    )
     cell = Cell(model=LLAMA_8B, num_gpus=2, sequence_length=4096, global_batch_size=16)
     first, last, fullest = (
-        predict_memory(LayoutTable.of([layout]), cell, Trainer(), stage=stage) for stage in (Stage.FIRST, Stage.LAST, Stage.FULLEST)
+        predict_memory(LayoutTable.of([layout]), cell, Trainer(), stage=stage)
+        for stage in (Stage.FIRST, Stage.LAST, Stage.FULLEST)
     )
     assert last.total[0] > first.total[0]
     assert fullest.total[0] == last.total[0]
@@ -226,7 +320,10 @@ def test_a_step_of_one_micro_batch_may_hold_fewer_logits() -> None:
         trainer = Trainer(logit_bytes=logit_bytes, accumulated_logits=0.5)
         alone, again = (predict(layout, trainer=trainer) for layout in (one, several))
         assert alone.total[0] == predict(one, trainer=Trainer(logit_bytes=logit_bytes)).total[0]
-        assert again.total[0] == predict(several, trainer=Trainer(logit_bytes=1.5 * logit_bytes)).total[0]
+        assert (
+            again.total[0]
+            == predict(several, trainer=Trainer(logit_bytes=1.5 * logit_bytes)).total[0]
+        )
 
 
 def test_zero_3_gathers_units_but_never_more_than_it_shared_out() -> None:
@@ -240,24 +337,51 @@ def test_buckets_are_held_only_where_gradients_are_reduced_whole() -> None:
     trainer = Trainer(bucket_bytes=2.0)
     alone, together, sharded = (
         predict(layout, trainer=trainer).gradients[0] / PARAMETERS_8B
-        for layout in (Layout(), Layout(data_parallel_size=8), Layout(data_parallel_size=8, zero_stage=1))
+        for layout in (
+            Layout(),
+            Layout(data_parallel_size=8),
+            Layout(data_parallel_size=8, zero_stage=1),
+        )
     )
     assert (alone, together, sharded) == (2, 4, 2)
 
 
-PLAIN = TracedMode(kept=TracedBytes(per_token=1e5), backward=TracedBytes(per_token=2e5), head=TracedBytes(per_token=1e6))
+PLAIN = TracedMode(
+    kept=TracedBytes(per_token=1e5),
+    backward=TracedBytes(per_token=2e5),
+    head=TracedBytes(per_token=1e6),
+)
 ONE_MODE = TracedMemory(modes=(("none", PLAIN),))
-TWO_MODES = TracedMemory(modes=(("none", PLAIN), ("full", dataclasses.replace(PLAIN, kept=TracedBytes(per_token=8e3)))))
+TWO_MODES = TracedMemory(
+    modes=(("none", PLAIN), ("full", dataclasses.replace(PLAIN, kept=TracedBytes(per_token=8e3))))
+)
 
 
-@given(cells_layouts(), st.sampled_from(sorted(TRAINERS)), st.booleans(), st.booleans(), st.sampled_from([None, ONE_MODE, TWO_MODES]))
+@given(
+    cells_layouts(),
+    st.sampled_from(sorted(TRAINERS)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, ONE_MODE, TWO_MODES]),
+)
 @settings(max_examples=300, deadline=None)
 def test_memory_of_any_trainer_never_falls_when_the_micro_batch_grows_or_recomputation_lessens(
-    layouts: list[Layout], name: str, eager: bool, sequence_parallel: bool, traced: TracedMemory | None
+    layouts: list[Layout],
+    name: str,
+    eager: bool,
+    sequence_parallel: bool,
+    traced: TracedMemory | None,
 ) -> None:
-    trainer = dataclasses.replace(TRAINERS[name], eager_attention=eager, sequence_parallel=sequence_parallel, traced=traced)
+    trainer = dataclasses.replace(
+        TRAINERS[name], eager_attention=eager, sequence_parallel=sequence_parallel, traced=traced
+    )
     table = LayoutTable.of(layouts)
-    cell = Cell(model=LLAMA_8B, num_gpus=layouts[0].world_size, sequence_length=4096, global_batch_size=layouts[0].global_batch_size)
+    cell = Cell(
+        model=LLAMA_8B,
+        num_gpus=layouts[0].world_size,
+        sequence_length=4096,
+        global_batch_size=layouts[0].global_batch_size,
+    )
     total = predict_memory(table, cell, trainer).total
     for row, layout in enumerate(layouts):
         condemned = needs_at_least(table, layout, num_layers=LLAMA_8B.num_layers)

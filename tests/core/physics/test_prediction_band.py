@@ -21,7 +21,12 @@ H100 = DEVICES["h100-sxm"]
 
 
 def cell(num_gpus: int, length: int = 4096) -> Cell:
-    return Cell(model=PRESETS["llama-3.1-8b"], num_gpus=num_gpus, sequence_length=length, global_batch_size=256)
+    return Cell(
+        model=PRESETS["llama-3.1-8b"],
+        num_gpus=num_gpus,
+        sequence_length=length,
+        global_batch_size=256,
+    )
 
 
 def layouts(num_gpus: int) -> list[Layout]:
@@ -40,7 +45,9 @@ def layouts(num_gpus: int) -> list[Layout]:
     ]
 
 
-def measured(one: Cell, *, factor: float, rng: np.random.Generator, noise: float) -> list[Observation]:
+def measured(
+    one: Cell, *, factor: float, rng: np.random.Generator, noise: float
+) -> list[Observation]:
     """As if each layout had taken what is predicted, times a factor of the cell's and some noise."""
     table = LayoutTable.of(layouts(one.num_gpus))
     seconds = Calibration.prior().predict(table, one, H100, gpus_per_node=8).step_seconds
@@ -58,19 +65,29 @@ def measured(one: Cell, *, factor: float, rng: np.random.Generator, noise: float
 
 def test_a_pipeline_over_many_nodes_is_known_least_and_only_in_one_direction() -> None:
     def above(num_gpus: int, **sizes: int) -> float:
-        table = LayoutTable.of([Layout(data_parallel_size=num_gpus // np.prod(list(sizes.values()) or [1]), **sizes)])
+        table = LayoutTable.of(
+            [Layout(data_parallel_size=num_gpus // np.prod(list(sizes.values()) or [1]), **sizes)]
+        )
         below, found = step_spreads(table, cell(num_gpus), H100, gpus_per_node=8)
         assert below[0] == FORMULA_SD
         return float(found[0])
 
     assert above(8) == above(8, pipeline_parallel_size=2) == FORMULA_SD  # nothing leaves the node
-    assert above(8) < above(64) < above(64, tensor_parallel_size=16) < above(64, pipeline_parallel_size=2)
+    assert (
+        above(8)
+        < above(64)
+        < above(64, tensor_parallel_size=16)
+        < above(64, pipeline_parallel_size=2)
+    )
     assert above(16, pipeline_parallel_size=2) < above(64, pipeline_parallel_size=2)
 
 
 def test_a_device_that_the_constants_are_not_known_from_is_known_less() -> None:
     table = LayoutTable.of([Layout(data_parallel_size=8)])
-    spreads = [step_spreads(table, cell(8), DEVICES[name], gpus_per_node=8) for name in ("h100-sxm", "v100-32gb")]
+    spreads = [
+        step_spreads(table, cell(8), DEVICES[name], gpus_per_node=8)
+        for name in ("h100-sxm", "v100-32gb")
+    ]
     assert spreads[1][0][0] > spreads[0][0][0]
 
 
@@ -81,15 +98,24 @@ def test_before_anything_is_measured_the_band_is_the_spread_of_published_estimat
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.3])
-def test_after_a_fit_four_of_five_measurements_of_another_cell_lie_in_the_band(noise: float) -> None:
+def test_after_a_fit_four_of_five_measurements_of_another_cell_lie_in_the_band(
+    noise: float,
+) -> None:
     rng = np.random.default_rng(1)
     cells = [cell(8, length) for length in (1024, 1536, 2048, 3072, 4096, 6144, 8192)]
     inside = []
     for _ in range(4):
-        rows = {one: measured(one, factor=exp(0.05 * rng.standard_normal()), rng=rng, noise=noise) for one in cells}
+        rows = {
+            one: measured(one, factor=exp(0.05 * rng.standard_normal()), rng=rng, noise=noise)
+            for one in cells
+        }
         for left in cells[::3]:
-            found = calibrate([row for one in cells if one is not left for row in rows[one]], Calibration.prior())
-            predicted = found.predict(LayoutTable.of(row.layout for row in rows[left]), left, H100, gpus_per_node=8)
+            found = calibrate(
+                [row for one in cells if one is not left for row in rows[one]], Calibration.prior()
+            )
+            predicted = found.predict(
+                LayoutTable.of(row.layout for row in rows[left]), left, H100, gpus_per_node=8
+            )
             low, high = predicted.step_band()
             ratios = np.array([row.step_seconds for row in rows[left]]) / predicted.step_seconds
             inside += list((ratios >= low) & (ratios <= high))
@@ -103,7 +129,11 @@ def test_what_was_measured_narrows_the_band_or_widens_it() -> None:
     for noise in (0.01, 0.6):
         cells = [cell(8, length) for length in (1024, 1536, 2048, 3072, 4096, 6144)]
         rows = [row for one in cells for row in measured(one, factor=1.0, rng=rng, noise=noise)]
-        low, high = calibrate(rows, Calibration.prior()).predict(table, cell(8, 8192), H100, gpus_per_node=8).step_band()
+        low, high = (
+            calibrate(rows, Calibration.prior())
+            .predict(table, cell(8, 8192), H100, gpus_per_node=8)
+            .step_band()
+        )
         widths.append(float(high[0] / low[0]))
     assert widths[0] < exp(2 * Z90 * FORMULA_SD) < widths[1]
 
@@ -123,6 +153,11 @@ def test_an_error_that_is_left_out_is_what_the_others_do_not_tell() -> None:
 
 def test_memory_is_known_better_of_a_trainer_that_is_named() -> None:
     table = LayoutTable.of([Layout(data_parallel_size=8, tensor_parallel_size=1)])
-    bands = [Calibration.prior(is_known=known).predict(table, cell(8), H100, gpus_per_node=8).memory_band() for known in (True, False)]
+    bands = [
+        Calibration.prior(is_known=known)
+        .predict(table, cell(8), H100, gpus_per_node=8)
+        .memory_band()
+        for known in (True, False)
+    ]
     assert bands[0][1][0] < bands[1][1][0]
     assert bands[0][0][0] == bands[1][0][0]

@@ -22,7 +22,12 @@ SLOW = 1.4  # of groups of four, on the machine of these tests: nothing in the f
 
 
 def cell(num_gpus: int) -> Cell:
-    return Cell(model=PRESETS["llama-3.2-3b"], num_gpus=num_gpus, sequence_length=4096, global_batch_size=128)
+    return Cell(
+        model=PRESETS["llama-3.2-3b"],
+        num_gpus=num_gpus,
+        sequence_length=4096,
+        global_batch_size=128,
+    )
 
 
 def layouts(num_gpus: int) -> list[Layout]:
@@ -49,7 +54,9 @@ def seconds(problem: Cell) -> np.ndarray:
 
 def observed(problem: Cell) -> list[Observation]:
     return [
-        Observation(cell=problem, layout=layout, hardware=H100, gpus_per_node=8, step_seconds=float(taken))
+        Observation(
+            cell=problem, layout=layout, hardware=H100, gpus_per_node=8, step_seconds=float(taken)
+        )
         for layout, taken in zip(layouts(problem.num_gpus), seconds(problem), strict=True)
     ]
 
@@ -61,9 +68,13 @@ def errors_of_fours(calibration: Calibration, problem: Cell) -> np.ndarray:
 
 
 def test_what_is_missed_of_a_kind_of_layout_is_known_in_the_next_cell() -> None:
-    calibration = calibrate([row for gpus in (8, 16, 64) for row in observed(cell(gpus))], Calibration.prior())
+    calibration = calibrate(
+        [row for gpus in (8, 16, 64) for row in observed(cell(gpus))], Calibration.prior()
+    )
     constants_alone = dataclasses.replace(calibration, residuals={})
-    without, carried = (np.median(errors_of_fours(found, cell(32))) for found in (constants_alone, calibration))
+    without, carried = (
+        np.median(errors_of_fours(found, cell(32))) for found in (constants_alone, calibration)
+    )
     assert without < -0.8 * np.log(SLOW)
     # Twos and eights lie one doubling away and are not slow: a smooth function goes a part of the way.
     assert 0.8 * without < carried < 0
@@ -116,7 +127,10 @@ def test_of_more_runs_than_it_can_hold_it_takes_an_even_spread() -> None:
         ({"tensor_parallel_size": 4}, 1.0),
         ({"micro_batch_size": 4}, 2.0),
         ({"zero_stage": 1}, 2.0),
-        ({"recompute": Recompute.parse("full")}, 1.5),  # a third more FLOPs of the layers, none of the head
+        (
+            {"recompute": Recompute.parse("full")},
+            1.5,
+        ),  # a third more FLOPs of the layers, none of the head
     ],
 )
 def test_layouts_lie_apart_by_doublings(change: dict[str, object], doublings: float) -> None:

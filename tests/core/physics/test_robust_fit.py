@@ -34,7 +34,9 @@ def fitted(values: Floats, *, prior_sd: float = 10.0, weight: float = 1.0) -> tu
 
 def test_a_line_is_found_within_its_own_uncertainty() -> None:
     parameters, covariance = fitted(measured())
-    assert np.abs(parameters - [1.0, 2.0]) == pytest.approx(0, abs=4 * float(np.sqrt(covariance.diagonal().max())))
+    assert np.abs(parameters - [1.0, 2.0]) == pytest.approx(
+        0, abs=4 * float(np.sqrt(covariance.diagonal().max()))
+    )
 
 
 def test_a_quarter_of_plainly_bad_values_does_not_move_it() -> None:
@@ -46,10 +48,15 @@ def test_a_strong_prior_holds_against_few_values() -> None:
 
 
 def test_values_that_count_less_leave_more_uncertainty() -> None:
-    assert fitted(measured(), weight=0.1)[1].diagonal().min() > 5 * fitted(measured())[1].diagonal().max() / 3
+    assert (
+        fitted(measured(), weight=0.1)[1].diagonal().min()
+        > 5 * fitted(measured())[1].diagonal().max() / 3
+    )
 
 
-def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and_none_begins_at_a_worse_place() -> None:
+def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and_none_begins_at_a_worse_place() -> (
+    None
+):
     values, calls = measured(bad=10), list[Floats]()
 
     def found(begin: Floats | None) -> tuple[Floats, int]:
@@ -58,7 +65,13 @@ def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and
             return (line(parameters) - values) / NOISE_SD
 
         calls.clear()
-        ended = fit(residuals, mean=np.zeros(2), covariance=np.eye(2) * 100, weights=np.ones(len(X)), begin=begin)
+        ended = fit(
+            residuals,
+            mean=np.zeros(2),
+            covariance=np.eye(2) * 100,
+            weights=np.ones(len(X)),
+            begin=begin,
+        )
         return ended.parameters, len(calls)
 
     parameters, cold = found(None)

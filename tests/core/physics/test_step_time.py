@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.physics.step_time import StepTimeConstants, StepTimePrediction, predict_step_time
+from orchestrator.core.physics.step_time import (
+    StepTimeConstants,
+    StepTimePrediction,
+    predict_step_time,
+)
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
@@ -17,31 +21,52 @@ H100 = DEVICES["h100-sxm"]
 
 
 def predict(*layouts: Layout, model: str = "llama-3.1-8b") -> StepTimePrediction:
-    cell = Cell(model=PRESETS[model], num_gpus=layouts[0].world_size, sequence_length=4096, global_batch_size=layouts[0].global_batch_size)
+    cell = Cell(
+        model=PRESETS[model],
+        num_gpus=layouts[0].world_size,
+        sequence_length=4096,
+        global_batch_size=layouts[0].global_batch_size,
+    )
     return predict_step_time(LayoutTable.of(layouts), cell, H100, gpus_per_node=8)
 
 
 def test_compute_is_at_least_the_flops_at_the_best_efficiency() -> None:
     layout = Layout(data_parallel_size=8, micro_batch_size=4, grad_accum_steps=4)
     flops = 4 * 4 * 4096 * PRESETS["llama-3.1-8b"].flops_per_token(4096)
-    assert predict(layout).compute[0] >= flops / (H100.peak_flops[Precision.BF16] * StepTimeConstants().peak_efficiency)
+    assert predict(layout).compute[0] >= flops / (
+        H100.peak_flops[Precision.BF16] * StepTimeConstants().peak_efficiency
+    )
 
 
 def test_full_recomputation_adds_about_a_third_of_the_compute() -> None:
     base = Layout(data_parallel_size=8, micro_batch_size=4, grad_accum_steps=4)
-    full = Layout(data_parallel_size=8, micro_batch_size=4, grad_accum_steps=4, recompute=Recompute.parse("full"))
+    full = Layout(
+        data_parallel_size=8,
+        micro_batch_size=4,
+        grad_accum_steps=4,
+        recompute=Recompute.parse("full"),
+    )
     times = predict(base, full)
     assert times.recompute[0] == 0
     assert 0.2 < times.recompute[1] / times.compute[1] < 0.35
 
 
 def test_the_bubble_is_p_minus_1_micro_batches() -> None:
-    times = predict(Layout(pipeline_parallel_size=4, data_parallel_size=2, micro_batch_size=1, grad_accum_steps=16))
-    assert times.bubble[0] / times.compute[0] == pytest.approx(StepTimeConstants().bubble_factor * 3 / 16)
+    times = predict(
+        Layout(
+            pipeline_parallel_size=4, data_parallel_size=2, micro_batch_size=1, grad_accum_steps=16
+        )
+    )
+    assert times.bubble[0] / times.compute[0] == pytest.approx(
+        StepTimeConstants().bubble_factor * 3 / 16
+    )
 
 
 def test_a_larger_micro_batch_is_not_slower_at_the_same_global_batch() -> None:
-    layouts = [Layout(data_parallel_size=8, micro_batch_size=m, grad_accum_steps=16 // m) for m in (1, 2, 4, 8, 16)]
+    layouts = [
+        Layout(data_parallel_size=8, micro_batch_size=m, grad_accum_steps=16 // m)
+        for m in (1, 2, 4, 8, 16)
+    ]
     total = predict(*layouts).total
     assert list(total) == sorted(total, reverse=True)
 
@@ -52,32 +77,56 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_a_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
-    inside = predict(Layout(tensor_parallel_size=8, data_parallel_size=2, micro_batch_size=2, grad_accum_steps=8))
-    across = predict(Layout(tensor_parallel_size=16, data_parallel_size=1, micro_batch_size=4, grad_accum_steps=8))
-    assert across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]  # each of the 8 members in a node brings a network card
+    inside = predict(
+        Layout(tensor_parallel_size=8, data_parallel_size=2, micro_batch_size=2, grad_accum_steps=8)
+    )
+    across = predict(
+        Layout(
+            tensor_parallel_size=16, data_parallel_size=1, micro_batch_size=4, grad_accum_steps=8
+        )
+    )
+    assert (
+        across.tensor_parallel[0] > 2 * inside.tensor_parallel[0]
+    )  # each of the 8 members in a node brings a network card
 
 
 def test_a_context_group_that_leaves_the_node_pays_for_the_slower_link() -> None:
-    inside = Layout(context_parallel_size=8, data_parallel_size=8, micro_batch_size=1, grad_accum_steps=1)
+    inside = Layout(
+        context_parallel_size=8, data_parallel_size=8, micro_batch_size=1, grad_accum_steps=1
+    )
     across = Layout(context_parallel_size=64, micro_batch_size=1, grad_accum_steps=8)
-    beside_tensor = Layout(context_parallel_size=8, tensor_parallel_size=8, micro_batch_size=1, grad_accum_steps=8)
+    beside_tensor = Layout(
+        context_parallel_size=8, tensor_parallel_size=8, micro_batch_size=1, grad_accum_steps=8
+    )
     slower = replace(H100, inter_node_bandwidth=H100.inter_node_bandwidth / 1000)
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=64, sequence_length=131_072, global_batch_size=8)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=64, sequence_length=131_072, global_batch_size=8
+    )
     table = LayoutTable.of([inside, across, beside_tensor])
-    fast, slow = (predict_step_time(table, cell, hardware, gpus_per_node=8).tensor_parallel for hardware in (H100, slower))
+    fast, slow = (
+        predict_step_time(table, cell, hardware, gpus_per_node=8).tensor_parallel
+        for hardware in (H100, slower)
+    )
     assert slow[0] == fast[0]
     assert slow[1] > 100 * fast[1]
     assert slow[2] > 100 * fast[2]  # of eight, but each in a node of its own
 
 
 def test_zero_3_gathers_weights_for_each_micro_batch() -> None:
-    layouts = [Layout(data_parallel_size=64, micro_batch_size=1, grad_accum_steps=8, zero_stage=z) for z in (0, 3)]
+    layouts = [
+        Layout(data_parallel_size=64, micro_batch_size=1, grad_accum_steps=8, zero_stage=z)
+        for z in (0, 3)
+    ]
     times = predict(*layouts)
     assert times.data_parallel[1] > times.data_parallel[0]
 
 
 def test_a_precision_that_the_device_lacks_is_never_fast() -> None:
     a100 = DEVICES["a100-80gb"]
-    cell = Cell(model=PRESETS["llama-3.2-1b"], num_gpus=1, sequence_length=4096, global_batch_size=1)
-    times = predict_step_time(LayoutTable.of([Layout(precision=Precision.FP8)]), cell, a100, gpus_per_node=8)
+    cell = Cell(
+        model=PRESETS["llama-3.2-1b"], num_gpus=1, sequence_length=4096, global_batch_size=1
+    )
+    times = predict_step_time(
+        LayoutTable.of([Layout(precision=Precision.FP8)]), cell, a100, gpus_per_node=8
+    )
     assert times.total[0] > 1e9

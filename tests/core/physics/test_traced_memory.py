@@ -21,13 +21,22 @@ PLAIN = TracedMode(
     backward=TracedBytes(per_token=70_000.0),
     head=TracedBytes(per_token=1_500_000.0, fixed=3e6),
 )
-FULL = TracedMode(kept=TracedBytes(per_token=8_000.0), backward=TracedBytes(per_token=200_000.0), head=TracedBytes(per_token=1_000_000.0))
+FULL = TracedMode(
+    kept=TracedBytes(per_token=8_000.0),
+    backward=TracedBytes(per_token=200_000.0),
+    head=TracedBytes(per_token=1_000_000.0),
+)
 TRACED = Trainer(traced=TracedMemory(modes=(("none", PLAIN), ("full", FULL))))
 
 
-def predict(layout: Layout, *, trainer: Trainer = TRACED, stage: Stage = Stage.FULLEST) -> MemoryPrediction:
+def predict(
+    layout: Layout, *, trainer: Trainer = TRACED, stage: Stage = Stage.FULLEST
+) -> MemoryPrediction:
     cell = Cell(
-        model=PRESETS["llama-3.1-8b"], num_gpus=layout.world_size, sequence_length=LENGTH, global_batch_size=layout.global_batch_size
+        model=PRESETS["llama-3.1-8b"],
+        num_gpus=layout.world_size,
+        sequence_length=LENGTH,
+        global_batch_size=layout.global_batch_size,
     )
     return predict_memory(LayoutTable.of([layout]), cell, trainer, stage=stage)
 
@@ -41,7 +50,10 @@ def test_every_layer_keeps_what_was_traced_and_the_head_comes_on_top() -> None:
     found = predict(Layout(micro_batch_size=2))
     assert found.activations[0] == LAYERS * (2 * LENGTH * (100_000 + 2 * LENGTH) + 5e6)
     assert found.temporaries[0] == 2 * LENGTH * 1_500_000 + 3e6
-    assert found.total[0] - found.activations[0] - found.temporaries[0] == 16 * PRESETS["llama-3.1-8b"].num_parameters
+    assert (
+        found.total[0] - found.activations[0] - found.temporaries[0]
+        == 16 * PRESETS["llama-3.1-8b"].num_parameters
+    )
 
 
 def test_of_layers_that_are_partly_recomputed_each_keeps_its_own() -> None:
@@ -62,16 +74,24 @@ def test_a_mode_that_was_not_traced_counts_as_not_recomputed() -> None:
 def test_tensor_parallelism_divides_what_was_traced_as_it_does_a_llama_s() -> None:
     for size in (2, 8):
         split = Layout(tensor_parallel_size=size)
-        expected = predict(split, trainer=Trainer()).activations / predict(Layout(), trainer=Trainer()).activations
+        expected = (
+            predict(split, trainer=Trainer()).activations
+            / predict(Layout(), trainer=Trainer()).activations
+        )
         assert predict(split).activations / predict(Layout()).activations == pytest.approx(expected)
-        assert predict(split).temporaries[0] == pytest.approx(predict(Layout()).temporaries[0] / size)
+        assert predict(split).temporaries[0] == pytest.approx(
+            predict(Layout()).temporaries[0] / size
+        )
 
 
 def test_only_the_last_stage_of_a_pipeline_holds_the_head() -> None:
     layout = Layout(pipeline_parallel_size=4, grad_accum_steps=8)
     first, last = (predict(layout, stage=stage) for stage in (Stage.FIRST, Stage.LAST))
     of_stage = 8 * (LENGTH * (100_000 + 2 * LENGTH) + 5e6)
-    assert (first.activations[0], last.activations[0]) == (4 * of_stage, of_stage)  # 1F1B: four micro-batches wait at the first
+    assert (first.activations[0], last.activations[0]) == (
+        4 * of_stage,
+        of_stage,
+    )  # 1F1B: four micro-batches wait at the first
     assert first.temporaries[0] == LENGTH * 70_000
     assert last.temporaries[0] == LENGTH * 1_500_000 + 3e6
 

@@ -8,10 +8,22 @@ from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_word
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes_per_weight"),  # FIELD: 16, and 20 with an fp32 copy of the gradients; Megatron's theoretical_memory_usage: 18
-    [("llama", 16), ("nanotron", 20), ("nanotron-early", 20), ("megatron", 18), ("fsdp", 16), ("bf16-states", 8)],
+    (
+        "name",
+        "bytes_per_weight",
+    ),  # FIELD: 16, and 20 with an fp32 copy of the gradients; Megatron's theoretical_memory_usage: 18
+    [
+        ("llama", 16),
+        ("nanotron", 20),
+        ("nanotron-early", 20),
+        ("megatron", 18),
+        ("fsdp", 16),
+        ("bf16-states", 8),
+    ],
 )
-def test_named_trainers_take_the_bytes_per_weight_of_the_literature(name: str, bytes_per_weight: int) -> None:
+def test_named_trainers_take_the_bytes_per_weight_of_the_literature(
+    name: str, bytes_per_weight: int
+) -> None:
     trainer = TRAINERS[name]
     assert 2 + trainer.gradient_bytes + trainer.optimizer_bytes == bytes_per_weight
 

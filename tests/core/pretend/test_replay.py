@@ -9,7 +9,14 @@ import pytest
 
 from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.physics.trainer import TRAINERS
-from orchestrator.core.pretend.replay import ReplayTable, held_gpu_seconds, read_table, replayed_failure, replayed_layout, replayed_result
+from orchestrator.core.pretend.replay import (
+    ReplayTable,
+    held_gpu_seconds,
+    read_table,
+    replayed_failure,
+    replayed_layout,
+    replayed_result,
+)
 from orchestrator.core.pretend.run_table import RunStatus, parse_runs
 from orchestrator.core.problem.hardware import DEVICES, GIB
 from orchestrator.core.problem.layout import Layout, Recompute
@@ -49,7 +56,11 @@ def space_of(found: ReplayTable, spec: SweepSpec) -> CellSpace:
 def row(**changes: str) -> dict[str, str]:
     """The best layout's row, changed."""
     rows = measured_table.rows()
-    best = next(r for r in rows if (r["tp"], r["mbs"], r["recompute"], r["attention_kernel"]) == ("1", "2", "none", "flash"))
+    best = next(
+        r
+        for r in rows
+        if (r["tp"], r["mbs"], r["recompute"], r["attention_kernel"]) == ("1", "2", "none", "flash")
+    )
     return best | changes
 
 
@@ -75,7 +86,9 @@ def test_axes_and_constraints_of_a_file_of_ones_own_narrow_a_table() -> None:
 
 
 def test_the_rules_of_this_project_reject_no_layout_that_somebody_ran() -> None:
-    fed_too_little = row(dp="1", tp="1", pp="8", mbs="16", grad_acc="2", status="error", step_time_s="")  # 2 micro-batches for 8 stages
+    fed_too_little = row(
+        dp="1", tp="1", pp="8", mbs="16", grad_acc="2", status="error", step_time_s=""
+    )  # 2 micro-batches for 8 stages
     found = table(fed_too_little)
     assert len(space_of(found, sweep_of(found)).legal) == 20
 
@@ -84,7 +97,12 @@ def test_device_and_memory_are_the_tables() -> None:
     found = table()
     spec = sweep_of(found)
     assert (spec.device, spec.device_memory_gib, spec.gpus_per_node) == ("h100-sxm", None, 8)
-    assert sweep_of(read_table(measured_table.text().replace("H100-80GB,80,", "V100-32GB,32,"), ID)).device == "v100-32gb"
+    assert (
+        sweep_of(
+            read_table(measured_table.text().replace("H100-80GB,80,", "V100-32GB,32,"), ID)
+        ).device
+        == "v100-32gb"
+    )
     cut = read_table(measured_table.text().replace("H100-80GB,80,", "H100-80GB,40,"), ID)
     assert sweep_of(cut).device_memory_gib == pytest.approx(cut.device.memory_bytes / GIB)
     assert 38 < cut.device.memory_bytes / GIB < 40
@@ -95,7 +113,9 @@ def test_a_run_that_ended_well_returns_its_numbers() -> None:
     (cell,) = sweep_of(found).cells()
     run = found.run(cell, BEST)
     result = replayed_result(run, found.device)
-    assert result.step_seconds == [pytest.approx(measured_table.step_seconds(1, 2, "none", "flash"))]
+    assert result.step_seconds == [
+        pytest.approx(measured_table.step_seconds(1, 2, "none", "flash"))
+    ]
     assert result.peak_memory_reserved_bytes == pytest.approx(40 * GIB, rel=1e-3)  # 20 + 10 x 2
     assert result.peak_memory_allocated_bytes is None
     assert result.peak_flops == DEVICES["h100-sxm"].peak_flops["bf16"]  # type: ignore[index]  # a Precision is its word
@@ -131,12 +151,19 @@ def test_out_of_memory_and_error_are_what_they_were() -> None:
 def test_of_an_even_number_of_runs_the_slower_in_the_middle_stands_and_a_failure_where_half_failed(
     more: list[str], status: RunStatus, seconds: float | None
 ) -> None:
-    found = table(*(row(status=word, step_time_s="") if word.isalpha() else row(step_time_s=word) for word in more))
+    found = table(
+        *(
+            row(status=word, step_time_s="") if word.isalpha() else row(step_time_s=word)
+            for word in more
+        )
+    )
     (cell,) = sweep_of(found).cells()
     assert (found.run(cell, BEST).status, found.run(cell, BEST).step_seconds) == (status, seconds)
 
 
-def test_the_sweep_names_the_trainer_that_the_words_of_the_table_mean_whatever_version_ran() -> None:
+def test_the_sweep_names_the_trainer_that_the_words_of_the_table_mean_whatever_version_ran() -> (
+    None
+):
     assert sweep_of(table()).trainer is None
     header, *lines = measured_table.text().splitlines()
     told = [f"{header},code_version", *(f"{line},pre_pp_fix" for line in lines)]
@@ -164,7 +191,11 @@ def test_rows_that_are_not_to_be_replayed_or_tell_nothing_are_left_out() -> None
 
 
 def test_words_that_no_layout_can_say_become_options() -> None:
-    text = measured_table.text(row(recompute="selective_core"), row(recompute="selective_attn"), row(recompute="attention_only"))
+    text = measured_table.text(
+        row(recompute="selective_core"),
+        row(recompute="selective_attn"),
+        row(recompute="attention_only"),
+    )
     words = {replayed_layout(run).option("recompute_word") for run in parse_runs(text)}
     assert {"selective_core", "selective_attn", "attention_only"} <= words
     found = read_table(text, ID)
@@ -174,14 +205,20 @@ def test_words_that_no_layout_can_say_become_options() -> None:
 @pytest.mark.parametrize(
     ("table_id", "text", "told"),
     [
-        ("formula-8gp", measured_table.text(), "no table 'formula-8gp'; did you mean formula-8gpu?"),
+        (
+            "formula-8gp",
+            measured_table.text(),
+            "no table 'formula-8gp'; did you mean formula-8gpu?",
+        ),
         ("x", measured_table.text(), "it has formula-8gpu"),
         (ID, measured_table.text(without="layers"), "has no model shape: line 2 lacks layers"),
         (ID, measured_table.text(without="replay"), "has no row that can be replayed"),
         (ID, measured_table.text(row(hardware="A100-80GB")), "mixes hardware A100-80GB, H100-80GB"),
     ],
 )
-def test_a_table_that_cannot_be_searched_is_refused_with_what_is_missing(table_id: str, text: str, told: str) -> None:
+def test_a_table_that_cannot_be_searched_is_refused_with_what_is_missing(
+    table_id: str, text: str, told: str
+) -> None:
     with pytest.raises(UsageInvalid) as caught:
         read_table(text, table_id)
     assert told in str(caught.value)
@@ -189,10 +226,14 @@ def test_a_table_that_cannot_be_searched_is_refused_with_what_is_missing(table_i
 
 def test_a_sweep_that_the_table_cannot_answer_is_refused_with_what_it_has() -> None:
     found = table()
-    with pytest.raises(UsageInvalid, match="it has formula-8b: gpus=8 sequence_length=4096 global_batch_size=32"):
+    with pytest.raises(
+        UsageInvalid, match="it has formula-8b: gpus=8 sequence_length=4096 global_batch_size=32"
+    ):
         found.check(sweep_of(found, gpus=4))
     axes = found.sweep(name=None, path="t")["axes"] | {"options": {}}
-    with pytest.raises(UsageInvalid, match=r"write axes.options: \{attention_kernel: \[eager, flash\]\}"):
+    with pytest.raises(
+        UsageInvalid, match=r"write axes.options: \{attention_kernel: \[eager, flash\]\}"
+    ):
         found.check(sweep_of(found, axes=axes))
     found.check(sweep_of(found))
 

@@ -49,7 +49,9 @@ def test_a_row_is_a_run_of_one_layout_of_one_cell() -> None:
 
 
 def test_what_the_source_does_not_say_is_none() -> None:
-    (run,) = read({"vocab": "", "step_time_s": "", "peak_mem_gb": "", "gpu_mem_gb": "", "status": "oom"})
+    (run,) = read(
+        {"vocab": "", "step_time_s": "", "peak_mem_gb": "", "gpu_mem_gb": "", "status": "oom"}
+    )
     assert run.model is None and run.cell is None
     assert run.step_seconds is None and run.tokens_per_second_per_gpu is None
     assert run.peak_memory_bytes is None and run.memory_bytes is None
@@ -60,13 +62,19 @@ def test_what_the_source_does_not_say_is_none() -> None:
     [
         ({"n_gpus": "eight"}, "line 3, column n_gpus: 'eight'"),
         ({"mbs": "1.5"}, "line 3, column mbs: '1.5'"),
-        ({"status": "fine"}, "line 3, column status: 'fine': expected one of ok, oom, error, pruned"),
+        (
+            {"status": "fine"},
+            "line 3, column status: 'fine': expected one of ok, oom, error, pruned",
+        ),
         ({"grad_acc": ""}, "line 3, column grad_acc: '': a row with replay = True"),
         ({"grad_acc": "7"}, "line 3, column gbs: '64.0': dp x mbs x grad_acc is 56"),
         ({"tp": "4"}, "line 3, column n_gpus: '8': dp x tp x pp x cp is 16"),
         ({"zero_stage": "4"}, "line 3, column zero_stage"),
         ({"table_id": ""}, "line 3, column table_id"),
-        ({"step_time_s": "-3"}, "line 3, column step_time_s: '-3': expected a number that is not negative"),
+        (
+            {"step_time_s": "-3"},
+            "line 3, column step_time_s: '-3': expected a number that is not negative",
+        ),
         ({"step_time_s": "inf"}, "line 3, column step_time_s"),
     ],
 )
@@ -83,7 +91,10 @@ def test_a_row_that_is_not_replayed_may_leave_its_layout_open() -> None:
 def test_a_field_without_end_is_told_with_its_line() -> None:
     for field in ("x" * 200_000, '"' + "x\n" * 100_000):
         text = f"{','.join(REQUIRED)},note\na,H100,8,ok,{field}"
-        with pytest.raises(TableInvalid, match=r"line \d+: field larger than field limit \(131072\): is a quote left open"):
+        with pytest.raises(
+            TableInvalid,
+            match=r"line \d+: field larger than field limit \(131072\): is a quote left open",
+        ):
             parse_runs(text)
 
 
@@ -113,27 +124,51 @@ def test_words_for_precision_are_mapped_to_the_nearest(word: str, meant: Precisi
 
 def test_a_word_that_is_mapped_stays_an_axis_where_it_varies() -> None:
     runs = read({"recompute": "full"}, {"recompute": "every_layer"}, {"recompute": "none"})
-    assert [run.extra for run in runs] == [(("recompute", ""),), (("recompute", "every_layer"),), (("recompute", ""),)]
+    assert [run.extra for run in runs] == [
+        (("recompute", ""),),
+        (("recompute", "every_layer"),),
+        (("recompute", ""),),
+    ]
 
 
 def test_only_what_varies_beyond_the_layout_is_an_axis() -> None:
     runs = read(
         {"attention_kernel": "flash"},
         {"attention_kernel": "naive"},
-        {"zero_stage": "0", "sharding": "zero0", "attention_kernel": "naive"},  # the word follows from the stage
-        {"zero_stage": "0", "sharding": "zero0", "tp": "1", "dp": "8", "grad_acc": "4", "sequence_parallel": "False"},
+        {
+            "zero_stage": "0",
+            "sharding": "zero0",
+            "attention_kernel": "naive",
+        },  # the word follows from the stage
+        {
+            "zero_stage": "0",
+            "sharding": "zero0",
+            "tp": "1",
+            "dp": "8",
+            "grad_acc": "4",
+            "sequence_parallel": "False",
+        },
     )
-    assert [run.extra for run in runs] == [(("attention_kernel", k),) for k in ("flash", "naive", "naive", "flash")]
+    assert [run.extra for run in runs] == [
+        (("attention_kernel", k),) for k in ("flash", "naive", "naive", "flash")
+    ]
     assert runs[0].word("sequence_parallel") == "True"
 
 
 def test_tables_are_grouped_into_cells() -> None:
-    found = tables(read({}, {"n_gpus": "4", "dp": "2", "grad_acc": "16"}, {}, {"table_id": "other"}))
-    assert {name: [len(cell.runs) for cell in cells] for name, cells in found.items()} == {"t": [2, 1], "other": [1]}
+    found = tables(
+        read({}, {"n_gpus": "4", "dp": "2", "grad_acc": "16"}, {}, {"table_id": "other"})
+    )
+    assert {name: [len(cell.runs) for cell in cells] for name, cells in found.items()} == {
+        "t": [2, 1],
+        "other": [1],
+    }
 
 
 def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
-    parameters = 24 * 12 * 2048**2 + 50304 * 2048  # GPT: 4 h^2 attention and 8 h^2 feed-forward a layer, tied
+    parameters = (
+        24 * 12 * 2048**2 + 50304 * 2048
+    )  # GPT: 4 h^2 attention and 8 h^2 feed-forward a layer, tied
     sizes = {
         "layers": "24",
         "heads": "16",
@@ -147,7 +182,9 @@ def test_a_feed_forward_of_two_matrices_keeps_its_number_of_weights() -> None:
     assert run.model is not None
     assert run.model.tied_embeddings
     assert run.model.num_parameters == pytest.approx(parameters, rel=1e-3)
-    assert read(sizes | {"vocab": ""})[0].model == run.model  # what is not in the layers is embedding
+    assert (
+        read(sizes | {"vocab": ""})[0].model == run.model
+    )  # what is not in the layers is embedding
 
 
 def test_memory_in_gigabytes_is_not_taken_for_gibibytes() -> None:

@@ -23,7 +23,9 @@ from orchestrator.core.sweepfile.workload_options import SyntheticDrift, Synthet
 )
 def test_a_machine_drifts_as_it_is_told(drift: dict[str, Any], expected: list[float]) -> None:
     drifts = [SyntheticDrift.model_validate(drift)]
-    assert [slowness(drifts, at, ["a", "b"]) for at in (0.0, 150.0, 300.0, 450.0, 600.0)] == pytest.approx(expected)
+    assert [
+        slowness(drifts, at, ["a", "b"]) for at in (0.0, 150.0, 300.0, 450.0, 600.0)
+    ] == pytest.approx(expected)
     assert slowness([*drifts, *drifts], 0.0, ["a", "b"]) == pytest.approx(expected[0] ** 2)
 
 

@@ -9,7 +9,9 @@ LLAMA_8B = PRESETS["llama-3.1-8b"]
 
 
 def cell(**changes: object) -> Cell:
-    return replace(Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=256), **changes)  # type: ignore[arg-type]
+    return replace(
+        Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=256), **changes
+    )  # type: ignore[arg-type]
 
 
 def test_the_key_of_a_preset_is_readable() -> None:

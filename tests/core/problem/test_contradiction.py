@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.problem.contradiction import Contradiction, TimedLayout, contradictions, recomputes_less
+from orchestrator.core.problem.contradiction import (
+    Contradiction,
+    TimedLayout,
+    contradictions,
+    recomputes_less,
+)
 from orchestrator.core.problem.layout import Layout, Recompute
 
 
 def layout(*, mbs: int = 1, recompute: str = "none", pipeline: int = 1) -> Layout:
-    return Layout(micro_batch_size=mbs, grad_accum_steps=16 // mbs, recompute=Recompute.parse(recompute), pipeline_parallel_size=pipeline)
+    return Layout(
+        micro_batch_size=mbs,
+        grad_accum_steps=16 // mbs,
+        recompute=Recompute.parse(recompute),
+        pipeline_parallel_size=pipeline,
+    )
 
 
-def pairs(*taken: tuple[Layout, float], sd: float = 0.01, thrashing: bool = False) -> list[tuple[int, int]]:
-    measured = {key: TimedLayout(layout=one, seconds=seconds, sd=sd, thrashing=thrashing) for key, (one, seconds) in enumerate(taken)}
+def pairs(
+    *taken: tuple[Layout, float], sd: float = 0.01, thrashing: bool = False
+) -> list[tuple[int, int]]:
+    measured = {
+        key: TimedLayout(layout=one, seconds=seconds, sd=sd, thrashing=thrashing)
+        for key, (one, seconds) in enumerate(taken)
+    }
     best = min(seconds for _, seconds in taken)
     return [(one.less, one.more) for one in contradictions(measured, measured, best_seconds=best)]
 
 
 def test_recomputation_cannot_be_twice_as_fast_as_none() -> None:
-    assert pairs((layout(recompute="none"), 2.0), (layout(recompute="selective_attention"), 1.0)) == [(0, 1)]
-    assert pairs((layout(recompute="none"), 1.0), (layout(recompute="selective_attention"), 2.0)) == []
+    assert pairs(
+        (layout(recompute="none"), 2.0), (layout(recompute="selective_attention"), 1.0)
+    ) == [(0, 1)]
+    assert (
+        pairs((layout(recompute="none"), 1.0), (layout(recompute="selective_attention"), 2.0)) == []
+    )
 
 
 def test_larger_micro_batches_of_the_same_work_are_not_slower() -> None:
     assert pairs((layout(mbs=8), 1.6), (layout(mbs=4), 1.1)) == [(0, 1)]
     assert pairs((layout(mbs=8), 1.2), (layout(mbs=4), 1.1)) == []  # caches have sizes
-    assert pairs((layout(mbs=8, pipeline=2), 1.6), (layout(mbs=4, pipeline=2), 1.1)) == []  # the bubble is larger
+    assert (
+        pairs((layout(mbs=8, pipeline=2), 1.6), (layout(mbs=4, pipeline=2), 1.1)) == []
+    )  # the bubble is larger
 
 
 def test_a_difference_within_noise_contradicts_nothing() -> None:
@@ -34,20 +55,32 @@ def test_a_difference_within_noise_contradicts_nothing() -> None:
 
 
 def test_the_memory_edge_explains_a_slow_run() -> None:
-    assert pairs((layout(recompute="none"), 2.0), (layout(recompute="full"), 1.0), thrashing=True) == []
+    assert (
+        pairs((layout(recompute="none"), 2.0), (layout(recompute="full"), 1.0), thrashing=True)
+        == []
+    )
 
 
 def test_what_is_far_from_the_best_does_not_matter() -> None:
-    assert pairs((layout(recompute="none"), 3.0), (layout(recompute="full"), 2.0), (layout(mbs=4), 1.0)) == []
+    assert (
+        pairs(
+            (layout(recompute="none"), 3.0), (layout(recompute="full"), 2.0), (layout(mbs=4), 1.0)
+        )
+        == []
+    )
 
 
 def test_only_pairs_with_what_is_new_are_told() -> None:
     measured = {
         key: TimedLayout(layout=one, seconds=seconds, sd=0.01, thrashing=False)
-        for key, (one, seconds) in enumerate([(layout(), 2.0), (layout(recompute="full"), 1.0), (layout(mbs=16), 1.0)])
+        for key, (one, seconds) in enumerate(
+            [(layout(), 2.0), (layout(recompute="full"), 1.0), (layout(mbs=16), 1.0)]
+        )
     }
     assert contradictions(measured, {2}, best_seconds=1.0) == []
-    assert contradictions(measured, {0}, best_seconds=1.0) == [Contradiction(less=0, more=1, slower=1.0)]
+    assert contradictions(measured, {0}, best_seconds=1.0) == [
+        Contradiction(less=0, more=1, slower=1.0)
+    ]
 
 
 @pytest.mark.parametrize(

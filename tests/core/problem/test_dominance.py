@@ -14,14 +14,24 @@ from orchestrator.core.physics.memory import predict_memory
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.dominance import keeps_at_least, needs_at_least
-from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy
+from orchestrator.core.problem.layout import (
+    Layout,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
 
 NUM_LAYERS = 8
 BATCH_OF_A_REPLICA = 8
 
-RECOMPUTES = [Recompute.parse(mode + k) for mode in ("full", "selective_ops", "selective_attention") for k in ("", ":1", ":3", ":8", ":20")]
+RECOMPUTES = [
+    Recompute.parse(mode + k)
+    for mode in ("full", "selective_ops", "selective_attention")
+    for k in ("", ":1", ":3", ":8", ":20")
+]
 recomputes = st.sampled_from([Recompute(), *RECOMPUTES])
 
 
@@ -71,23 +81,35 @@ def test_every_layout_needs_at_least_what_it_needs(one: Layout) -> None:
 @given(st.lists(layouts(), min_size=3, max_size=12))
 def test_the_order_is_transitive(some: list[Layout]) -> None:
     table = LayoutTable.of(some)
-    above = np.array([needs_at_least(table, b, num_layers=NUM_LAYERS) for b in some])  # above[j, i]: i needs at least j
+    above = np.array(
+        [needs_at_least(table, b, num_layers=NUM_LAYERS) for b in some]
+    )  # above[j, i]: i needs at least j
     assert not ((above.astype(int) @ above.astype(int) > 0) & ~above).any()
 
 
 def test_recomputation_is_ordered_transitively_and_both_ways_only_among_equals() -> None:
     every = [Recompute(), *RECOMPUTES]
     for a, b, c in product(every, repeat=3):
-        if keeps_at_least(a, b, num_layers=NUM_LAYERS) and keeps_at_least(b, c, num_layers=NUM_LAYERS):
+        if keeps_at_least(a, b, num_layers=NUM_LAYERS) and keeps_at_least(
+            b, c, num_layers=NUM_LAYERS
+        ):
             assert keeps_at_least(a, c, num_layers=NUM_LAYERS)
     for a, b in product(every, repeat=2):
-        if keeps_at_least(a, b, num_layers=NUM_LAYERS) and keeps_at_least(b, a, num_layers=NUM_LAYERS):
-            assert (a.mode, a.policy, a.layers_of(NUM_LAYERS)) == (b.mode, b.policy, b.layers_of(NUM_LAYERS))
+        if keeps_at_least(a, b, num_layers=NUM_LAYERS) and keeps_at_least(
+            b, a, num_layers=NUM_LAYERS
+        ):
+            assert (a.mode, a.policy, a.layers_of(NUM_LAYERS)) == (
+                b.mode,
+                b.policy,
+                b.layers_of(NUM_LAYERS),
+            )
 
 
 @settings(max_examples=300)
 @given(layouts(), layouts())
-def test_two_layouts_that_need_each_others_memory_differ_in_nothing_that_costs_any(a: Layout, b: Layout) -> None:
+def test_two_layouts_that_need_each_others_memory_differ_in_nothing_that_costs_any(
+    a: Layout, b: Layout
+) -> None:
     if needs(a, b) and needs(b, a):
         assert (a.micro_batch_size, a.zero_stage) == (b.micro_batch_size, b.zero_stage)
         assert a.recompute.layers_of(NUM_LAYERS) == b.recompute.layers_of(NUM_LAYERS)
@@ -123,8 +145,12 @@ def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
         in_flight = one.micro_batch_size * min(one.pipeline_parallel_size, one.grad_accum_steps)
         activations = in_flight * kept(one.recompute, of_policy=of_policy, of_full=of_full)
         shards = one.data_parallel_size
-        parameters, gradients, optimizer = (state / (shards if one.zero_stage >= stage else 1) for stage in (3, 2, 1))
-        held = gradients if one.grad_accum_steps > 1 else 0.0  # while the activations are at their peak
+        parameters, gradients, optimizer = (
+            state / (shards if one.zero_stage >= stage else 1) for stage in (3, 2, 1)
+        )
+        held = (
+            gradients if one.grad_accum_steps > 1 else 0.0
+        )  # while the activations are at their peak
         return parameters + 6 * optimizer + max(activations + held, gradients)
 
     condemned = needs_at_least(LayoutTable.of(others), proof, num_layers=NUM_LAYERS)
@@ -135,7 +161,9 @@ def test_a_memory_that_grows_with_what_is_kept_never_contradicts_it(
 @settings(max_examples=100, deadline=None)
 @given(layouts(), st.lists(layouts(), min_size=1, max_size=20))
 def test_the_predicted_memory_agrees(proof: Layout, others: list[Layout]) -> None:
-    cell = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=4, sequence_length=4096, global_batch_size=32)
+    cell = Cell(
+        model=PRESETS["llama-3.1-8b"], num_gpus=4, sequence_length=4096, global_batch_size=32
+    )
     table = LayoutTable.of([proof, *others])
     condemned = needs_at_least(table, proof, num_layers=cell.model.num_layers)
     predicted = predict_memory(table, cell, Trainer()).total
@@ -147,9 +175,23 @@ def cells_and_layouts(draw: st.DrawFn) -> tuple[Cell, list[Layout]]:
     """A model of few layers, and layouts of it: stages of one layer, and recomputation that leaves out the last one, are among them."""
     stages = draw(st.sampled_from([1, 2, 4]))
     num_layers = stages * draw(st.integers(1, 4))
-    texts = ["none", *(f"{mode}:{k}" for mode in ("full", "selective_ops", "selective_attention") for k in range(1, num_layers + 1))]
-    model = replace(PRESETS["llama-tiny"], num_layers=num_layers, vocab_size=draw(st.sampled_from([64, 32_000])))
-    cell = Cell(model=model, num_gpus=2 * stages, sequence_length=draw(st.sampled_from([16, 1024])), global_batch_size=8)
+    texts = [
+        "none",
+        *(
+            f"{mode}:{k}"
+            for mode in ("full", "selective_ops", "selective_attention")
+            for k in range(1, num_layers + 1)
+        ),
+    ]
+    model = replace(
+        PRESETS["llama-tiny"], num_layers=num_layers, vocab_size=draw(st.sampled_from([64, 32_000]))
+    )
+    cell = Cell(
+        model=model,
+        num_gpus=2 * stages,
+        sequence_length=draw(st.sampled_from([16, 1024])),
+        global_batch_size=8,
+    )
     some = st.builds(
         lambda text, micro_batch_size, zero_stage, precision: Layout(
             data_parallel_size=2,
@@ -170,7 +212,9 @@ def cells_and_layouts(draw: st.DrawFn) -> tuple[Cell, list[Layout]]:
 
 @settings(max_examples=150, deadline=None)
 @given(cells_and_layouts(), st.sampled_from(list(TRAINERS.values())), st.booleans())
-def test_the_predicted_memory_of_few_layers_agrees(known: tuple[Cell, list[Layout]], trainer: Trainer, eager_attention: bool) -> None:
+def test_the_predicted_memory_of_few_layers_agrees(
+    known: tuple[Cell, list[Layout]], trainer: Trainer, eager_attention: bool
+) -> None:
     cell, some = known
     table = LayoutTable.of(some)
     predicted = predict_memory(table, cell, replace(trainer, eager_attention=eager_attention)).total
@@ -182,7 +226,13 @@ def test_the_predicted_memory_of_few_layers_agrees(known: tuple[Cell, list[Layou
 @pytest.mark.parametrize(
     ("less", "proof", "num_layers", "num_stages", "proven"),
     [
-        ("none", "selective_ops", 1, 1, False),  # the only layer is the last one: its activations are back when its backward needs them
+        (
+            "none",
+            "selective_ops",
+            1,
+            1,
+            False,
+        ),  # the only layer is the last one: its activations are back when its backward needs them
         ("none", "selective_ops", 4, 4, False),
         ("none", "selective_ops", 4, 2, True),
         ("selective_attention", "full", 4, 4, False),
@@ -191,7 +241,13 @@ def test_the_predicted_memory_of_few_layers_agrees(known: tuple[Cell, list[Layou
         ("selective_ops:7", "selective_ops", 8, 1, False),
         ("selective_ops:6", "selective_ops", 8, 1, True),
         ("selective_ops:6", "selective_ops:7", 8, 1, True),
-        ("full:3", "full:6", 8, 2, False),  # the first stage may end with any layer: some trainers balance stages by work
+        (
+            "full:3",
+            "full:6",
+            8,
+            2,
+            False,
+        ),  # the first stage may end with any layer: some trainers balance stages by work
         ("full:6", "full:6", 8, 2, True),
         ("none", "full:6", 8, 3, True),
     ],
@@ -215,7 +271,9 @@ def test_recomputing_only_the_last_layer_of_a_stage_saves_nothing(
     ],
     ids=lambda worse: worse.key,
 )
-def test_an_oom_condemns_a_larger_micro_batch_less_recompute_and_a_lower_zero_stage(worse: Layout) -> None:
+def test_an_oom_condemns_a_larger_micro_batch_less_recompute_and_a_lower_zero_stage(
+    worse: Layout,
+) -> None:
     assert needs(worse, layout(micro_batch_size=2, recompute="full:4", zero_stage=1))
 
 
@@ -223,12 +281,16 @@ def test_an_oom_condemns_a_larger_micro_batch_less_recompute_and_a_lower_zero_st
     "other",
     [
         layout(micro_batch_size=1, recompute="full:4", zero_stage=1),
-        layout(micro_batch_size=4, recompute="full:5", zero_stage=1),  # more recompute against a larger micro-batch: sizes decide
+        layout(
+            micro_batch_size=4, recompute="full:5", zero_stage=1
+        ),  # more recompute against a larger micro-batch: sizes decide
         layout(micro_batch_size=2, recompute="selective:5", zero_stage=1),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=2),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=1, tensor_parallel_size=2),
         layout(micro_batch_size=4, recompute="full:4", zero_stage=1, data_parallel_size=2),
-        layout(micro_batch_size=8, recompute="none", zero_stage=0),  # no accumulation: it holds no gradients during the forward pass
+        layout(
+            micro_batch_size=8, recompute="none", zero_stage=0
+        ),  # no accumulation: it holds no gradients during the forward pass
     ],
     ids=lambda other: other.key,
 )
@@ -243,4 +305,6 @@ def test_the_selective_policies_are_not_comparable() -> None:
 
 
 def test_a_proof_without_accumulation_condemns_what_has_none_either() -> None:
-    assert needs(layout(micro_batch_size=8, recompute="none"), layout(micro_batch_size=8, recompute="full"))
+    assert needs(
+        layout(micro_batch_size=8, recompute="none"), layout(micro_batch_size=8, recompute="full")
+    )

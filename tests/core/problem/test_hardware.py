@@ -48,7 +48,9 @@ from orchestrator.core.problem.layout import Precision
         ("", None),
     ],
 )
-def test_only_a_name_that_says_which_device_it_is_is_a_device(name: str, device: str | None) -> None:
+def test_only_a_name_that_says_which_device_it_is_is_a_device(
+    name: str, device: str | None
+) -> None:
     assert from_driver_name(name) is (DEVICES[device] if device is not None else None)
 
 
@@ -60,13 +62,19 @@ def test_only_a_name_that_says_which_device_it_is_is_a_device(name: str, device:
         ("h200", set(Precision)),
     ],
 )
-def test_a_peak_stands_for_the_precisions_that_the_device_has_and_for_no_other(device: str, precisions: set[Precision]) -> None:
+def test_a_peak_stands_for_the_precisions_that_the_device_has_and_for_no_other(
+    device: str, precisions: set[Precision]
+) -> None:
     assert set(DEVICES[device].peak_flops) == precisions
 
 
 def test_peaks_are_those_of_the_data_sheet() -> None:
     assert DEVICES["v100-32gb"].peak_flops == {Precision.FP16: 125e12, Precision.FP32: 15.7e12}
-    assert DEVICES["h200"].peak_flops[Precision.BF16] == DEVICES["h200"].peak_flops[Precision.FP16] == 989e12
+    assert (
+        DEVICES["h200"].peak_flops[Precision.BF16]
+        == DEVICES["h200"].peak_flops[Precision.FP16]
+        == 989e12
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.problem.layout import Layout, Precision, Recompute, RecomputeMode, SelectivePolicy, parse_key
+from orchestrator.core.problem.layout import (
+    Layout,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+    parse_key,
+)
 
 sizes = st.integers(1, 100_000)
 recomputes = st.one_of(
     st.just(Recompute()),
-    st.builds(Recompute, mode=st.just(RecomputeMode.FULL), num_layers=st.one_of(st.none(), st.integers(1, 99_999))),
+    st.builds(
+        Recompute,
+        mode=st.just(RecomputeMode.FULL),
+        num_layers=st.one_of(st.none(), st.integers(1, 99_999)),
+    ),
     st.builds(
         Recompute,
         mode=st.just(RecomputeMode.SELECTIVE),
@@ -43,12 +54,16 @@ layouts = st.builds(
 def test_a_key_reads_back_as_its_layout(layout: Layout) -> None:
     read = parse_key(layout.key)
     assert read == layout
-    assert [type(value) for _, value in read.options] == [type(value) for _, value in layout.options]
+    assert [type(value) for _, value in read.options] == [
+        type(value) for _, value in layout.options
+    ]
 
 
 @given(one=layouts, other=layouts)
 def test_two_layouts_have_one_key_only_when_they_are_equal(one: Layout, other: Layout) -> None:
-    same = one == other and [type(value) for _, value in one.options] == [type(value) for _, value in other.options]  # True == 1
+    same = one == other and [type(value) for _, value in one.options] == [
+        type(value) for _, value in other.options
+    ]  # True == 1
     assert (one.key == other.key) == same
 
 
@@ -58,17 +73,32 @@ def test_a_key_can_name_a_file_and_stand_in_sql_and_logs(layout: Layout) -> None
 
 
 def test_the_key_is_stable() -> None:
-    layout = Layout(data_parallel_size=8, micro_batch_size=2, grad_accum_steps=4, recompute=Recompute.parse("full:8"), zero_stage=1)
+    layout = Layout(
+        data_parallel_size=8,
+        micro_batch_size=2,
+        grad_accum_steps=4,
+        recompute=Recompute.parse("full:8"),
+        zero_stage=1,
+    )
     assert layout.key == "dp8_tp1_pp1_cp1_mbs2_ga4_full.8_z1_bf16"
     assert layout.short == "dp8 mbs2 ga4 full:8 z1 bf16"
-    assert Layout(tensor_parallel_size=2, context_parallel_size=4).short == "dp1 tp2 cp4 mbs1 ga1 none bf16"
+    assert (
+        Layout(tensor_parallel_size=2, context_parallel_size=4).short
+        == "dp1 tp2 cp4 mbs1 ga1 none bf16"
+    )
 
 
 def test_options_stand_behind_the_key_readably() -> None:
     layout = Layout(options=(("attention", "eager"), ("fused", True), ("threads", 2)))
-    assert layout.key == "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-attention=eager-fused=true-threads=2"
+    assert (
+        layout.key == "dp1_tp1_pp1_cp1_mbs1_ga1_none_z0_bf16-attention=eager-fused=true-threads=2"
+    )
     assert layout.short == "dp1 mbs1 ga1 none bf16 attention=eager fused=true threads=2"
-    assert (layout.option("fused"), layout.option("threads"), layout.option("other")) == (True, 2, None)
+    assert (layout.option("fused"), layout.option("threads"), layout.option("other")) == (
+        True,
+        2,
+        None,
+    )
 
 
 def test_a_word_that_looks_like_a_number_stays_a_word() -> None:
@@ -114,9 +144,18 @@ def test_a_layout_is_a_value() -> None:
         ("full", Recompute(mode=RecomputeMode.FULL)),
         ("full:8", Recompute(mode=RecomputeMode.FULL, num_layers=8)),
         ("selective", Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.OPS)),
-        ("selective_ops:3", Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.OPS, num_layers=3)),
-        ("selective_attention", Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.ATTENTION)),
-        ("selective_attention:4", Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.ATTENTION, num_layers=4)),
+        (
+            "selective_ops:3",
+            Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.OPS, num_layers=3),
+        ),
+        (
+            "selective_attention",
+            Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.ATTENTION),
+        ),
+        (
+            "selective_attention:4",
+            Recompute(mode=RecomputeMode.SELECTIVE, policy=SelectivePolicy.ATTENTION, num_layers=4),
+        ),
     ],
 )
 def test_recompute_reads_what_a_sweep_file_writes(text: str, expected: Recompute) -> None:
@@ -126,7 +165,21 @@ def test_recompute_reads_what_a_sweep_file_writes(text: str, expected: Recompute
 
 @pytest.mark.parametrize(
     "text",
-    ["", "None", "ful", "full:", "full:0", "full:-1", "full:01", "full:8 ", "full.8", "none:3", "selective:x", "selective_", "full:100000"],
+    [
+        "",
+        "None",
+        "ful",
+        "full:",
+        "full:0",
+        "full:-1",
+        "full:01",
+        "full:8 ",
+        "full.8",
+        "none:3",
+        "selective:x",
+        "selective_",
+        "full:100000",
+    ],
 )
 def test_what_is_no_recompute_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="is not one of none, full, selective"):

@@ -16,7 +16,9 @@ layouts = st.lists(
         context_parallel_size=st.integers(1, 8),
         grad_accum_steps=st.integers(1, 8),
         micro_batch_size=st.integers(1, 8),
-        recompute=st.sampled_from([Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]),
+        recompute=st.sampled_from(
+            [Recompute.parse(text) for text in ("none", "full", "full:3", "selective_attention")]
+        ),
         zero_stage=st.integers(0, 3),
         precision=st.sampled_from(Precision),
         options=st.sampled_from([(("attention", "eager"),), (("attention", "sdpa"),)]),
@@ -35,9 +37,13 @@ def test_a_table_holds_its_layouts_in_their_order(rows: list[Layout]) -> None:
 @given(rows=layouts, data=st.data())
 def test_rows_can_be_taken_by_index_and_by_mask(rows: list[Layout], data: st.DataObject) -> None:
     table = LayoutTable.of(rows)
-    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), dtype=np.bool_)
+    mask = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), dtype=np.bool_
+    )
     taken = table.take(mask)
-    assert [taken.layout(i) for i in range(len(taken))] == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    assert [taken.layout(i) for i in range(len(taken))] == [
+        row for row, kept in zip(rows, mask, strict=True) if kept
+    ]
     backwards = table.take(np.arange(len(rows))[::-1])
     assert [backwards.layout(i) for i in range(len(backwards))] == rows[::-1]
 
@@ -47,7 +53,9 @@ def test_every_field_of_a_layout_is_a_column() -> None:
 
 
 def test_a_table_knows_the_names_of_its_options() -> None:
-    assert LayoutTable.of([Layout(options=(("b", 1), ("c", True))), Layout(options=(("b", 2), ("c", True)))]).option_names == ("b", "c")
+    assert LayoutTable.of(
+        [Layout(options=(("b", 1), ("c", True))), Layout(options=(("b", 2), ("c", True)))]
+    ).option_names == ("b", "c")
     assert LayoutTable.of([Layout()]).option_names == ()
 
 

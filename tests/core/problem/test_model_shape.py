@@ -30,19 +30,30 @@ def test_matmul_parameters_leave_out_norms_and_the_look_up_of_embeddings() -> No
     embedding = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
     norms = (2 * LLAMA_8B.num_layers + 1) * LLAMA_8B.hidden_size
     assert LLAMA_8B.num_matmul_parameters == LLAMA_8B.num_parameters - embedding - norms
-    tied = PRESETS["llama-3.2-1b"]  # the head multiplies although it shares its weights with the embedding
-    assert tied.num_matmul_parameters == tied.num_parameters - (2 * tied.num_layers + 1) * tied.hidden_size
+    tied = PRESETS[
+        "llama-3.2-1b"
+    ]  # the head multiplies although it shares its weights with the embedding
+    assert (
+        tied.num_matmul_parameters
+        == tied.num_parameters - (2 * tied.num_layers + 1) * tied.hidden_size
+    )
 
 
 def test_flops_per_token_are_six_per_weight_and_twelve_per_layer_width_and_position() -> None:
-    assert LLAMA_8B.flops_per_token(8192) == 6 * LLAMA_8B.num_matmul_parameters + 12 * 32 * 4096 * 8192
+    assert (
+        LLAMA_8B.flops_per_token(8192) == 6 * LLAMA_8B.num_matmul_parameters + 12 * 32 * 4096 * 8192
+    )
 
 
 def test_full_recomputation_is_a_forward_pass_of_the_layers_less_the_last_product_of_each() -> None:
     head = 2.0 * LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
-    last = 2.0 * LLAMA_8B.num_layers * LLAMA_8B.hidden_size * LLAMA_8B.ffn_hidden_size  # w2: its output is not needed again
+    last = (
+        2.0 * LLAMA_8B.num_layers * LLAMA_8B.hidden_size * LLAMA_8B.ffn_hidden_size
+    )  # w2: its output is not needed again
     forward = LLAMA_8B.flops_per_token(4096) / 3 - head - last
-    assert LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("full")) == pytest.approx(forward)
+    assert LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("full")) == pytest.approx(
+        forward
+    )
 
 
 def test_less_is_recomputed_by_less_recomputation() -> None:
@@ -52,14 +63,16 @@ def test_less_is_recomputed_by_less_recomputation() -> None:
     ]
     assert flops[0] == 0
     assert flops == sorted(flops)
-    assert LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("full:8")) * 4 == LLAMA_8B.recomputed_flops_per_token(
-        4096, Recompute.parse("full")
-    )
+    assert LLAMA_8B.recomputed_flops_per_token(
+        4096, Recompute.parse("full:8")
+    ) * 4 == LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("full"))
 
 
 def test_attention_that_is_recomputed_is_its_two_products() -> None:
     attention = LLAMA_8B.recomputed_flops_per_token(4096, Recompute.parse("selective_attention"))
-    assert attention == 32 * 2 * 2 * 4096 * 4096  # layers x (QK^T and PV) x multiply and add x width x positions
+    assert (
+        attention == 32 * 2 * 2 * 4096 * 4096
+    )  # layers x (QK^T and PV) x multiply and add x width x positions
 
 
 def test_a_digest_is_of_the_sizes_and_not_of_the_label() -> None:
@@ -81,7 +94,10 @@ def test_a_preset_is_found_under_its_own_name() -> None:
     ("sizes", "told"),
     [
         ({"hidden_size": 4097}, "hidden_size 4097 is not a multiple of num_attention_heads 32"),
-        ({"num_key_value_heads": 5}, "num_attention_heads 32 is not a multiple of num_key_value_heads 5"),
+        (
+            {"num_key_value_heads": 5},
+            "num_attention_heads 32 is not a multiple of num_key_value_heads 5",
+        ),
         ({"hidden_size": 96}, "head size 3 is odd"),
     ],
 )
@@ -92,7 +108,13 @@ def test_sizes_that_do_not_go_together_are_refused(sizes: dict[str, int], told: 
 
 def test_grouped_heads_share_keys_and_values() -> None:
     shape = ModelShape(
-        name="x", num_layers=1, hidden_size=64, num_attention_heads=8, num_key_value_heads=2, ffn_hidden_size=96, vocab_size=100
+        name="x",
+        num_layers=1,
+        hidden_size=64,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        ffn_hidden_size=96,
+        vocab_size=100,
     )
     assert (shape.head_dim, shape.kv_size) == (8, 16)
     # q and o 64x64, k and v 64x16, three SwiGLU matrices 64x96, two norms of 64

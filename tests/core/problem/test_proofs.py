@@ -10,16 +10,30 @@ from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
 
 NONE, FULL = Recompute(), Recompute(mode=RecomputeMode.FULL)
-LAYOUTS = [Layout(micro_batch_size=m, grad_accum_steps=16 // m, recompute=r) for r in (FULL, NONE) for m in (1, 2, 4, 8)]
+LAYOUTS = [
+    Layout(micro_batch_size=m, grad_accum_steps=16 // m, recompute=r)
+    for r in (FULL, NONE)
+    for m in (1, 2, 4, 8)
+]
 TABLE = LayoutTable.of(LAYOUTS)
 
 
 def row(recompute: Recompute, micro_batch_size: int) -> int:
-    return next(n for n, layout in enumerate(LAYOUTS) if (layout.recompute, layout.micro_batch_size) == (recompute, micro_batch_size))
+    return next(
+        n
+        for n, layout in enumerate(LAYOUTS)
+        if (layout.recompute, layout.micro_batch_size) == (recompute, micro_batch_size)
+    )
 
 
-def proof(recompute: Recompute, micro_batch_size: int, *, num_attempts: int = 1, is_measured: bool = False) -> MemoryProof:
-    return MemoryProof(layout=LAYOUTS[row(recompute, micro_batch_size)], num_attempts=num_attempts, is_measured=is_measured)
+def proof(
+    recompute: Recompute, micro_batch_size: int, *, num_attempts: int = 1, is_measured: bool = False
+) -> MemoryProof:
+    return MemoryProof(
+        layout=LAYOUTS[row(recompute, micro_batch_size)],
+        num_attempts=num_attempts,
+        is_measured=is_measured,
+    )
 
 
 def proofs(dominance: Dominance, *some: MemoryProof) -> Proofs:
@@ -30,7 +44,10 @@ def proofs(dominance: Dominance, *some: MemoryProof) -> Proofs:
 
 
 def ruled_out(found: Proofs) -> set[tuple[str, int]]:
-    return {(str(LAYOUTS[n].recompute), LAYOUTS[n].micro_batch_size) for n in np.flatnonzero(found.ruled_out)}
+    return {
+        (str(LAYOUTS[n].recompute), LAYOUTS[n].micro_batch_size)
+        for n in np.flatnonzero(found.ruled_out)
+    }
 
 
 def test_one_is_enough_where_the_memory_is_known() -> None:
@@ -43,14 +60,19 @@ def test_one_is_enough_where_the_memory_is_known() -> None:
     ("some", "expected"),
     [
         ([proof(FULL, 1)], set()),  # the program's own mistake, perhaps
-        ([proof(FULL, 1), proof(FULL, 2)], {("full", 2), ("full", 4), ("full", 8)}),  # still, perhaps, of recomputing alone
+        (
+            [proof(FULL, 1), proof(FULL, 2)],
+            {("full", 2), ("full", 4), ("full", 8)},
+        ),  # still, perhaps, of recomputing alone
         ([proof(FULL, 1), proof(NONE, 2)], {("none", 2), ("none", 4), ("none", 8)}),
         ([proof(NONE, 4), proof(NONE, 2)], {("none", 4), ("none", 8)}),
         ([proof(NONE, 4, num_attempts=2)], {("none", 4), ("none", 8)}),
         ([proof(FULL, 4, is_measured=True)], {("full", 4), ("full", 8)}),
     ],
 )
-def test_else_two_that_agree_are_and_one_of_them_of_its_own_kind(some: list[MemoryProof], expected: set[tuple[str, int]]) -> None:
+def test_else_two_that_agree_are_and_one_of_them_of_its_own_kind(
+    some: list[MemoryProof], expected: set[tuple[str, int]]
+) -> None:
     for order in (some, some[::-1]):
         found = proofs(Dominance.CONFIRMED, *order)
         assert ruled_out(found) == expected
@@ -60,7 +82,15 @@ def test_else_two_that_agree_are_and_one_of_them_of_its_own_kind(some: list[Memo
 
 
 def test_nothing_is_ruled_out_where_that_is_off() -> None:
-    assert ruled_out(proofs(Dominance.OFF, *[proof(FULL, m, num_attempts=2, is_measured=True) for m in (1, 2, 4)])) == set()
+    assert (
+        ruled_out(
+            proofs(
+                Dominance.OFF,
+                *[proof(FULL, m, num_attempts=2, is_measured=True) for m in (1, 2, 4)],
+            )
+        )
+        == set()
+    )
 
 
 @pytest.mark.parametrize("ran_first", [True, False])
@@ -80,7 +110,9 @@ def test_what_is_withdrawn_rules_out_nothing_and_contradicts_nothing() -> None:
     found = proofs(Dominance.TRUSTED, proof(FULL, 1))
     found.ran(row(NONE, 2))
     assert ruled_out(found) == set()
-    found.replace([proof(FULL, 1)], np.array([], dtype=np.int64))  # the run that contradicted it was invalidated
+    found.replace(
+        [proof(FULL, 1)], np.array([], dtype=np.int64)
+    )  # the run that contradicted it was invalidated
     assert len(ruled_out(found)) == 8
     found.replace([], np.array([], dtype=np.int64))
     assert ruled_out(found) == set()

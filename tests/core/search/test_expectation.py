@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from orchestrator.core.problem.hardware import DEVICES
-from orchestrator.core.search.expectation import expected_out_of_memory, fitting, probability_of_fitting, share_that_fails
+from orchestrator.core.search.expectation import (
+    expected_out_of_memory,
+    fitting,
+    probability_of_fitting,
+    share_that_fails,
+)
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN
 from orchestrator.core.sweepfile.spec import SweepSpec
@@ -16,7 +21,14 @@ H100 = DEVICES["h100-sxm"]
 
 def spec(**changes: object) -> SweepSpec:
     return SweepSpec.model_validate(
-        {"name": "t", "model": "llama-3.1-8b", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64, "axes": {"zero_stage": [0, 1]}}
+        {
+            "name": "t",
+            "model": "llama-3.1-8b",
+            "gpus": 8,
+            "sequence_length": 4096,
+            "global_batch_size": 64,
+            "axes": {"zero_stage": [0, 1]},
+        }
         | changes
     )
 
@@ -47,7 +59,12 @@ def test_without_a_device_a_limit_of_memory_is_held_against_a_wider_guess() -> N
     assert chances is not None
     assert ((chances > 0.05) & (chances < 0.95)).any()
     unlimited = spec(device="cpu")
-    assert fitting(plan_cell(unlimited, unlimited.cells()[0], hardware=None, gpus_per_node=8).candidates) is None
+    assert (
+        fitting(
+            plan_cell(unlimited, unlimited.cells()[0], hardware=None, gpus_per_node=8).candidates
+        )
+        is None
+    )
 
 
 def test_other_failures_are_as_usual_until_trials_tell() -> None:

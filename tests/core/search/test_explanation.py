@@ -27,7 +27,11 @@ def spec(**changes: Any) -> SweepSpec:
             "global_batch_size": 64,
             "gpus": 8,
             "device": "h100-sxm",
-            "axes": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+            "axes": {
+                "micro_batch_size": [1, 2, 4, 8],
+                "recompute": ["none", "full"],
+                "zero_stage": [0, 1],
+            },
         }
         | changes
     )
@@ -59,7 +63,9 @@ def test_parts_add_up_to_what_the_plan_predicts() -> None:
         found = explained(planned.candidates.table.layout(row))
         assert found.memory_bytes == pytest.approx(planned.candidates.memory_bytes[row])
         assert found.step_seconds == pytest.approx(planned.candidates.step_seconds[row])
-        assert found.tokens_per_second_per_gpu == pytest.approx(planned.candidates.tokens_per_second_per_gpu[row])
+        assert found.tokens_per_second_per_gpu == pytest.approx(
+            planned.candidates.tokens_per_second_per_gpu[row]
+        )
         assert found.fits == planned.candidates.fits[row]
 
 
@@ -112,18 +118,37 @@ def test_the_best_predicted_layout_has_nothing_faster_beside_it() -> None:
 
 
 def test_an_illegal_layout_is_told_its_rule_and_the_nearest_legal_ones() -> None:
-    found = explained(layout(8).__class__(data_parallel_size=8, micro_batch_size=16, grad_accum_steps=1, recompute=FULL, zero_stage=1))
+    found = explained(
+        layout(8).__class__(
+            data_parallel_size=8,
+            micro_batch_size=16,
+            grad_accum_steps=1,
+            recompute=FULL,
+            zero_stage=1,
+        )
+    )
     assert found.illegal is not None
     assert "micro_batch_size 16" in found.illegal
     nearest = found.nearest[0].layout
     assert (nearest.micro_batch_size, nearest.recompute, nearest.zero_stage) == (8, FULL, 1)
-    doublings = [log2(16 / change.layout.micro_batch_size) for change in found.nearest if set(change.differs) == {"micro_batch_size"}]
+    doublings = [
+        log2(16 / change.layout.micro_batch_size)
+        for change in found.nearest
+        if set(change.differs) == {"micro_batch_size"}
+    ]
     assert doublings == sorted(doublings)
 
 
 def test_on_unknown_hardware_only_memory_is_explained() -> None:
     chosen = spec(device="cpu")
     planned = plan_cell(chosen, chosen.cells()[0], hardware=None, gpus_per_node=8)
-    found = explain(planned, layout(1), calibration=Calibration.prior(), hardware=None, gpus_per_node=8)
-    assert (found.seconds_by_part, found.step_seconds, found.tokens_per_second_per_gpu, found.probability_of_fitting) == (None,) * 4
+    found = explain(
+        planned, layout(1), calibration=Calibration.prior(), hardware=None, gpus_per_node=8
+    )
+    assert (
+        found.seconds_by_part,
+        found.step_seconds,
+        found.tokens_per_second_per_gpu,
+        found.probability_of_fitting,
+    ) == (None,) * 4
     assert found.memory_bytes > 0

@@ -33,7 +33,11 @@ def planned(**changes: Any) -> CellPlan:
             "global_batch_size": 64,
             "gpus": 8,
             "device": "h100-sxm",
-            "axes": {"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "zero_stage": [0, 1]},
+            "axes": {
+                "micro_batch_size": [1, 2, 4],
+                "recompute": ["none", "full"],
+                "zero_stage": [0, 1],
+            },
         }
         | changes
     )
@@ -47,13 +51,24 @@ def meant(plan: CellPlan, *words: str) -> Layout:
 @pytest.mark.parametrize("text", [RICH.key, RICH.short])
 def test_what_tables_print_is_read_back(text: str) -> None:
     wish = parse_wish([text], options={"attention": ("sdpa", "eager")})
-    assert all(wish[name] == getattr(RICH, name) for name in ("data_parallel_size", "tensor_parallel_size", "recompute", "zero_stage"))
+    assert all(
+        wish[name] == getattr(RICH, name)
+        for name in ("data_parallel_size", "tensor_parallel_size", "recompute", "zero_stage")
+    )
     assert wish["options"] == {"attention": "eager"}
 
 
 def test_fields_may_be_short_long_or_mixed_and_in_one_word_or_several() -> None:
-    expected = {"data_parallel_size": 2, "micro_batch_size": 4, "recompute": Recompute.parse("full"), "zero_stage": 1}
-    assert parse_wish(["dp=2", "micro_batch_size=4", "recompute=full", "zero=1"], options={}) == expected
+    expected = {
+        "data_parallel_size": 2,
+        "micro_batch_size": 4,
+        "recompute": Recompute.parse("full"),
+        "zero_stage": 1,
+    }
+    assert (
+        parse_wish(["dp=2", "micro_batch_size=4", "recompute=full", "zero=1"], options={})
+        == expected
+    )
     assert parse_wish(["dp=2 mbs=4 recompute=full z=1"], options={}) == expected
     assert parse_wish(["dp2 mbs4 full z1"], options={}) == expected
     assert parse_wish(["bf16"], options={}) == {"precision": Precision.BF16}
@@ -78,13 +93,19 @@ def test_a_mistake_is_answered_with_what_was_meant(words: list[str], says: str) 
         parse_wish(words, options={})
 
 
-@pytest.mark.parametrize("words", [["attention=eagr"], ["dp8_tp1_pp1_cp1_mbs1_ga8_none_z1_bf16-attention=eagr"]], ids=["field", "key"])
+@pytest.mark.parametrize(
+    "words",
+    [["attention=eagr"], ["dp8_tp1_pp1_cp1_mbs1_ga8_none_z1_bf16-attention=eagr"]],
+    ids=["field", "key"],
+)
 def test_an_option_has_one_of_its_axis_values(words: list[str]) -> None:
-    with pytest.raises(UsageInvalid, match="attention=eagr: expected one of sdpa, eager; did you mean eager"):
+    with pytest.raises(
+        UsageInvalid, match="attention=eagr: expected one of sdpa, eager; did you mean eager"
+    ):
         parse_wish(words, options={"attention": ("sdpa", "eager")})
-    assert parse_wish(["fused=true", "threads=2"], options={"fused": (True, False), "threads": (1, 2)}) == {
-        "options": {"fused": True, "threads": 2}
-    }
+    assert parse_wish(
+        ["fused=true", "threads=2"], options={"fused": (True, False), "threads": (1, 2)}
+    ) == {"options": {"fused": True, "threads": 2}}
     with pytest.raises(UsageInvalid, match="attention=eager: it is no axis of this sweep"):
         parse_wish([f"{Layout().key}-attention=eager"], options={})
 
@@ -104,7 +125,12 @@ def test_what_is_left_out_is_taken_from_the_best_predicted_layout_that_has_the_r
 
 def test_a_layout_that_is_not_legal_is_made_up_so_that_its_products_are_exact() -> None:
     found = meant(planned(), "tp=2", "mbs=2")
-    assert (found.tensor_parallel_size, found.data_parallel_size, found.micro_batch_size, found.grad_accum_steps) == (2, 4, 2, 8)
+    assert (
+        found.tensor_parallel_size,
+        found.data_parallel_size,
+        found.micro_batch_size,
+        found.grad_accum_steps,
+    ) == (2, 4, 2, 8)
 
 
 def test_a_cell_without_legal_layouts_still_has_one_to_explain() -> None:

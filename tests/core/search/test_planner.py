@@ -54,7 +54,10 @@ def test_what_is_predicted_not_to_fit_comes_last_and_is_kept() -> None:
 def test_the_fastest_prediction_that_fits_comes_first() -> None:
     candidates = plan(spec()).candidates
     first = candidates.order[0]
-    assert candidates.tokens_per_second_per_gpu[first] == candidates.tokens_per_second_per_gpu[candidates.fits].max()
+    assert (
+        candidates.tokens_per_second_per_gpu[first]
+        == candidates.tokens_per_second_per_gpu[candidates.fits].max()
+    )
 
 
 def test_among_what_cannot_fit_the_nearest_to_fitting_comes_first() -> None:
@@ -79,7 +82,12 @@ def test_the_memory_limit_is_what_the_file_says_then_the_workload_then_the_devic
     workload = {"name": "synthetic", "options": {"device_memory_bytes": 5}}
     assert memory_limit_bytes(spec(device_memory_gib=2, workload=workload), h100) == 2 * GIB
     assert memory_limit_bytes(spec(workload=workload), h100) == 5
-    assert memory_limit_bytes(spec(workload={"options": {"memory_limit_bytes": 7}}, device="cpu"), None) == 7
+    assert (
+        memory_limit_bytes(
+            spec(workload={"options": {"memory_limit_bytes": 7}}, device="cpu"), None
+        )
+        == 7
+    )
     assert memory_limit_bytes(spec(), h100) == h100.memory_bytes
     assert memory_limit_bytes(spec(), None) is None
 
@@ -94,19 +102,25 @@ def test_rows_with_eager_attention_are_predicted_by_an_eager_trainer() -> None:
     for attention in ("sdpa", "eager"):
         for dtype in ("fp32", "bf16"):
             options = {"attention": attention, "gradient_dtype": dtype}
-            alone = plan(spec(workload={"name": "llama", "options": options}, axes=axes | {"options": {}})).candidates
+            alone = plan(
+                spec(workload={"name": "llama", "options": options}, axes=axes | {"options": {}})
+            ).candidates
             code = mixed.table.option_sets.index(tuple(options.items()))
             rows = np.flatnonzero(mixed.table.options == code)
             assert mixed.memory_bytes[rows].tolist() == alone.memory_bytes.tolist()
             assert mixed.predict is not None and alone.predict is not None
-            assert mixed.predict(mixed.table).memory_bytes[rows] == pytest.approx(alone.predict(alone.table).memory_bytes, rel=1e-12)
+            assert mixed.predict(mixed.table).memory_bytes[rows] == pytest.approx(
+                alone.predict(alone.table).memory_bytes, rel=1e-12
+            )
     assert len(set(mixed.memory_bytes.tolist())) == len(mixed)
 
 
 def test_a_cell_without_a_layout_is_planned_as_one() -> None:
     chosen = spec(constraints=["tp > 8"])
     for among in (None, ()):
-        planned = plan_cell(chosen, chosen.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, among=among)
+        planned = plan_cell(
+            chosen, chosen.cells()[0], hardware=DEVICES["h100-sxm"], gpus_per_node=8, among=among
+        )
         assert len(planned.candidates) == 0
         assert planned.candidates.predict is not None
         assert len(planned.candidates.predict(planned.candidates.table).memory_bytes) == 0

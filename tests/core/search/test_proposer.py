@@ -17,10 +17,20 @@ def lattice(seconds: Floats, memory: Floats | None = None) -> Lattice:
     rows = np.arange(len(seconds), dtype=np.float64)
     return Lattice(
         axes=(Axis.of("size", rows.tolist()),),
-        seconds=Belief(mean=np.log(seconds), basis=np.ones((len(rows), 1)), covariance=np.array([[0.1]]), residual_sd=0.1),
+        seconds=Belief(
+            mean=np.log(seconds),
+            basis=np.ones((len(rows), 1)),
+            covariance=np.array([[0.1]]),
+            residual_sd=0.1,
+        ),
         memory=None
         if memory is None
-        else Belief(mean=np.log(memory), basis=np.ones((len(rows), 1)), covariance=np.array([[0.01]]), residual_sd=0.05),
+        else Belief(
+            mean=np.log(memory),
+            basis=np.ones((len(rows), 1)),
+            covariance=np.array([[0.01]]),
+            residual_sd=0.05,
+        ),
         memory_limit_bytes=None if memory is None else LIMIT,
     )
 
@@ -64,7 +74,9 @@ def test_an_out_of_memory_makes_its_like_unlikely_and_a_measured_peak_corrects_t
     assert after.fits is not None and before.fits is not None
     assert after.fits < before.fits
     roomy = Proposer(space, seed=0)
-    roomy.tell(Told(row=0, score=float(np.log(2.0)), peak_memory_bytes=40.0))  # a third less than predicted
+    roomy.tell(
+        Told(row=0, score=float(np.log(2.0)), peak_memory_bytes=40.0)
+    )  # a third less than predicted
     assert (roomy.choose(np.arange(8) == 7).fits or 0.0) > 0.95
 
 
@@ -124,18 +136,30 @@ def test_without_physics_the_first_rows_are_spread() -> None:
 def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_work: bool) -> None:
     places = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
     truth = 0.3 * np.abs(places - (3, 1)).sum(axis=1)
-    work = Belief(mean=0.1 * places[:, 0], basis=np.ones((25, 1)), covariance=np.array([[9.0]]), residual_sd=0.3)
+    work = Belief(
+        mean=0.1 * places[:, 0],
+        basis=np.ones((25, 1)),
+        covariance=np.array([[9.0]]),
+        residual_sd=0.3,
+    )
     axes = (Axis.of("a", places[:, 0].tolist()), Axis.of("b", places[:, 1].tolist()))
 
     def asked(unit: float) -> list[int]:
-        space = Lattice(axes=axes, seconds=work if of_work else None, memory_limit_bytes=LIMIT * unit, in_seconds=False)
+        space = Lattice(
+            axes=axes,
+            seconds=work if of_work else None,
+            memory_limit_bytes=LIMIT * unit,
+            in_seconds=False,
+        )
         proposer, open_rows, rows = Proposer(space, seed=3), np.ones(25, dtype=np.bool_), []
         for _ in range(12):
             rows.append(row := proposer.choose(open_rows).row)
             open_rows[row] = False
             proposer.hold(row)
             peak = LIMIT * unit * (0.4 + 0.1 * places[row, 1])
-            proposer.tell(Told(row=row, score=float(truth[row] + np.log(unit)), peak_memory_bytes=peak))
+            proposer.tell(
+                Told(row=row, score=float(truth[row] + np.log(unit)), peak_memory_bytes=peak)
+            )
         return rows
 
     assert asked(unit) == asked(1.0)
@@ -145,7 +169,10 @@ def test_of_two_gains_that_are_alike_the_one_that_is_shown_sooner_is_taken() -> 
     # The best so far takes 1.05 s. One row should take 1.0 s, surely: a gain of 0.05 in the logarithm. Another may take anything around
     # 10 s: a gain of 0.06, but its 15 steps take as long as two other trials. In no unit of time, that does not count.
     belief = Belief(
-        mean=np.log(np.array([1.0, 10.0, 1.05])), basis=np.eye(3), covariance=np.diag([0.01**2, 1.6**2, 0.01**2]), residual_sd=0.001
+        mean=np.log(np.array([1.0, 10.0, 1.05])),
+        basis=np.eye(3),
+        covariance=np.diag([0.01**2, 1.6**2, 0.01**2]),
+        residual_sd=0.001,
     )
     space = replace(lattice(np.ones(3)), seconds=belief)
     priced, unpriced = Proposer(space, seed=0), Proposer(replace(space, in_seconds=False), seed=0)
@@ -184,14 +211,22 @@ def test_told_again_it_knows_what_it_would_from_the_start() -> None:
     space = lattice(np.linspace(2.0, 1.0, 12), np.linspace(40.0, 70.0, 12))
     once, again = Proposer(space, seed=0), Proposer(space, seed=0)
     for row in (1, 4, 8):
-        again.tell(Told(row=row, score=-3.0 if row == 4 else 0.1 * row, peak_memory_bytes=70.0 if row == 4 else 50.0))
+        again.tell(
+            Told(
+                row=row,
+                score=-3.0 if row == 4 else 0.1 * row,
+                peak_memory_bytes=70.0 if row == 4 else 50.0,
+            )
+        )
         once.tell(Told(row=row, score=0.1 * row, peak_memory_bytes=50.0))
     assert again.best == (4, -3.0)
     again.tell(Told(row=4, score=0.4, peak_memory_bytes=50.0))
     assert again.best == once.best
     open_rows = np.arange(12) == 10
     mine, theirs = again.choose(open_rows), once.choose(open_rows)
-    assert (mine.score, mine.fits, mine.memory_bytes) == pytest.approx((theirs.score, theirs.fits, theirs.memory_bytes))
+    assert (mine.score, mine.fits, mine.memory_bytes) == pytest.approx(
+        (theirs.score, theirs.fits, theirs.memory_bytes)
+    )
 
 
 def test_measured_again_the_new_value_counts() -> None:

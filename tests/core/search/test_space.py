@@ -13,13 +13,27 @@ from hypothesis import strategies as st
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search import space
-from orchestrator.core.search.space import GLOBAL_BATCH, WORLD_SIZE, CellSpace, SpaceTooLarge, axis_values, enumerate_cell
+from orchestrator.core.search.space import (
+    GLOBAL_BATCH,
+    WORLD_SIZE,
+    CellSpace,
+    SpaceTooLarge,
+    axis_values,
+    enumerate_cell,
+)
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
 def sweep(**changes: Any) -> SweepSpec:
     """A sweep of one cell: the 8B model on 8 GPUs, simulated."""
-    data = {"name": "x", "model": "llama-3.1-8b", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64, "workload": "synthetic"}
+    data = {
+        "name": "x",
+        "model": "llama-3.1-8b",
+        "gpus": 8,
+        "sequence_length": 4096,
+        "global_batch_size": 64,
+        "workload": "synthetic",
+    }
     return SweepSpec.model_validate({**data, **changes})
 
 
@@ -54,7 +68,15 @@ def test_auto_is_every_divisor_of_the_gpus_and_of_the_batch() -> None:
     assert list(values.data_parallel_size) == [1, 2, 3, 4, 6, 12]
     assert list(values.micro_batch_size) == [1, 2, 4, 8, 16, 32, 64]
     assert values.zero_stage == (0, 1, 2, 3)
-    assert list(map(str, values.recompute)) == ["none", "selective_attention", "selective_ops", "full:8", "full:16", "full:24", "full"]
+    assert list(map(str, values.recompute)) == [
+        "none",
+        "selective_attention",
+        "selective_ops",
+        "full:8",
+        "full:16",
+        "full:24",
+        "full",
+    ]
 
 
 def test_every_legal_layout_uses_the_gpus_and_the_batch_exactly() -> None:
@@ -67,34 +89,56 @@ def test_every_legal_layout_uses_the_gpus_and_the_batch_exactly() -> None:
 
 
 def test_every_layout_of_the_lattice_is_legal_or_counted_under_a_reason() -> None:
-    cell_space = enumerated(axes=EVERYTHING, constraints=["tp <= 4", "8 // (pp - 1) > 0 or pp == 1"])
+    cell_space = enumerated(
+        axes=EVERYTHING, constraints=["tp <= 4", "8 // (pp - 1) > 0 or pp == 1"]
+    )
     sizes = cell_space.values.sizes
     assert cell_space.lattice_size == np.prod(list(sizes.values()))
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
     assert all(count > 0 for count in cell_space.rejected.values())
 
 
-VARYING = {"workload": "synthetic", "axes": {"micro_batch_size": [1, 2], "options": {"time_scale": [1, 2, 3], "sleep": [False, True]}}}
+VARYING = {
+    "workload": "synthetic",
+    "axes": {
+        "micro_batch_size": [1, 2],
+        "options": {"time_scale": [1, 2, 3], "sleep": [False, True]},
+    },
+}
 
 
 def test_options_that_vary_multiply_the_lattice_and_stand_in_every_layout() -> None:
     plain = enumerated(workload="synthetic", axes={"micro_batch_size": [1, 2]})
     cell_space = enumerated(**VARYING)
     assert cell_space.lattice_size == 6 * plain.lattice_size
-    assert len({layout.key for layout in layouts(cell_space)}) == len(cell_space.legal) == 6 * len(plain.legal)
+    assert (
+        len({layout.key for layout in layouts(cell_space)})
+        == len(cell_space.legal)
+        == 6 * len(plain.legal)
+    )
     found = {layout.options for layout in layouts(cell_space)}
-    assert found == {(("sleep", sleep), ("time_scale", scale)) for sleep in (False, True) for scale in (1, 2, 3)}
+    assert found == {
+        (("sleep", sleep), ("time_scale", scale)) for sleep in (False, True) for scale in (1, 2, 3)
+    }
 
 
 def test_a_constraint_may_name_options_that_vary_and_is_counted() -> None:
     cell_space = enumerated(**VARYING, constraints=["not sleep or time_scale == 1"])
-    assert cell_space.rejected["constraint: not sleep or time_scale == 1"] == len(cell_space.legal) // 2  # 2 of 6, where 4 of 6 are left
+    assert (
+        cell_space.rejected["constraint: not sleep or time_scale == 1"]
+        == len(cell_space.legal) // 2
+    )  # 2 of 6, where 4 of 6 are left
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
     one = next(layout for layout in layouts(cell_space) if layout.option("sleep") is True)
     assert cell_space.reason(one) is None
-    assert cell_space.reason(replace(one, options=(("sleep", True), ("time_scale", 2)))) == "constraint: not sleep or time_scale == 1"
+    assert (
+        cell_space.reason(replace(one, options=(("sleep", True), ("time_scale", 2))))
+        == "constraint: not sleep or time_scale == 1"
+    )
     said = cell_space.reason(replace(one, options=()))
-    assert said is not None and said.startswith("options none is not among the axes' values: sleep=false time_scale=1")
+    assert said is not None and said.startswith(
+        "options none is not among the axes' values: sleep=false time_scale=1"
+    )
 
 
 def test_the_batch_is_never_rounded() -> None:
@@ -105,9 +149,17 @@ def test_the_batch_is_never_rounded() -> None:
 
 def test_lists_of_sizes_are_kept_to() -> None:
     cell_space = enumerated(
-        axes={"data_parallel_size": [4, 8], "tensor_parallel_size": [1, 2], "micro_batch_size": [1, 3, 4], "grad_accum_steps": [2, 4, 8]}
+        axes={
+            "data_parallel_size": [4, 8],
+            "tensor_parallel_size": [1, 2],
+            "micro_batch_size": [1, 3, 4],
+            "grad_accum_steps": [2, 4, 8],
+        }
     )
-    found = {(x.data_parallel_size, x.tensor_parallel_size, x.micro_batch_size, x.grad_accum_steps) for x in layouts(cell_space)}
+    found = {
+        (x.data_parallel_size, x.tensor_parallel_size, x.micro_batch_size, x.grad_accum_steps)
+        for x in layouts(cell_space)
+    }
     assert found == {(8, 1, 1, 8), (8, 1, 4, 2), (4, 2, 4, 4)}  # dp x mbs x ga = 64
 
 
@@ -147,22 +199,33 @@ def test_tensor_parallelism_may_cross_nodes_where_the_sweep_says_so() -> None:
 
 
 def test_stages_of_unequal_depth_are_legal() -> None:
-    cell_space = enumerated(model="llama-3.2-3b", gpus=8, axes={"pipeline_parallel_size": 8, "grad_accum_steps": [16]})
+    cell_space = enumerated(
+        model="llama-3.2-3b", gpus=8, axes={"pipeline_parallel_size": 8, "grad_accum_steps": [16]}
+    )
     assert len(cell_space.legal) > 0  # 28 layers over 8 stages
 
 
 def test_the_shortest_pipeline_feed_is_one_less_than_the_stages() -> None:
-    cell_space = enumerated(global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]})
-    assert {x.grad_accum_steps for x in layouts(cell_space)} == {7, 21}  # 7 = 8 - 1 is enough, 3 is not
+    cell_space = enumerated(
+        global_batch_size=21, axes={"pipeline_parallel_size": 8, "micro_batch_size": [1, 3, 7]}
+    )
+    assert {x.grad_accum_steps for x in layouts(cell_space)} == {
+        7,
+        21,
+    }  # 7 = 8 - 1 is enough, 3 is not
 
 
 def test_a_duplicate_is_kept_where_its_twin_is_not_asked_for() -> None:
-    assert {str(x.recompute) for x in layouts(enumerated(axes={"recompute": ["none", "full:32"]}))} == {"none", "full:32"}
+    assert {
+        str(x.recompute) for x in layouts(enumerated(axes={"recompute": ["none", "full:32"]}))
+    } == {"none", "full:32"}
     assert {x.zero_stage for x in layouts(enumerated(gpus=1, axes={"zero_stage": [2, 3]}))} == {2}
 
 
 def test_zero_over_context_parallel_ranks_is_no_duplicate() -> None:
-    cell_space = enumerated(axes={"data_parallel_size": 1, "context_parallel_size": 8, "zero_stage": [0, 1]})
+    cell_space = enumerated(
+        axes={"data_parallel_size": 1, "context_parallel_size": 8, "zero_stage": [0, 1]}
+    )
     assert {x.zero_stage for x in layouts(cell_space)} == {0, 1}
 
 
@@ -173,17 +236,30 @@ def test_a_single_node_may_be_used_in_part() -> None:
 
 def test_the_reason_of_one_layout_is_the_rule_that_it_breaks() -> None:
     cell_space = enumerated(axes=EVERYTHING, constraints=["tp <= 4"])
-    good = Layout(data_parallel_size=4, tensor_parallel_size=2, micro_batch_size=2, grad_accum_steps=8)
+    good = Layout(
+        data_parallel_size=4, tensor_parallel_size=2, micro_batch_size=2, grad_accum_steps=8
+    )
     assert cell_space.reason(good) is None
-    assert cell_space.reason(Layout(data_parallel_size=4, micro_batch_size=2, grad_accum_steps=8)) == WORLD_SIZE
-    assert cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=2, grad_accum_steps=8)) == GLOBAL_BATCH
-    assert cell_space.reason(Layout(tensor_parallel_size=8, micro_batch_size=8, grad_accum_steps=8)) == "constraint: tp <= 4"
+    assert (
+        cell_space.reason(Layout(data_parallel_size=4, micro_batch_size=2, grad_accum_steps=8))
+        == WORLD_SIZE
+    )
+    assert (
+        cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=2, grad_accum_steps=8))
+        == GLOBAL_BATCH
+    )
+    assert (
+        cell_space.reason(Layout(tensor_parallel_size=8, micro_batch_size=8, grad_accum_steps=8))
+        == "constraint: tp <= 4"
+    )
     assert (
         cell_space.reason(Layout(data_parallel_size=8, micro_batch_size=3, grad_accum_steps=8))
         == "micro_batch_size 3 is not among the axes' values: 1, 2, 4, 8, 16, 32, 64"
     )
     assert (
-        cell_space.reason(Layout(data_parallel_size=8, grad_accum_steps=8, precision=Precision.FP16))
+        cell_space.reason(
+            Layout(data_parallel_size=8, grad_accum_steps=8, precision=Precision.FP16)
+        )
         == "precision fp16 is not among the axes' values: bf16"
     )
 
@@ -220,7 +296,13 @@ specs = st.fixed_dictionaries(
 
 def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) -> bool:
     """The rules once more, in plain words and integers."""
-    model, dp, tp, pp, cp = cell.model, x.data_parallel_size, x.tensor_parallel_size, x.pipeline_parallel_size, x.context_parallel_size
+    model, dp, tp, pp, cp = (
+        cell.model,
+        x.data_parallel_size,
+        x.tensor_parallel_size,
+        x.pipeline_parallel_size,
+        x.context_parallel_size,
+    )
     llama = spec.workload.name == "llama"
     stages = [stage for stage in spec.axes.zero_stage if stage <= 1 or not llama]
     named = {"tp": tp, "mbs": x.micro_batch_size, "dp": dp}
@@ -237,14 +319,18 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
             dp * x.micro_batch_size * x.grad_accum_steps == cell.global_batch_size,
             cell.num_gpus <= gpus_per_node or cell.num_gpus % gpus_per_node == 0,
             tp <= gpus_per_node or spec.tensor_parallel_across_nodes,
-            model.num_attention_heads % tp == 0 and model.num_key_value_heads % tp == 0 and model.ffn_hidden_size % tp == 0,
+            model.num_attention_heads % tp == 0
+            and model.num_key_value_heads % tp == 0
+            and model.ffn_hidden_size % tp == 0,
             pp <= model.num_layers and x.grad_accum_steps >= pp - 1,
             cp == 1 or cell.sequence_length % (2 * cp) == 0,
             (x.recompute.num_layers or 0) <= model.num_layers,
             x.recompute.num_layers != model.num_layers
-            or Recompute(mode=x.recompute.mode, policy=x.recompute.policy) not in spec.axes.recompute,
+            or Recompute(mode=x.recompute.mode, policy=x.recompute.policy)
+            not in spec.axes.recompute,
             dp * cp > 1 or x.zero_stage == min(stages, default=0),
-            not llama or (tp == pp == cp == 1 and x.zero_stage <= 1 and x.precision in ("fp32", "bf16")),
+            not llama
+            or (tp == pp == cp == 1 and x.zero_stage <= 1 and x.precision in ("fp32", "bf16")),
             spec.device == "auto" or x.precision != "fp8",
             all(by_hand[constraint.require] for constraint in spec.constraints),
         ]
@@ -253,7 +339,9 @@ def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) ->
 
 @given(data=specs, gpus_per_node=st.sampled_from([1, 2, 4, 8]))
 @settings(max_examples=60, deadline=None)
-def test_the_legal_layouts_are_those_that_a_plain_reference_finds(data: dict[str, Any], gpus_per_node: int) -> None:
+def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
+    data: dict[str, Any], gpus_per_node: int
+) -> None:
     spec = sweep(**data)
     cell = spec.cells()[0]
     cell_space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node)
@@ -278,7 +366,9 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(data: dict[str
     some = lattice[::step]
     assert all((cell_space.reason(x) is None) == (x.key in expected) for x in some)
     if step == 1:
-        assert Counter(reason for x in lattice if (reason := cell_space.reason(x))) == Counter(cell_space.rejected)
+        assert Counter(reason for x in lattice if (reason := cell_space.reason(x))) == Counter(
+            cell_space.rejected
+        )
 
 
 # --- size -----------------------------------------------------------------------------------------------------------------------
@@ -293,7 +383,9 @@ def test_a_lattice_of_billions_is_counted_without_being_built() -> None:
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
 
 
-def test_more_layouts_than_can_be_searched_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_layouts_than_can_be_searched_are_refused_with_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(space, "MAX_LAYOUTS", 100)
     with pytest.raises(SpaceTooLarge) as caught:
         enumerated(axes=EVERYTHING)
@@ -304,7 +396,9 @@ def test_more_layouts_than_can_be_searched_are_refused_with_advice(monkeypatch: 
     assert len(enumerate_cell(spec, spec.cells()[0], gpus_per_node=8, unlimited=True).legal) > 100
 
 
-def test_candidates_beyond_reason_are_refused_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_beyond_reason_are_refused_before_they_are_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(space, "MAX_CANDIDATES", 100)
     with pytest.raises(SpaceTooLarge, match="layouts with exact products"):
         enumerated(axes=EVERYTHING, constraints=["tp > 8"])

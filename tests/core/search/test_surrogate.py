@@ -16,7 +16,12 @@ def grid(a: int = 6, b: int = 6) -> Lattice:
 
 def surrogate(lattice: Lattice, belief: Belief | None = None, *, learns: bool = False) -> Surrogate:
     belief = belief or Belief.nothing(len(lattice))
-    return Surrogate(lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd), learns=learns)
+    return Surrogate(
+        lattice,
+        belief,
+        guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd),
+        learns=learns,
+    )
 
 
 def truth(lattice: Lattice) -> Floats:
@@ -27,7 +32,9 @@ def truth(lattice: Lattice) -> Floats:
 
 def test_before_anything_is_known_the_belief_stands() -> None:
     lattice = grid()
-    belief = Belief(mean=truth(lattice), basis=np.ones((36, 1)), covariance=np.array([[0.25]]), residual_sd=0.1)
+    belief = Belief(
+        mean=truth(lattice), basis=np.ones((36, 1)), covariance=np.array([[0.25]]), residual_sd=0.1
+    )
     found = surrogate(lattice, belief)
     assert found.mean == pytest.approx(truth(lattice))
     assert found.sd == pytest.approx(np.full(36, np.sqrt(0.25 + 2 * 0.1**2)))
@@ -37,7 +44,9 @@ def test_one_value_of_a_shared_constant_informs_all_rows_that_rest_on_it() -> No
     # Rows with b > 2 rest on a constant that is twice (0.7 in the logarithm) what was believed: pipelines that wait, say.
     lattice = grid()
     rests = (lattice.places[:, 1] > 2).astype(np.float64)
-    belief = Belief(mean=np.zeros(36), basis=rests[:, None], covariance=np.array([[0.5]]), residual_sd=0.05)
+    belief = Belief(
+        mean=np.zeros(36), basis=rests[:, None], covariance=np.array([[0.5]]), residual_sd=0.05
+    )
     found = surrogate(lattice, belief)
     found.add(Value(row=int(np.flatnonzero(rests)[0]), value=0.7))
     assert np.all(found.mean[rests > 0] > 0.6)
@@ -66,7 +75,9 @@ def test_a_smooth_truth_is_predicted_from_a_quarter_of_its_rows() -> None:
 
 def test_what_is_added_one_by_one_is_what_is_told_at_once() -> None:
     lattice = grid()
-    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 7, 9, 20, 33)] + [Value(row=5, value=None)]
+    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 7, 9, 20, 33)] + [
+        Value(row=5, value=None)
+    ]
     one_by_one, at_once = surrogate(lattice), surrogate(lattice)
     for value in values:
         one_by_one.add(value)
@@ -99,12 +110,16 @@ def test_a_value_is_contradicted_by_those_around_it() -> None:
 
 def test_what_the_others_say_of_a_row_is_what_a_process_without_it_says() -> None:
     lattice = grid()
-    values = [Value(row=row, value=float(truth(lattice)[row])) for row in (0, 3, 7, 14, 20, 21, 28, 33)]
+    values = [
+        Value(row=row, value=float(truth(lattice)[row])) for row in (0, 3, 7, 14, 20, 21, 28, 33)
+    ]
     whole, without = surrogate(lattice), surrogate(lattice)
     whole.replace(values)
     without.replace([value for value in values if value.row != 20])
     expected, sd = whole.left_out()[20]
-    assert expected == pytest.approx(float(without.mean[20]), abs=0.02)  # the noise of each value is judged with it, or without
+    assert expected == pytest.approx(
+        float(without.mean[20]), abs=0.02
+    )  # the noise of each value is judged with it, or without
     assert sd == pytest.approx(float(np.hypot(without.sd[20], without.noise_sd)), rel=0.05)
     assert surrogate(lattice).left_out() == {}
 
@@ -124,7 +139,10 @@ def test_a_value_that_is_corrected_is_what_it_would_have_been_from_the_start() -
 def test_a_bound_lifts_what_lies_below_it_and_says_nothing_of_what_lies_above() -> None:
     lattice = grid()
     belief = Belief(
-        mean=np.where(lattice.places[:, 0] < 3, 0.0, 2.0), basis=np.ones((36, 1)), covariance=np.array([[0.04]]), residual_sd=0.2
+        mean=np.where(lattice.places[:, 0] < 3, 0.0, 2.0),
+        basis=np.ones((36, 1)),
+        covariance=np.array([[0.04]]),
+        residual_sd=0.2,
     )
     below, above = surrogate(lattice, belief), surrogate(lattice, belief)
     below.add(Value(row=0, value=1.0, bound=Bound.AT_LEAST))
@@ -161,11 +179,18 @@ def test_what_a_pending_row_came_to_takes_its_place() -> None:
 
 def test_words_are_alike_or_not_whatever_their_order() -> None:
     words = ["eager", "flash", "sdpa"] * 4
-    lattice = Lattice(axes=(Axis.of_words("attention", words), Axis.of("size", [float(i // 3) for i in range(12)])))
+    lattice = Lattice(
+        axes=(
+            Axis.of_words("attention", words),
+            Axis.of("size", [float(i // 3) for i in range(12)]),
+        )
+    )
     found = surrogate(lattice)
     found.add(Value(row=1, value=1.0))
     assert found.sd[0] == pytest.approx(found.sd[2])
-    assert found.sd[4] < found.sd[3]  # another size of the same word tells more than another word of a size as far
+    assert (
+        found.sd[4] < found.sd[3]
+    )  # another size of the same word tells more than another word of a size as far
 
 
 def test_thousands_of_values_are_thinned_and_the_lowest_kept() -> None:

@@ -11,7 +11,14 @@ import pytest
 
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import CellPlan, plan_cell
-from orchestrator.core.search.trial_cost import TIMED_STEPS, Z90, PlannedCost, TrialCost, cost_of, total
+from orchestrator.core.search.trial_cost import (
+    TIMED_STEPS,
+    Z90,
+    PlannedCost,
+    TrialCost,
+    cost_of,
+    total,
+)
 from orchestrator.core.sweepfile.sections import Measuring
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
@@ -31,11 +38,17 @@ def plan(device: str | None = "h100-sxm", **changes: Any) -> CellPlan:
         }
         | changes
     )
-    return plan_cell(spec, spec.cells()[0], hardware=DEVICES[device] if device else None, gpus_per_node=8)
+    return plan_cell(
+        spec, spec.cells()[0], hardware=DEVICES[device] if device else None, gpus_per_node=8
+    )
 
 
-def cost(planned: CellPlan, num_trials: int, trial: TrialCost = TRIAL, **choice: Any) -> PlannedCost:
-    found = cost_of(planned.candidates, planned.space.cell, num_trials=num_trials, trial=trial, **choice)
+def cost(
+    planned: CellPlan, num_trials: int, trial: TrialCost = TRIAL, **choice: Any
+) -> PlannedCost:
+    found = cost_of(
+        planned.candidates, planned.space.cell, num_trials=num_trials, trial=trial, **choice
+    )
     assert found is not None
     return found
 

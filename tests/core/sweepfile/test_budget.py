@@ -14,7 +14,14 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 
 
 def spec(search: dict[str, Any], **changes: Any) -> SweepSpec:
-    values = {"name": "t", "model": "llama-tiny", "gpus": 1, "sequence_length": 64, "global_batch_size": 8, "search": search}
+    values = {
+        "name": "t",
+        "model": "llama-tiny",
+        "gpus": 1,
+        "sequence_length": 64,
+        "global_batch_size": 8,
+        "search": search,
+    }
     return SweepSpec.model_validate(values | changes)
 
 
@@ -26,26 +33,40 @@ def found(search: dict[str, Any], **changes: Any) -> Budget | None:
 def test_the_tighter_of_hours_and_money_holds() -> None:
     assert found({"max_gpu_hours": 10.0}) == Budget(gpu_seconds=36_000.0, limit=Limit.GPU_HOURS)
     both = {"max_gpu_hours": 10.0, "max_cost": 20.0}
-    assert found(both, price_per_gpu_hour=4.0) == Budget(gpu_seconds=18_000.0, limit=Limit.COST)  # 20 / 4 = 5 hours
-    assert found(both, price_per_gpu_hour=1.0) == Budget(gpu_seconds=36_000.0, limit=Limit.GPU_HOURS)
+    assert found(both, price_per_gpu_hour=4.0) == Budget(
+        gpu_seconds=18_000.0, limit=Limit.COST
+    )  # 20 / 4 = 5 hours
+    assert found(both, price_per_gpu_hour=1.0) == Budget(
+        gpu_seconds=36_000.0, limit=Limit.GPU_HOURS
+    )
     assert found({}) is None
 
 
 def test_money_goes_by_the_list_price_where_the_file_gives_none() -> None:
     price = DEVICES["h100-sxm"].price_per_hour
     assert price is not None
-    assert found({"max_cost": price}, device="h100-sxm") == Budget(gpu_seconds=3600.0, limit=Limit.COST)
+    assert found({"max_cost": price}, device="h100-sxm") == Budget(
+        gpu_seconds=3600.0, limit=Limit.COST
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "h800"])
 def test_money_without_a_price_is_refused_with_the_file(device: str) -> None:
-    with pytest.raises(ValidationError, match=f"search.max_cost: device {device} has no list price; give price_per_gpu_hour"):
+    with pytest.raises(
+        ValidationError,
+        match=f"search.max_cost: device {device} has no list price; give price_per_gpu_hour",
+    ):
         spec({"max_cost": 5.0}, device=device)
-    assert found({"max_cost": 5.0}, device=device, price_per_gpu_hour=0.1) == Budget(gpu_seconds=180_000.0, limit=Limit.COST)
+    assert found({"max_cost": 5.0}, device=device, price_per_gpu_hour=0.1) == Budget(
+        gpu_seconds=180_000.0, limit=Limit.COST
+    )
 
 
 def test_money_without_a_price_is_refused_where_the_device_turns_out_to_have_none() -> None:
-    with pytest.raises(UsageInvalid, match=r"search.max_cost 5: no price is known of what device auto means here; give price_per_gpu_hour"):
+    with pytest.raises(
+        UsageInvalid,
+        match=r"search.max_cost 5: no price is known of what device auto means here; give price_per_gpu_hour",
+    ):
         found({"max_cost": 5.0})
 
 

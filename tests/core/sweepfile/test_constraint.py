@@ -17,27 +17,49 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.constraint import NUMBERS, WORDS, Constraint, facts_of
 
 CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
-LAYOUT = Layout(data_parallel_size=4, tensor_parallel_size=2, pipeline_parallel_size=2, micro_batch_size=2, grad_accum_steps=8)
+LAYOUT = Layout(
+    data_parallel_size=4,
+    tensor_parallel_size=2,
+    pipeline_parallel_size=2,
+    micro_batch_size=2,
+    grad_accum_steps=8,
+)
 
 
 def holds(text: str, *layouts: Layout) -> list[bool]:
     table = LayoutTable.of(layouts or [LAYOUT])
-    return [bool(row) for row in Constraint(text).check(facts_of(table, cell=CELL, gpus_per_node=8), len(table))[0]]
+    return [
+        bool(row)
+        for row in Constraint(text).check(facts_of(table, cell=CELL, gpus_per_node=8), len(table))[
+            0
+        ]
+    ]
 
 
 def undefined(text: str, *layouts: Layout) -> list[bool]:
     table = LayoutTable.of(layouts or [LAYOUT])
-    return [bool(row) for row in Constraint(text).check(facts_of(table, cell=CELL, gpus_per_node=8), len(table))[1]]
+    return [
+        bool(row)
+        for row in Constraint(text).check(facts_of(table, cell=CELL, gpus_per_node=8), len(table))[
+            1
+        ]
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("dp == 4 and tp == 2 and pp == 2 and cp == 1 and mbs == 2 and ga == 8", True),
-        ("data_parallel_size * tensor_parallel_size * pipeline_parallel_size * context_parallel_size == world_size", True),
+        (
+            "data_parallel_size * tensor_parallel_size * pipeline_parallel_size * context_parallel_size == world_size",
+            True,
+        ),
         ("world_size == num_gpus and num_gpus == num_nodes * gpus_per_node", True),
         ("dp * mbs * ga == global_batch_size", True),
-        ("num_layers == 32 and hidden_size == 4096 and num_attention_heads == 32 and num_key_value_heads == 8", True),
+        (
+            "num_layers == 32 and hidden_size == 4096 and num_attention_heads == 32 and num_key_value_heads == 8",
+            True,
+        ),
         ("sequence_length // 4096 == 1 and sequence_length % 4096 == 0", True),
         ("1 < tp <= 2 < dp", True),
         ("1 < tp < 2", False),
@@ -68,7 +90,10 @@ def test_every_name_that_is_offered_can_be_asked() -> None:
 
 
 def test_a_selective_recompute_answers_to_its_mode_and_to_its_policy() -> None:
-    layouts = [replace(LAYOUT, recompute=Recompute.parse(text)) for text in ("none", "full:8", "selective_ops:4", "selective_attention")]
+    layouts = [
+        replace(LAYOUT, recompute=Recompute.parse(text))
+        for text in ("none", "full:8", "selective_ops:4", "selective_attention")
+    ]
     assert holds("recompute == 'selective'", *layouts) == [False, False, True, True]
     assert holds("recompute == 'selective_ops'", *layouts) == [False, False, True, False]
     assert holds("recompute == 'full'", *layouts) == [False, True, False, False]
@@ -76,14 +101,19 @@ def test_a_selective_recompute_answers_to_its_mode_and_to_its_policy() -> None:
 
 
 def test_rows_are_judged_one_by_one() -> None:
-    layouts = [replace(LAYOUT, micro_batch_size=m, precision=p) for m, p in ((1, Precision.BF16), (2, Precision.FP8), (4, Precision.FP8))]
+    layouts = [
+        replace(LAYOUT, micro_batch_size=m, precision=p)
+        for m, p in ((1, Precision.BF16), (2, Precision.FP8), (4, Precision.FP8))
+    ]
     assert holds("mbs > 1 and precision == 'fp8'", *layouts) == [False, True, True]
 
 
 def test_a_constraint_over_the_cell_alone_holds_for_all_rows_or_none() -> None:
     assert holds("num_gpus <= 16", LAYOUT, LAYOUT) == [True, True]
     assert holds("num_gpus > 16", LAYOUT, LAYOUT) == [False, False]
-    assert Constraint("num_gpus > 16").check(facts_of(LayoutTable.of([]), cell=CELL, gpus_per_node=8), 0)[0].shape == (0,)
+    assert Constraint("num_gpus > 16").check(
+        facts_of(LayoutTable.of([]), cell=CELL, gpus_per_node=8), 0
+    )[0].shape == (0,)
 
 
 def test_division_by_zero_marks_its_row_and_no_other() -> None:
@@ -99,7 +129,10 @@ def test_a_guard_before_a_division_is_heeded() -> None:
     layouts = [replace(LAYOUT, pipeline_parallel_size=p) for p in (1, 2)]
     assert undefined("pp == 1 or 8 // (pp - 1) > 4", *layouts) == [False, False]
     assert undefined("pp > 1 and 8 // (pp - 1) > 4", *layouts) == [False, False]
-    assert undefined("8 // (pp - 1) > 4 or pp == 1", *layouts) == [True, False]  # left to right, as Python does
+    assert undefined("8 // (pp - 1) > 4 or pp == 1", *layouts) == [
+        True,
+        False,
+    ]  # left to right, as Python does
     assert undefined("2 < pp < 8 // (pp - 1)", *layouts) == [False, False]
 
 
@@ -107,7 +140,9 @@ def test_arithmetic_beyond_64_bits_is_exact() -> None:
     giant = 1 << 40
     assert holds(f"dp * {giant} * {giant} > {giant} * {giant} * 3") == [True]
     assert holds(f"(dp * {giant} * {giant} + 1) % {giant} == 1") == [True]
-    assert holds(f"global_batch_size * {giant} * sequence_length // {giant} == global_batch_size * sequence_length") == [True]
+    assert holds(
+        f"global_batch_size * {giant} * sequence_length // {giant} == global_batch_size * sequence_length"
+    ) == [True]
     assert holds(f"-dp * {giant} * {giant} < -{giant} * {giant} * 3 < 0") == [True]
 
 
@@ -176,19 +211,32 @@ def test_what_is_no_constraint_is_refused_with_the_fix(text: str, told: str) -> 
 def test_the_reason_is_the_users_or_the_expression_on_one_line() -> None:
     assert Constraint("tp <= 8", "one node has eight").reason == "one node has eight"
     assert Constraint("tp <= 8\n  and pp <= 8").reason == "constraint: tp <= 8 and pp <= 8"
-    assert Constraint("8 // (pp - 1) > 1").undefined_reason == "constraint divides by zero: 8 // (pp - 1) > 1"
+    assert (
+        Constraint("8 // (pp - 1) > 1").undefined_reason
+        == "constraint divides by zero: 8 // (pp - 1) > 1"
+    )
 
 
 # Expressions of the language at random, against Python itself on one row at a time.
-_atoms = st.one_of(st.sampled_from([*SHORT_NAMES, "num_gpus", "num_layers", "zero_stage"]), st.integers(0, 40).map(str))
-_numbers = st.recursive(
-    _atoms, lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner), max_leaves=4
+_atoms = st.one_of(
+    st.sampled_from([*SHORT_NAMES, "num_gpus", "num_layers", "zero_stage"]),
+    st.integers(0, 40).map(str),
 )
-_comparisons = st.builds("{} {} {}".format, _numbers, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), _numbers)
+_numbers = st.recursive(
+    _atoms,
+    lambda inner: st.builds(
+        "({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner
+    ),
+    max_leaves=4,
+)
+_comparisons = st.builds(
+    "{} {} {}".format, _numbers, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), _numbers
+)
 _conditions = st.recursive(
     _comparisons,
     lambda inner: st.one_of(
-        st.builds("(not {})".format, inner), st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner)
+        st.builds("(not {})".format, inner),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner),
     ),
     max_leaves=4,
 )
@@ -202,7 +250,13 @@ _layouts = st.builds(
     grad_accum_steps=st.integers(1, 9),
     zero_stage=st.integers(0, 3),
 )
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _ORDERS = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -279,13 +333,21 @@ EAGER = replace(LAYOUT, options=(("fused", False), ("kernel", "eager"), ("thread
 )
 def test_options_that_vary_are_asked_like_axes(text: str, expected: list[bool]) -> None:
     table = LayoutTable.of([FLASH, EAGER])
-    assert Constraint(text, varying=VARYING).check(facts_of(table, cell=CELL, gpus_per_node=8), 2)[0].tolist() == expected
+    assert (
+        Constraint(text, varying=VARYING)
+        .check(facts_of(table, cell=CELL, gpus_per_node=8), 2)[0]
+        .tolist()
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("kernel == 'flsh'", "kernel is never 'flsh'; allowed: flash, eager; did you mean 'flash'?"),
+        (
+            "kernel == 'flsh'",
+            "kernel is never 'flsh'; allowed: flash, eager; did you mean 'flash'?",
+        ),
         ("kernel", "is a value, not a condition"),
         ("kernel > 1", "compare a word with"),
         ("fused == 1", "'fused' is a condition, not a number"),

@@ -11,8 +11,16 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 
 
 def sweep(**changes: Any) -> SweepSpec:
-    data = {"name": "x", "model": "llama-tiny", "gpus": [1, 2], "sequence_length": 64, "global_batch_size": 16}
-    return SweepSpec.model_validate({key: value for key, value in {**data, **changes}.items() if value is not ...})
+    data = {
+        "name": "x",
+        "model": "llama-tiny",
+        "gpus": [1, 2],
+        "sequence_length": 64,
+        "global_batch_size": 16,
+    }
+    return SweepSpec.model_validate(
+        {key: value for key, value in {**data, **changes}.items() if value is not ...}
+    )
 
 
 def refused(**changes: Any) -> str:
@@ -22,7 +30,12 @@ def refused(**changes: Any) -> str:
 
 
 def test_every_combination_is_a_cell_in_the_order_of_the_file() -> None:
-    spec = sweep(model=["llama-60m", "llama-tiny"], gpus=[2, 1], sequence_length=[64, 32], global_batch_size=[8])
+    spec = sweep(
+        model=["llama-60m", "llama-tiny"],
+        gpus=[2, 1],
+        sequence_length=[64, 32],
+        global_batch_size=[8],
+    )
     assert [cell.key for cell in spec.cells()] == [
         "llama-60m_2gpu_s64_gb8", "llama-60m_2gpu_s32_gb8", "llama-60m_1gpu_s64_gb8", "llama-60m_1gpu_s32_gb8",
         "llama-tiny_2gpu_s64_gb8", "llama-tiny_2gpu_s32_gb8", "llama-tiny_1gpu_s64_gb8", "llama-tiny_1gpu_s32_gb8",
@@ -30,7 +43,15 @@ def test_every_combination_is_a_cell_in_the_order_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("4M", 4 << 20), ("256k", 256 << 10), ("1G", 1 << 30), ("4096", 4096), (4096, 4096), ("2 M", 2 << 20)]
+    ("text", "tokens"),
+    [
+        ("4M", 4 << 20),
+        ("256k", 256 << 10),
+        ("1G", 1 << 30),
+        ("4096", 4096),
+        (4096, 4096),
+        ("2 M", 2 << 20),
+    ],
 )
 def test_tokens_are_counted_in_powers_of_two(text: str | int, tokens: int) -> None:
     spec = sweep(global_batch_size=..., global_batch_tokens=text, sequence_length=64)
@@ -38,22 +59,44 @@ def test_tokens_are_counted_in_powers_of_two(text: str | int, tokens: int) -> No
 
 
 def test_a_batch_in_tokens_is_another_number_of_sequences_at_each_length() -> None:
-    spec = sweep(global_batch_size=..., global_batch_tokens="4M", sequence_length=["4K", "8K"], gpus=1)
-    assert [(cell.sequence_length, cell.global_batch_size) for cell in spec.cells()] == [(4096, 1024), (8192, 512)]
+    spec = sweep(
+        global_batch_size=..., global_batch_tokens="4M", sequence_length=["4K", "8K"], gpus=1
+    )
+    assert [(cell.sequence_length, cell.global_batch_size) for cell in spec.cells()] == [
+        (4096, 1024),
+        (8192, 512),
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [(90, 90.0), (1.5, 1.5), ("90s", 90.0), ("5min", 300.0), ("5m", 300.0), ("2h", 7200.0), ("1d", 86400.0), ("0.5 h", 1800.0)],
+    [
+        (90, 90.0),
+        (1.5, 1.5),
+        ("90s", 90.0),
+        ("5min", 300.0),
+        ("5m", 300.0),
+        ("2h", 7200.0),
+        ("1d", 86400.0),
+        ("0.5 h", 1800.0),
+    ],
 )
 def test_durations_are_seconds_or_carry_their_unit(given: Any, seconds: float) -> None:
     assert sweep(search={"max_wall_time": given}).search.max_wall_time == seconds
 
 
 def test_one_value_may_stand_without_its_list() -> None:
-    spec = sweep(gpus=4, precision="fp32", axes={"micro_batch_size": 2, "recompute": "full:2", "zero_stage": 1})
+    spec = sweep(
+        gpus=4,
+        precision="fp32",
+        axes={"micro_batch_size": 2, "recompute": "full:2", "zero_stage": 1},
+    )
     assert (spec.gpus, spec.precision) == ((4,), (Precision.FP32,))
-    assert (spec.axes.micro_batch_size, spec.axes.recompute, spec.axes.zero_stage) == ((2,), (Recompute.parse("full:2"),), (1,))
+    assert (spec.axes.micro_batch_size, spec.axes.recompute, spec.axes.zero_stage) == (
+        (2,),
+        (Recompute.parse("full:2"),),
+        (1,),
+    )
 
 
 def test_a_model_is_a_preset_a_changed_preset_or_sizes() -> None:
@@ -65,29 +108,60 @@ def test_a_model_is_a_preset_a_changed_preset_or_sizes() -> None:
         "ffn_hidden_size": 96,
         "vocab_size": 100,
     }
-    spec = sweep(model=["llama-tiny", {"preset": "llama-tiny", "num_layers": 8}, {**sizes, "name": "mine"}, sizes, {"preset": "llama-60m"}])
-    assert [model.name for model in spec.model] == ["llama-tiny", "llama-tiny-8x128", "mine", "llama-2x64", "llama-60m"]
+    spec = sweep(
+        model=[
+            "llama-tiny",
+            {"preset": "llama-tiny", "num_layers": 8},
+            {**sizes, "name": "mine"},
+            sizes,
+            {"preset": "llama-60m"},
+        ]
+    )
+    assert [model.name for model in spec.model] == [
+        "llama-tiny",
+        "llama-tiny-8x128",
+        "mine",
+        "llama-2x64",
+        "llama-60m",
+    ]
     assert spec.model[4] == PRESETS["llama-60m"]
     assert not spec.model[3].tied_embeddings
 
 
 def test_two_definitions_need_two_names() -> None:
     assert "two definitions need two names" in refused(
-        model=[{"preset": "llama-tiny", "num_layers": 2, "name": "a"}, {"preset": "llama-tiny", "name": "a"}]
+        model=[
+            {"preset": "llama-tiny", "num_layers": 2, "name": "a"},
+            {"preset": "llama-tiny", "name": "a"},
+        ]
     )
-    assert "is a preset of other sizes" in refused(model={"preset": "llama-tiny", "num_layers": 2, "name": "llama-tiny"})
+    assert "is a preset of other sizes" in refused(
+        model={"preset": "llama-tiny", "num_layers": 2, "name": "llama-tiny"}
+    )
 
 
 def test_a_batch_that_the_length_does_not_divide_is_refused() -> None:
-    assert "the batch is exact, never rounded" in refused(global_batch_size=..., global_batch_tokens=1000)
+    assert "the batch is exact, never rounded" in refused(
+        global_batch_size=..., global_batch_tokens=1000
+    )
 
 
 @pytest.mark.parametrize("key", ["gpus", "sequence_length", "global_batch_size"])
-@pytest.mark.parametrize("value", [True, "8", 8.5, None, [], [8, 8], 0, -1, [[8]], {}, float("nan")])
+@pytest.mark.parametrize(
+    "value", [True, "8", 8.5, None, [], [8, 8], 0, -1, [[8]], {}, float("nan")]
+)
 def test_counts_are_whole_numbers_and_nothing_else(key: str, value: Any) -> None:
-    if (key, value) in (("sequence_length", "8"), ("global_batch_size", None)):  # tokens may be text; a batch may be absent
+    if (key, value) in (
+        ("sequence_length", "8"),
+        ("global_batch_size", None),
+    ):  # tokens may be text; a batch may be absent
         return
-    assert refused(**{key: value, **({"global_batch_tokens": 64} if value is None and key == "global_batch_size" else {})})
+    assert refused(
+        **{
+            key: value,
+            **({"global_batch_tokens": 64} if value is None and key == "global_batch_size" else {}),
+        }
+    )
 
 
 def test_a_spec_survives_json() -> None:
@@ -95,7 +169,10 @@ def test_a_spec_survives_json() -> None:
         model=["llama-tiny", {"preset": "llama-tiny", "num_layers": 8}],
         axes={"recompute": ["none", "full:2", "selective"], "micro_batch_size": "auto"},
         constraints=["tp <= 8", {"require": "mbs > 1", "because": "slow"}],
-        workload={"name": "command", "options": {"argv": ["a", "--mbs={micro_batch_size}"], "env": {"A": "1"}}},
+        workload={
+            "name": "command",
+            "options": {"argv": ["a", "--mbs={micro_batch_size}"], "env": {"A": "1"}},
+        },
         search={"plateau": {}, "max_wall_time": "1h"},
     )
     assert SweepSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -69,7 +69,9 @@ def test_the_quickstart_measures_twenty_layouts_at_least_and_a_third_of_its_spac
 def test_the_playbook_is_four_models_on_one_to_sixty_four_nodes() -> None:
     spec = read("playbook")
     assert {(cell.model.name, cell.num_gpus // 8) for cell in spec.cells()} == {
-        (model, nodes) for model in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b") for nodes in (1, 2, 4, 8, 16, 32, 64)
+        (model, nodes)
+        for model in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b")
+        for nodes in (1, 2, 4, 8, 16, 32, 64)
     }
     assert {cell.tokens_per_step for cell in spec.cells()} == {1 << 20}
 
@@ -79,7 +81,9 @@ def num_predicted_to_fit(found: CellSpace, spec: SweepSpec) -> int:
     return int((memory <= DEVICES[spec.device].memory_bytes).sum())
 
 
-def test_8_billion_parameters_fit_80_gb_on_every_number_of_nodes_of_the_8b_file_by_zero_stage_1_alone() -> None:
+def test_8_billion_parameters_fit_80_gb_on_every_number_of_nodes_of_the_8b_file_by_zero_stage_1_alone() -> (
+    None
+):
     spec = read("8b")
     assert DEVICES[spec.device].memory_bytes < 80 * GIB
     cells = spaces(spec)
@@ -91,7 +95,12 @@ def test_8_billion_parameters_fit_80_gb_on_every_number_of_nodes_of_the_8b_file_
 
 def test_the_8b_file_can_be_cut_to_one_gpu_as_its_comment_says() -> None:
     text = next(path for path in FILES if path.stem == "8b").read_text(encoding="utf-8")
-    command = next(line for line in text.splitlines() if "gpus=1" in line).split("8b.yaml ")[1].split("    ")[0].split()
+    command = (
+        next(line for line in text.splitlines() if "gpus=1" in line)
+        .split("8b.yaml ")[1]
+        .split("    ")[0]
+        .split()
+    )
     spec = read("8b", *command)
     (found,) = spaces(spec)
     assert (found.cell.model.num_parameters, found.cell.num_gpus) == (8_030_261_248, 1)
@@ -108,7 +117,11 @@ def test_every_fault_of_the_faults_file_strikes_a_layout_that_will_run() -> None
     struck = 0
     for fault in faults:
         only_if = fault.only_if
-        hit = [layout for layout in layouts if all(str(getattr(layout, name)) == str(value) for name, value in only_if.items())]
+        hit = [
+            layout
+            for layout in layouts
+            if all(str(getattr(layout, name)) == str(value) for name, value in only_if.items())
+        ]
         assert hit, fault
         struck += len(hit) if only_if else 0
     assert struck < len(layouts)  # some run well

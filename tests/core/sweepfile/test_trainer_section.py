@@ -24,7 +24,12 @@ FILE = {
     "workload": {"name": "command", "options": {"argv": ["python", "x.py"]}},
 }
 NONE = {"kept": 168072, "backward": 65544.5, "head": {"per_token": 1555468, "fixed": 12}}
-FULL = {"kept": 8192, "backward": {"per_token": -3, "per_token_and_position": 2}, "head": 1555468, "end": {"fixed": 1050673160}}
+FULL = {
+    "kept": 8192,
+    "backward": {"per_token": -3, "per_token_and_position": 2},
+    "head": 1555468,
+    "end": {"fixed": 1050673160},
+}
 
 
 def spec(trainer: Any, **changed: Any) -> SweepSpec:
@@ -44,7 +49,9 @@ def test_a_known_trainer_is_named(name: str) -> None:
 
 def test_a_number_of_bytes_per_parameter_says_how_wide_gradients_are() -> None:
     for number, gradients in ((16, 2.0), (18, 4.0), (20, 6.0)):
-        assert trainer_of(spec({"bytes_per_parameter": number})) == Trainer(gradient_bytes=gradients)
+        assert trainer_of(spec({"bytes_per_parameter": number})) == Trainer(
+            gradient_bytes=gradients
+        )
     parts = {"parameters": 4, "gradients": 4, "optimizer": 8}
     found = trainer_of(spec({"profile": "fsdp", "bytes_per_parameter": parts}))
     assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes) == (4, 4, 8)
@@ -57,7 +64,11 @@ def test_traced_bytes_reach_the_prediction() -> None:
     assert traced.of(Recompute()).backward.per_token == 65544.5
     assert traced.of(Recompute()).head.fixed == 12
     full = traced.of(Recompute.parse("full:8"))
-    assert (full.kept.per_token, full.backward.per_token_and_position, full.end.fixed) == (8192, 2, 1050673160)
+    assert (full.kept.per_token, full.backward.per_token_and_position, full.end.fixed) == (
+        8192,
+        2,
+        1050673160,
+    )
 
 
 def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_they_were() -> None:
@@ -77,8 +88,14 @@ def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_
         ({"bytes_per_parameter": {"gradient": 2}}, "gradient"),
         ({"activations": {"full": FULL}}, "none is missing"),
         ({"activations": {"none": NONE, "selctive": FULL}}, "'selctive' is not one of"),
-        ({"activations": {"none": NONE, "full:8": FULL}}, "activations are those of one layer: full"),
-        ({"activations": {"none": NONE | {"keep": 1}}}, "keep: unknown key; allowed: kept, backward, head, end; did you mean kept?"),
+        (
+            {"activations": {"none": NONE, "full:8": FULL}},
+            "activations are those of one layer: full",
+        ),
+        (
+            {"activations": {"none": NONE | {"keep": 1}}},
+            "keep: unknown key; allowed: kept, backward, head, end; did you mean kept?",
+        ),
         ({"activations": {"none": {"kept": 1}}}, "trainer.activations.none.head: is required"),
         ({"activations": {"none": NONE | {"kept": "many"}}}, "trainer.activations.none.kept"),
     ],
@@ -97,7 +114,11 @@ def test_the_json_schema_knows_the_short_forms() -> None:
     assert "nanotron" in schema
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(SweepSpec.model_json_schema())
-    for trainer in ("nanotron", {"bytes_per_parameter": 16}, {"activations": {"none": NONE, "full": FULL}}):
+    for trainer in (
+        "nanotron",
+        {"bytes_per_parameter": 16},
+        {"activations": {"none": NONE, "full": FULL}},
+    ):
         assert validator.is_valid({**FILE, "trainer": trainer}), trainer
     assert not validator.is_valid({**FILE, "trainer": {"activations": {"none": {"kept": 1}}}})
     with pytest.raises(ValidationError):

@@ -33,14 +33,35 @@ from orchestrator.node.rank_server import ORIGINAL_PATH_VARIABLE
 WRITTEN: list[dict[str, Any]] = [
     {"name": "llama", "options": {}},
     {"name": "llama", "options": {"attention": "eager", "learning_rate": 1, "token_file": None}},
-    {"name": "synthetic", "options": {"noise": 0, "faults": [{"fault": "oom", "only_if": {"micro_batch_size": 8, "recompute": "full:2"}}]}},
-    {"name": "command", "options": {"argv": ["a", "{seed}"], "env": {"A": "{{}}"}, "env_from": ["HF_TOKEN"], "cwd": "/tmp"}},
+    {
+        "name": "synthetic",
+        "options": {
+            "noise": 0,
+            "faults": [{"fault": "oom", "only_if": {"micro_batch_size": 8, "recompute": "full:2"}}],
+        },
+    },
+    {
+        "name": "command",
+        "options": {
+            "argv": ["a", "{seed}"],
+            "env": {"A": "{{}}"},
+            "env_from": ["HF_TOKEN"],
+            "cwd": "/tmp",
+        },
+    },
 ]
 
 
 def sweep(**changes: Any) -> SweepSpec:
     return SweepSpec.model_validate(
-        {"name": "x", "model": "llama-tiny", "gpus": 1, "sequence_length": 64, "global_batch_size": 16, **changes}
+        {
+            "name": "x",
+            "model": "llama-tiny",
+            "gpus": 1,
+            "sequence_length": 64,
+            "global_batch_size": 16,
+            **changes,
+        }
     )
 
 
@@ -60,14 +81,24 @@ def test_what_is_stored_is_what_was_written_and_no_default(workload: dict[str, A
 
 def test_a_default_is_no_condition_unless_it_was_written() -> None:
     def named(workload: Any) -> dict[str, Any]:
-        return {key: value for key, value in sweep(workload=workload).conditions().items() if key.startswith("workload")}
+        return {
+            key: value
+            for key, value in sweep(workload=workload).conditions().items()
+            if key.startswith("workload")
+        }
 
     assert named("llama") == {"workload": "llama"}
-    assert named({"options": {"attention": "sdpa"}}) == {"workload": "llama", "workload.options.attention": "sdpa"}
+    assert named({"options": {"attention": "sdpa"}}) == {
+        "workload": "llama",
+        "workload.options.attention": "sdpa",
+    }
 
 
 def test_names_of_secrets_are_no_condition() -> None:
-    plain, secret = ({"name": "command", "options": {"argv": ["a"], **more}} for more in ({}, {"env_from": ["HF_TOKEN"]}))
+    plain, secret = (
+        {"name": "command", "options": {"argv": ["a"], **more}}
+        for more in ({}, {"env_from": ["HF_TOKEN"]})
+    )
     assert sweep(workload=plain).conditions() == sweep(workload=secret).conditions()
 
 
@@ -83,9 +114,17 @@ def test_every_workload_has_options_and_every_option_its_meaning() -> None:
 
 def test_an_editor_knows_the_options_of_each_workload() -> None:
     validator = Draft202012Validator(to_json_schema())
-    base = {"name": "x", "model": "llama-tiny", "gpus": 1, "sequence_length": 64, "global_batch_size": 16}
+    base = {
+        "name": "x",
+        "model": "llama-tiny",
+        "gpus": 1,
+        "sequence_length": 64,
+        "global_batch_size": 16,
+    }
     for workload in [*WRITTEN, "llama", {"options": {"attention": "eager"}}]:
-        assert [error.message for error in validator.iter_errors({**base, "workload": workload})] == []
+        assert [
+            error.message for error in validator.iter_errors({**base, "workload": workload})
+        ] == []
     for wrong in (
         "lama",
         {"options": {"atention": "eager"}},
@@ -99,7 +138,9 @@ def test_an_editor_knows_the_options_of_each_workload() -> None:
 
 def test_a_precision_that_the_synthetic_device_lacks_is_refused_and_those_it_has_are_not() -> None:
     workload = {"name": "synthetic", "options": {"device_name": "v100-32gb"}}
-    with pytest.raises(ValidationError, match=r"precision bf16 is none that v100-32gb has .* it has fp16, fp32"):
+    with pytest.raises(
+        ValidationError, match=r"precision bf16 is none that v100-32gb has .* it has fp16, fp32"
+    ):
         sweep(workload=workload, precision=["fp16", "bf16"])
     assert sweep(workload=workload, precision=["fp16", "fp32"])
 
@@ -119,38 +160,99 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
         (SyntheticOptions, {"sleep": "yes"}, "valid boolean"),
         (SyntheticOptions, {"device_name": "h100"}, "did you mean h100-sxm?"),
         (SyntheticOptions, {"faults": [{"fault": "oom", "at": "stp_2"}]}, "did you mean step_1?"),
-        (SyntheticOptions, {"faults": [{"fault": "oom", "only_if": {"mbs": 2}}]}, "did you mean micro_batch_size?"),
-        (SyntheticOptions, {"faults": [{"fault": "oom", "only_if": {"zero_stage": True}}]}, "takes one number or word"),
+        (
+            SyntheticOptions,
+            {"faults": [{"fault": "oom", "only_if": {"mbs": 2}}]},
+            "did you mean micro_batch_size?",
+        ),
+        (
+            SyntheticOptions,
+            {"faults": [{"fault": "oom", "only_if": {"zero_stage": True}}]},
+            "takes one number or word",
+        ),
         (CommandOptions, {"argv": ["a", "{micro batch}"]}, "did you mean {micro_batch_size}?"),
-        (CommandOptions, {"argv": ["a"], "env": {"A": "{"}}, "write {{ and }} for braces that stay"),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"A": "{"}},
+            "write {{ and }} for braces that stay",
+        ),
         (CommandOptions, {"argv": ["a"], "cwd": "here"}, "give the absolute path"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A"], "env": {"A": "1"}}, "keep one of them"),
-        (CommandOptions, {"argv": ["a"], "env_from": ["MASTER_PORT"]}, "set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env_from": ["SWEEP_DB"]}, "set for each rank by its launcher"),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env_from": ["MASTER_PORT"]},
+            "set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env_from": ["SWEEP_DB"]},
+            "set for each rank by its launcher",
+        ),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "A"]}, "A stands twice"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "B C"]}, "entry 2: this is no name"),
-        (CommandOptions, {"argv": ["a"], "pass_env": ["HF_TOKEN"]}, "HF_TOKEN looks like a secret: name it in env_from"),
+        (
+            CommandOptions,
+            {"argv": ["a"], "pass_env": ["HF_TOKEN"]},
+            "HF_TOKEN looks like a secret: name it in env_from",
+        ),
         (CommandOptions, {"argv": ["a"], "pass_env": ["MY-*"]}, "is no pattern of names"),
         (CommandOptions, {"argv": ["a"], "pass_env": ["A"], "env": {"A": "1"}}, "pass_env names A"),
-        (CommandOptions, {"argv": ["a"], "pass_env": ["SWEEP_DB"]}, "set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env": {"RANK": "0"}}, "RANK is set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env": {"MASTER_PORT": "1"}}, "MASTER_PORT is set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}}, "set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env": {"SWEEP_RUN_DIR": "/tmp"}}, "SWEEP_RUN_DIR is set for each rank by its launcher"),
-        (CommandOptions, {"argv": ["a"], "env": {"A=B": "1"}}, "no name of an environment variable"),
+        (
+            CommandOptions,
+            {"argv": ["a"], "pass_env": ["SWEEP_DB"]},
+            "set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"RANK": "0"}},
+            "RANK is set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"MASTER_PORT": "1"}},
+            "MASTER_PORT is set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}},
+            "set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"SWEEP_RUN_DIR": "/tmp"}},
+            "SWEEP_RUN_DIR is set for each rank by its launcher",
+        ),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"A=B": "1"}},
+            "no name of an environment variable",
+        ),
         (CommandOptions, {"argv": ["a"], "env": {"": "1"}}, "no name of an environment variable"),
-        (CommandOptions, {"argv": ["a"], "env": {"A\0": "1"}}, "no name of an environment variable"),
+        (
+            CommandOptions,
+            {"argv": ["a"], "env": {"A\0": "1"}},
+            "no name of an environment variable",
+        ),
         (CommandOptions, {"argv": ["a"], "env": {"A": "1\0"}}, r"control character '\x00'"),
         (CommandOptions, {"argv": ["a", "b\0"]}, r"control character '\x00'"),
         (CommandOptions, {"argv": ["a"], "cwd": "/tmp/\0"}, r"control character '\x00'"),
     ],
 )
-def test_what_means_nothing_is_refused_with_what_would(options: type[WorkloadOptions], given: dict[str, Any], told: str) -> None:
+def test_what_means_nothing_is_refused_with_what_would(
+    options: type[WorkloadOptions], given: dict[str, Any], told: str
+) -> None:
     assert told in refused(options, **given)
 
 
 @pytest.mark.parametrize(
-    "given", [["HF_TOKEN=hf_canary"], {"HF_TOKEN": "hf_canary"}, "hf_canary!", [["hf_canary"]], ["hf-canary hf_canary"]]
+    "given",
+    [
+        ["HF_TOKEN=hf_canary"],
+        {"HF_TOKEN": "hf_canary"},
+        "hf_canary!",
+        [["hf_canary"]],
+        ["hf-canary hf_canary"],
+    ],
 )
 def test_a_secret_where_its_name_belongs_is_not_repeated(given: Any) -> None:
     assert "canary" not in refused(CommandOptions, argv=["a"], env_from=given)
@@ -170,9 +272,18 @@ def test_a_template_knows_every_name_and_doubled_braces() -> None:
         *(
             (
                 [variable.removeprefix("SWEEP_").lower()],
-                "is a name of the layout" if variable == RUN_DIR_VARIABLE else f"would be {variable}",
+                "is a name of the layout"
+                if variable == RUN_DIR_VARIABLE
+                else f"would be {variable}",
             )
-            for variable in ("SWEEP_HOME", "SWEEP_DB", RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, LAUNCHER_VARIABLE, ORIGINAL_PATH_VARIABLE)
+            for variable in (
+                "SWEEP_HOME",
+                "SWEEP_DB",
+                RUN_DIR_VARIABLE,
+                ATTEMPT_VARIABLE,
+                LAUNCHER_VARIABLE,
+                ORIGINAL_PATH_VARIABLE,
+            )
         ),
         (["Run_Dir"], "would be SWEEP_RUN_DIR"),
     ],
@@ -181,20 +292,30 @@ def test_an_option_of_a_command_has_a_variable_of_its_own(names: list[str], told
     command = {"name": "command", "options": {"argv": ["a"]}}
     with pytest.raises(ValidationError, match=told):
         sweep(workload=command, axes={"options": {name: ["a", "b"] for name in names}})
-    assert sweep(workload=command, axes={"options": {"kernel": ["a"], "kernels": ["a"], "homes": ["a"]}})
+    assert sweep(
+        workload=command, axes={"options": {"kernel": ["a"], "kernels": ["a"], "homes": ["a"]}}
+    )
 
 
 def test_a_trial_is_told_the_options_of_its_layout_on_top() -> None:
     llama = LlamaWorkload(options=LlamaOptions(num_threads=2))
-    assert options_of(llama, Layout(options=(("attention", "eager"),))) == {"num_threads": 2, "attention": "eager"}
+    assert options_of(llama, Layout(options=(("attention", "eager"),))) == {
+        "num_threads": 2,
+        "attention": "eager",
+    }
     assert options_of(llama, Layout()) == {"num_threads": 2}
     told = varied(llama.options, (("attention", "eager"),))
-    assert isinstance(told, LlamaOptions) and (told.attention, told.num_threads) == (AttentionKind.EAGER, 2)
+    assert isinstance(told, LlamaOptions) and (told.attention, told.num_threads) == (
+        AttentionKind.EAGER,
+        2,
+    )
 
 
 def test_a_command_is_told_them_in_its_templates_only() -> None:
     command = CommandWorkload(name="command", options=CommandOptions(argv=("a", "{kernel}")))
-    assert options_of(command, Layout(options=(("kernel", "flash"),))) == {"argv": ["a", "{kernel}"]}
+    assert options_of(command, Layout(options=(("kernel", "flash"),))) == {
+        "argv": ["a", "{kernel}"]
+    }
 
 
 def test_options_that_may_vary_are_options() -> None:

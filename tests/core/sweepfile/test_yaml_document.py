@@ -28,7 +28,11 @@ def test_scalars_are_read_by_the_core_schema(text: str, value: Any) -> None:
 
 
 def test_what_is_quoted_is_text() -> None:
-    assert read("""{a: "1", b: '2', c: |\n  3\n, d: >\n  4\n}""".replace("|\n  3\n", "'3'").replace(">\n  4\n", '"4"')).value == {
+    assert read(
+        """{a: "1", b: '2', c: |\n  3\n, d: >\n  4\n}""".replace("|\n  3\n", "'3'").replace(
+            ">\n  4\n", '"4"'
+        )
+    ).value == {
         "a": "1",
         "b": "2",
         "c": "3",
@@ -46,7 +50,9 @@ def test_places_are_of_keys_and_of_values() -> None:
 
 
 def test_anchors_and_merges_are_expanded_and_own_keys_win() -> None:
-    document = read("base: &base {x: 1, y: 2}\nother: &other {y: 3, z: 4}\nboth:\n  <<: [*base, *other]\n  x: 9\ncopy: *base\n")
+    document = read(
+        "base: &base {x: 1, y: 2}\nother: &other {y: 3, z: 4}\nboth:\n  <<: [*base, *other]\n  x: 9\ncopy: *base\n"
+    )
     assert document.value["both"] == {"x": 9, "y": 2, "z": 4}
     assert document.value["copy"] == {"x": 1, "y": 2}
     assert document.value_places[("both", "y")] == Place(1, 23)  # where it was written
@@ -88,9 +94,17 @@ def test_the_number_of_values_has_a_limit_that_counts_aliases_at_their_size() ->
 
 
 # YAML folds line separators and knows no surrogate pairs and no control characters: there it is not JSON.
-texts = st.text(alphabet=st.characters(exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp")), max_size=20)
+texts = st.text(
+    alphabet=st.characters(exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp")), max_size=20
+)
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False), texts),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**30), 10**30),
+        st.floats(allow_nan=False, allow_infinity=False),
+        texts,
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
     max_leaves=12,
 )

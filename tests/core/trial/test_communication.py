@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.core.trial.communication import MAX_CHARACTERS, counted, over_nodes, passed, recorded
+from orchestrator.core.trial.communication import (
+    MAX_CHARACTERS,
+    counted,
+    over_nodes,
+    passed,
+    recorded,
+)
 
 OF_A_DRIVER = {
     "NCCL_P2P_DISABLE": "1",
@@ -17,11 +23,20 @@ OF_A_DRIVER = {
 
 
 def test_nodes_are_told_how_to_communicate_and_nothing_of_the_rest() -> None:
-    assert set(passed(OF_A_DRIVER)) == set(OF_A_DRIVER) - {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PATH"}
+    assert set(passed(OF_A_DRIVER)) == set(OF_A_DRIVER) - {
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "PATH",
+    }
 
 
 def test_only_settings_of_communication_are_kept() -> None:
-    assert list(recorded(OF_A_DRIVER)) == ["CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG_SUBSYS", "NCCL_P2P_DISABLE"]
+    assert list(recorded(OF_A_DRIVER)) == [
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_DEBUG_SUBSYS",
+        "NCCL_P2P_DISABLE",
+    ]
 
 
 def test_a_variable_that_a_sweep_file_hands_over_is_not_kept_whatever_its_name() -> None:
@@ -39,11 +54,17 @@ def test_bytes_that_are_no_text_are_kept_as_what_they_were() -> None:
 
 
 def test_what_was_chosen_here_and_what_is_only_printed_keep_no_numbers_apart() -> None:
-    assert counted(recorded(OF_A_DRIVER), chosen=["GLOO_SOCKET_IFNAME"]) == {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_P2P_DISABLE": "1"}
+    assert counted(recorded(OF_A_DRIVER), chosen=["GLOO_SOCKET_IFNAME"]) == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "NCCL_P2P_DISABLE": "1",
+    }
 
 
 def test_environments_of_nodes_are_one_where_they_agree_and_told_by_node_where_not() -> None:
-    a, b = {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "eth0"}, {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "ens3", "NCCL_PROTO": "LL"}
+    a, b = (
+        {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "eth0"},
+        {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "ens3", "NCCL_PROTO": "LL"},
+    )
     assert over_nodes({"a": a, "b": b}) == {
         "GLOO_SOCKET_IFNAME": {"a": "eth0", "b": "ens3"},
         "NCCL_ALGO": "Ring",

@@ -20,7 +20,9 @@ def run(seconds: float, at: float, **fields: object) -> Run:
     return Run(step_seconds=seconds, relative_confidence=0.01, at=at, **fields)  # type: ignore[arg-type]
 
 
-def settle(slowness: Callable[[float], float], *, seed: int = 0, truth: dict[int, float] = TRUTH) -> tuple[dict[int, list[Run]], int]:
+def settle(
+    slowness: Callable[[float], float], *, seed: int = 0, truth: dict[int, float] = TRUTH
+) -> tuple[dict[int, list[Run]], int]:
     """Measure all, each once, then an anchor, then what the judge asks for; a run a minute. Returns the runs and how many were repeats."""
     random, at = Random(seed), 0.0
     runs: dict[int, list[Run]] = {}
@@ -34,7 +36,9 @@ def settle(slowness: Callable[[float], float], *, seed: int = 0, truth: dict[int
     for key in truth:
         measure(key, Purpose.NEW)
     measure(next(iter(truth)), Purpose.ANCHOR)
-    while (verdict := judge(runs, contenders=3, repeats=2)) is not None and verdict.repeat is not None:
+    while (
+        verdict := judge(runs, contenders=3, repeats=2)
+    ) is not None and verdict.repeat is not None:
         measure(verdict.repeat, Purpose.CONFIRMATION)
         assert at < 6000
     return runs, sum(len(some) - 1 for some in runs.values())
@@ -48,12 +52,16 @@ def test_a_layout_that_was_measured_on_a_slow_machine_still_wins() -> None:
         assert verdict.best == 1
         assert verdict.change is not None
         assert verdict.change.key in (1, 2)  # both were measured on the slow machine
-        assert verdict.change.first_seconds / verdict.change.then_seconds == pytest.approx(1.6, rel=0.05)
+        assert verdict.change.first_seconds / verdict.change.then_seconds == pytest.approx(
+            1.6, rel=0.05
+        )
 
 
 def test_the_order_of_a_machine_that_becomes_slower_is_not_that_of_time() -> None:
     for seed in range(5):
-        runs, _ = settle(lambda at: 1.0 if at < 200 else 1.5, seed=seed, truth=dict(reversed(TRUTH.items())))
+        runs, _ = settle(
+            lambda at: 1.0 if at < 200 else 1.5, seed=seed, truth=dict(reversed(TRUTH.items()))
+        )
         verdict = judge(runs, contenders=3, repeats=0)
         assert verdict is not None
         assert TRUTH[verdict.tied[0]] <= 1.03 if verdict.is_settled else 1 in verdict.tied
@@ -83,7 +91,11 @@ def test_what_was_measured_before_a_change_is_corrected_and_less_sure() -> None:
 
 
 def test_without_times_nothing_is_called_drift() -> None:
-    verdict = judge({1: [Run(step_seconds=1.0), Run(step_seconds=1.5)], 2: [Run(step_seconds=1.2)]}, contenders=3, repeats=2)
+    verdict = judge(
+        {1: [Run(step_seconds=1.0), Run(step_seconds=1.5)], 2: [Run(step_seconds=1.2)]},
+        contenders=3,
+        repeats=2,
+    )
     assert verdict is not None
     assert verdict.change is None
 
@@ -91,7 +103,11 @@ def test_without_times_nothing_is_called_drift() -> None:
 def test_a_slow_node_is_no_reason_to_call_a_layout_slow() -> None:
     """The anchor is 30 % slower on node b, where layout 2 ran once."""
     runs = {
-        1: [run(1.00, 0, nodes=("a",)), run(1.30, 300, nodes=("b",)), run(1.005, 360, nodes=("a",))],
+        1: [
+            run(1.00, 0, nodes=("a",)),
+            run(1.30, 300, nodes=("b",)),
+            run(1.005, 360, nodes=("a",)),
+        ],
         2: [run(1.25, 60, nodes=("b",))],
     }
     verdict = judge(runs, contenders=3, repeats=2)
@@ -122,7 +138,10 @@ def test_any_number_of_layouts_and_runs_is_judged(num: int) -> None:
 
 
 def test_an_anchor_of_a_long_sweep_still_tells_of_the_machine() -> None:
-    anchor = [run(1.0 if at < 3000 else 1.5, float(at), purpose=Purpose.ANCHOR) for at in range(0, 6000, 60)]
+    anchor = [
+        run(1.0 if at < 3000 else 1.5, float(at), purpose=Purpose.ANCHOR)
+        for at in range(0, 6000, 60)
+    ]
     found = fit({1: anchor, 2: [run(2.0, 6010.0), run(2.0, 6020.0)]})
     assert found.change is not None
     assert found.change.key == 1
@@ -140,7 +159,10 @@ def test_where_between_two_looks_the_machine_changed_is_not_known() -> None:
     runs |= {key: [run(1.42, 60.0 * (key - 1))] for key in range(2, 9)}
     levels = {9: 1.25, 10: 1.25, 11: 1.25, 12: 1.0, 13: 1.0, 14: 1.0}
     truth = {key: 1.0 + 0.02 * (key - 8) for key in levels}
-    runs |= {key: [run(truth[key] * levels[key], 60.0 * key), run(truth[key], 1000.0 + 60.0 * key)] for key in levels}
+    runs |= {
+        key: [run(truth[key] * levels[key], 60.0 * key), run(truth[key], 1000.0 + 60.0 * key)]
+        for key in levels
+    }
     found = fit(runs).estimate(runs, list(runs))
     faster = dict(zip(found.keys, found.faster()[1].tolist(), strict=True))
     # What took 1.42 s before the first change would take 0.95 s now, and is the best; after it, 1.14 s.

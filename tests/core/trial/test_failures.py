@@ -6,7 +6,13 @@ import signal
 
 import pytest
 
-from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, FailureKind, Fault, may_retry
+from orchestrator.core.trial.failure_kinds import (
+    OUT_OF_MEMORY_KINDS,
+    POLICIES,
+    FailureKind,
+    Fault,
+    may_retry,
+)
 from orchestrator.core.trial.failures import (
     Evidence,
     RefusedAllocation,
@@ -27,25 +33,49 @@ def evidence(rank: int = 0, **known: object) -> Evidence:
 # What a rank printed before it ended with exit code 1, and what it is. Wording of torch 1.10-2.13, CUDA 11-13, NCCL 2.18-2.28, gloo,
 # glibc, CPython and Linux; process ids, addresses and sizes changed.
 CORPUS: list[tuple[FailureKind, str]] = [
-    (K.OOM_GPU, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
-    (K.OOM_GPU, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB total capacity)"),
+    (
+        K.OOM_GPU,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
+    ),
+    (
+        K.OOM_GPU,
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB total capacity)",
+    ),
     (
         K.OOM_GPU,
         "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total capacity; 14.2 GiB already allocated)",
     ),
-    (K.OOM_GPU, "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"),
+    (
+        K.OOM_GPU,
+        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    ),
     (K.OOM_GPU, "torch.AcceleratorError: CUDA error: out of memory"),
-    (K.OOM_GPU, "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 191.98 GiB"),
-    (K.OOM_GPU, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (
+        K.OOM_GPU,
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 191.98 GiB",
+    ),
+    (
+        K.OOM_GPU,
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ),
     (K.OOM_GPU, "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    (K.OOM_GPU, "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    (
+        K.OOM_GPU,
+        "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    ),
     (K.OOM_GPU, "node3:4121:4390 [3] include/alloc.h:125 NCCL WARN Cuda failure 'out of memory'"),
     (K.OOM_GPU, "node3:4121:4390 [3] alloc.cc:88 NCCL WARN Cuda failure 2 'out of memory'"),
     (K.OOM_GPU, "node1:77:412 [0] NCCL WARN Failed to CUDA calloc async 608 bytes"),
     (K.OOM_GPU, "RuntimeError: Triton Error [CUDA]: out of memory"),
-    (K.OOM_GPU, "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough memory"),
+    (
+        K.OOM_GPU,
+        "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough memory",
+    ),
     (K.OOM_GPU, "pycuda._driver.MemoryError: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY"),
-    (K.OOM_GPU, "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."),
+    (
+        K.OOM_GPU,
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+    ),
     (
         K.OOM_HOST,
         "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
@@ -55,12 +85,27 @@ CORPUS: list[tuple[FailureKind, str]] = [
         "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough memory: you tried to allocate 41943040 bytes.",
     ),
     (K.OOM_HOST, "MemoryError"),
-    (K.OOM_HOST, "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)"),
+    (
+        K.OOM_HOST,
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
+    ),
     (K.OOM_HOST, "OSError: [Errno 12] Cannot allocate memory"),
-    (K.OOM_HOST, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
-    (K.OOM_HOST, "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot allocate memory (12)"),
-    (K.OOM_HOST, "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
-    (K.OOM_HOST, "[88213.4] Memory cgroup out of memory: Killed process 4121 (python) total-vm:98304kB"),
+    (
+        K.OOM_HOST,
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
+    ),
+    (
+        K.OOM_HOST,
+        "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot allocate memory (12)",
+    ),
+    (
+        K.OOM_HOST,
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+    ),
+    (
+        K.OOM_HOST,
+        "[88213.4] Memory cgroup out of memory: Killed process 4121 (python) total-vm:98304kB",
+    ),
     (
         K.PORT_CLASH,
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
@@ -70,30 +115,72 @@ CORPUS: list[tuple[FailureKind, str]] = [
         K.NCCL,
         "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error",
     ),
-    (K.NCCL, "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed possibly due to a network error"),
-    (K.NCCL, "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)"),
-    (K.NCCL, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41236"),
-    (K.NCCL, "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"),
+    (
+        K.NCCL,
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed possibly due to a network error",
+    ),
+    (
+        K.NCCL,
+        "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",
+    ),
+    (
+        K.NCCL,
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41236",
+    ),
+    (
+        K.NCCL,
+        "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+    ),
     (
         K.NCCL,
         "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
     ),
-    (K.NCCL, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
+    (
+        K.NCCL,
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+    ),
     (
         K.NCCL,
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node0, 29500).",
     ),
-    (K.NCCL, "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."),
-    (K.NCCL, "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 opcode=0 len=0 vendor err 129"),
-    (K.NCCL, "node7:811:911 [5] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"),
-    (K.NCCL, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1048576.00 TiB."),  # a corrupted size, after a time-out
-    (K.NCCL, "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: Tried to allocate 1 EiB"),
-    (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
-    (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    (
+        K.NCCL,
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+    ),
+    (
+        K.NCCL,
+        "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 opcode=0 len=0 vendor err 129",
+    ),
+    (
+        K.NCCL,
+        "node7:811:911 [5] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+    ),
+    (
+        K.NCCL,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1048576.00 TiB.",
+    ),  # a corrupted size, after a time-out
+    (
+        K.NCCL,
+        "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: Tried to allocate 1 EiB",
+    ),
+    (
+        K.DEVICE_ERROR,
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    ),
+    (
+        K.DEVICE_ERROR,
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ),
     (K.XID, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-    (K.DEVICE_ERROR, "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) is/are busy or unavailable"),
+    (
+        K.DEVICE_ERROR,
+        "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) is/are busy or unavailable",
+    ),
     (K.DEVICE_ERROR, "RuntimeError: No CUDA GPUs are available"),
-    (K.DEVICE_ERROR, "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment"),
+    (
+        K.DEVICE_ERROR,
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+    ),
     (K.XID, "NVRM: Xid (PCI:0000:1b:00): 79, pid=4121, GPU has fallen off the bus."),
     # github.com/leptonai/gpud/pull/1174 and .../NVSentinel/issues/155
     (K.XID, "NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error"),
@@ -104,15 +191,33 @@ CORPUS: list[tuple[FailureKind, str]] = [
         "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7)",
     ),
     # github.com/NVIDIA/open-gpu-kernel-modules/issues/1150: the clean-up after another error tells nothing by itself
-    (K.USER_ERROR, "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149"),
+    (
+        K.USER_ERROR,
+        "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+    ),
     # github.com/SystemsGenetics/GEMmaker/pull/242, and Slurm's words for other reasons
-    (K.PREEMPTED, "slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***"),
-    (K.PREEMPTED, "slurmstepd: error: *** STEP 5213.0 ON n1 CANCELLED AT 2026-03-02T10:00:01 DUE TO TIME LIMIT ***"),
+    (
+        K.PREEMPTED,
+        "slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***",
+    ),
+    (
+        K.PREEMPTED,
+        "slurmstepd: error: *** STEP 5213.0 ON n1 CANCELLED AT 2026-03-02T10:00:01 DUE TO TIME LIMIT ***",
+    ),
     # github.com/Facico/Chinese-Vicuna/issues/73: torchrun in a terminal that was closed
-    (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17871 got signal: 1"),
-    (K.PREEMPTED, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got signal: 15"),
+    (
+        K.PREEMPTED,
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17871 got signal: 1",
+    ),
+    (
+        K.PREEMPTED,
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got signal: 15",
+    ),
     # Python on SIGINT, Lightning on SIGTERM
-    (K.PREEMPTED, 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    time.sleep(600)\nKeyboardInterrupt'),
+    (
+        K.PREEMPTED,
+        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    time.sleep(600)\nKeyboardInterrupt',
+    ),
     (K.PREEMPTED, "lightning.pytorch.utilities.exceptions.SIGTERMException"),
     # github.com/alibaba/Pai-Megatron-Patch/issues/366 and /60, github.com/facebookresearch/detectron2/issues/214,
     # github.com/facebookresearch/fairseq/issues/1529, github.com/KaiyangZhou/CoOp/issues/73; torch.nn.utils.clip_grad_norm_, torch's anomaly
@@ -121,51 +226,85 @@ CORPUS: list[tuple[FailureKind, str]] = [
         K.NOT_FINITE,
         "AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3",
     ),
-    (K.NOT_FINITE, "AssertionError: Rank 3: found NaN in local grad norm in backwards pass. Device: 3, node: set-zw04-kubernetes-pc133.mt"),
+    (
+        K.NOT_FINITE,
+        "AssertionError: Rank 3: found NaN in local grad norm in backwards pass. Device: 3, node: set-zw04-kubernetes-pc133.mt",
+    ),
     (K.NOT_FINITE, "FloatingPointError: Loss became infinite or NaN at iteration=0!"),
     (K.NOT_FINITE, "FloatingPointError: Loss is infinite or NaN!"),
-    (K.NOT_FINITE, "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding."),
+    (
+        K.NOT_FINITE,
+        "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.",
+    ),
     (
         K.NOT_FINITE,
         "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped.",
     ),
     (K.NOT_FINITE, "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output."),
     (K.NOT_FINITE, "ValueError: The loss returned in `training_step` is nan."),
-    (K.NOT_FINITE, "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
+    (
+        K.NOT_FINITE,
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+    ),
     (K.NOT_FINITE, "AssertionError: loss is nan"),
     (K.NOT_FINITE, "workloads.rank.NotFinite: the loss of step 3 is nan"),
-    (K.DEVICE_ERROR, "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`"),
-    (K.DEVICE_ERROR, "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
+    (
+        K.DEVICE_ERROR,
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+    ),
+    (
+        K.DEVICE_ERROR,
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+    ),
     (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: invalid device ordinal"),
     (
         K.OOM_HOST,
         "RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
     ),
-    (K.OOM_HOST, "RuntimeError: unable to write to file </torch_77_1>: No space left on device (28)"),
+    (
+        K.OOM_HOST,
+        "RuntimeError: unable to write to file </torch_77_1>: No space left on device (28)",
+    ),
     (K.STORAGE, "OSError: [Errno 28] No space left on device: '/scratch/step-3.pt'"),
     (K.STORAGE, "OSError: [Errno 122] Disk quota exceeded"),
     (K.STORAGE, "OSError: [Errno 116] Stale file handle: '/data/tokens.bin'"),
     (K.STORAGE, "OSError: [Errno 5] Input/output error"),
     (K.STORAGE, "OSError: [Errno 30] Read-only file system: '/scratch'"),
-    (K.STORAGE, "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too many open files (24)"),
-    (K.CONFIG_REJECTED, "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8"),
+    (
+        K.STORAGE,
+        "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too many open files (24)",
+    ),
+    (
+        K.CONFIG_REJECTED,
+        "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8",
+    ),
     (K.USER_ERROR, "ValueError: expected 4 arguments"),
     (K.USER_ERROR, "ModuleNotFoundError: No module named 'apex'"),
     (K.USER_ERROR, "RuntimeError: CUDA error: device-side assert triggered"),
-    (K.USER_ERROR, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (128x4096 and 2048x4096)"),
+    (
+        K.USER_ERROR,
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (128x4096 and 2048x4096)",
+    ),
     (K.USER_ERROR, "KeyError: 'model.layers.0.self_attn.q_proj.weight'"),
-    (K.USER_ERROR, "usage: train.py [-h] --mbs MBS\ntrain.py: error: the following arguments are required: --mbs"),
+    (
+        K.USER_ERROR,
+        "usage: train.py [-h] --mbs MBS\ntrain.py: error: the following arguments are required: --mbs",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "text"), CORPUS, ids=[f"{kind}-{index}" for index, (kind, _) in enumerate(CORPUS)])
+@pytest.mark.parametrize(
+    ("kind", "text"), CORPUS, ids=[f"{kind}-{index}" for index, (kind, _) in enumerate(CORPUS)]
+)
 def test_what_real_stacks_print_is_understood(kind: FailureKind, text: str) -> None:
     failure = classify(evidence(log_tail=f"step 3 loss 10.2\n{text}\n"))
     assert failure.kind is kind, failure
     assert failure.evidence
 
 
-@pytest.mark.parametrize(("kind", "text"), [pair for pair in CORPUS if ": " in pair[1] and pair[1][0] not in "n[u"])
+@pytest.mark.parametrize(
+    ("kind", "text"), [pair for pair in CORPUS if ": " in pair[1] and pair[1][0] not in "n[u"]
+)
 def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text: str) -> None:
     exception, _, message = text.partition(": ")
     assert classify(evidence(exception=exception, message=message, log_tail="noise")).kind is kind
@@ -183,34 +322,129 @@ def test_a_failure_note_and_a_log_lead_to_the_same_kind(kind: FailureKind, text:
         (K.PREEMPTED, {"signal": signal.SIGINT, "exit_code": None}),
         (K.PREEMPTED, {"signal": signal.SIGHUP, "exit_code": None}),
         (K.PREEMPTED, {"exit_code": 143}),
-        (K.PREEMPTED, {"exit_code": 143, "log_tail": "NCCL WARN NET/Socket : Connection reset by peer (ignored)"}),
-        (K.OOM_GPU, {"exit_code": 1, "log_tail": "torch.OutOfMemoryError: CUDA out of memory", "xids": [79]}),
+        (
+            K.PREEMPTED,
+            {
+                "exit_code": 143,
+                "log_tail": "NCCL WARN NET/Socket : Connection reset by peer (ignored)",
+            },
+        ),
+        (
+            K.OOM_GPU,
+            {
+                "exit_code": 1,
+                "log_tail": "torch.OutOfMemoryError: CUDA out of memory",
+                "xids": [79],
+            },
+        ),
         (K.XID, {"signal": signal.SIGKILL, "exit_code": None, "xids": [45, 79]}),
-        (K.XID, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "xids": [119]}),
-        (K.XID, {"exception": "torch.AcceleratorError", "message": "CUDA error: an illegal memory access was encountered", "xids": [94]}),
+        (
+            K.XID,
+            {
+                "exit_code": None,
+                "timed_out": "steady limit of 60 s passed",
+                "phase": "steady",
+                "xids": [119],
+            },
+        ),
+        (
+            K.XID,
+            {
+                "exception": "torch.AcceleratorError",
+                "message": "CUDA error: an illegal memory access was encountered",
+                "xids": [94],
+            },
+        ),
         (
             K.SEGFAULT,
-            {"exception": "torch.AcceleratorError", "message": "CUDA error: an illegal memory access was encountered", "xids": [31]},
+            {
+                "exception": "torch.AcceleratorError",
+                "message": "CUDA error: an illegal memory access was encountered",
+                "xids": [31],
+            },
         ),
-        (K.DEVICE_ERROR, {"exception": "RuntimeError", "message": "CUDA error: unspecified launch failure", "xids": [45, 63]}),
+        (
+            K.DEVICE_ERROR,
+            {
+                "exception": "RuntimeError",
+                "message": "CUDA error: unspecified launch failure",
+                "xids": [45, 63],
+            },
+        ),
         (K.USER_ERROR, {"exception": "ValueError", "message": "bad shape", "xids": [31]}),
         (K.BAD_RESULT, {"exit_code": 0, "bad_result": "none", "xids": [63]}),
-        (K.NOT_FINITE, {"exit_code": 0, "exception": "workloads.rank.NotFinite", "message": "loss_last is nan"}),
+        (
+            K.NOT_FINITE,
+            {
+                "exit_code": 0,
+                "exception": "workloads.rank.NotFinite",
+                "message": "loss_last is nan",
+            },
+        ),
         (K.OOM_HOST, {"signal": signal.SIGKILL, "exit_code": None, "num_oom_kills": 1}),
         (K.OOM_HOST, {"exit_code": 137, "num_oom_kills": 2}),
         (K.SEGFAULT, {"signal": signal.SIGSEGV, "exit_code": None, "num_oom_kills": 1}),
         (K.USER_ERROR, {"exit_code": 1}),
-        (K.BAD_RESULT, {"exit_code": 0, "bad_result": "result is not valid", "log_tail": "ValueError: caught and mended\nTCPStore"}),
-        (K.START_TIMEOUT, {"exit_code": None, "timed_out": "rendezvous limit of 60 s passed", "phase": "rendezvous"}),
-        (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady"}),
-        (K.HUNG, {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady", "log_tail": "NCCL error in: x"}),
-        (K.HUNG, {"exit_code": None, "timed_out": "steady limit", "phase": "steady", "log_tail": "std::bad_alloc caught, ignored"}),
-        (K.KILLED, {"signal": signal.SIGKILL, "exit_code": None, "log_tail": "caught CUDA out of memory in autotune, retrying"}),
-        (K.BAD_RESULT, {"exit_code": 0, "bad_result": "none", "log_tail": "caught CUDA out of memory in autotune, retrying"}),
+        (
+            K.BAD_RESULT,
+            {
+                "exit_code": 0,
+                "bad_result": "result is not valid",
+                "log_tail": "ValueError: caught and mended\nTCPStore",
+            },
+        ),
+        (
+            K.START_TIMEOUT,
+            {
+                "exit_code": None,
+                "timed_out": "rendezvous limit of 60 s passed",
+                "phase": "rendezvous",
+            },
+        ),
+        (
+            K.HUNG,
+            {"exit_code": None, "timed_out": "steady limit of 60 s passed", "phase": "steady"},
+        ),
+        (
+            K.HUNG,
+            {
+                "exit_code": None,
+                "timed_out": "steady limit of 60 s passed",
+                "phase": "steady",
+                "log_tail": "NCCL error in: x",
+            },
+        ),
+        (
+            K.HUNG,
+            {
+                "exit_code": None,
+                "timed_out": "steady limit",
+                "phase": "steady",
+                "log_tail": "std::bad_alloc caught, ignored",
+            },
+        ),
+        (
+            K.KILLED,
+            {
+                "signal": signal.SIGKILL,
+                "exit_code": None,
+                "log_tail": "caught CUDA out of memory in autotune, retrying",
+            },
+        ),
+        (
+            K.BAD_RESULT,
+            {
+                "exit_code": 0,
+                "bad_result": "none",
+                "log_tail": "caught CUDA out of memory in autotune, retrying",
+            },
+        ),
         (K.OOM_GPU, {"exception": "mylib.DoesNotFit", "noted_out_of_memory": True}),
     ],
 )
-def test_exit_codes_signals_and_limits_are_understood(kind: FailureKind, known: dict[str, object]) -> None:
+def test_exit_codes_signals_and_limits_are_understood(
+    kind: FailureKind, known: dict[str, object]
+) -> None:
     assert classify(evidence(**known)).kind is kind
 
 
@@ -218,23 +452,48 @@ def test_an_illegal_access_is_an_out_of_memory_only_near_the_limit() -> None:
     text = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
     gib = 1 << 30
     assert classify(evidence(log_tail=text)).kind is K.DEVICE_ERROR
-    assert classify(evidence(log_tail=text, peak_memory_bytes=60 * gib, device_memory_bytes=80 * gib)).kind is K.DEVICE_ERROR
-    assert classify(evidence(log_tail=text, peak_memory_bytes=70 * gib, device_memory_bytes=80 * gib)).kind is K.OOM_GPU
+    assert (
+        classify(
+            evidence(log_tail=text, peak_memory_bytes=60 * gib, device_memory_bytes=80 * gib)
+        ).kind
+        is K.DEVICE_ERROR
+    )
+    assert (
+        classify(
+            evidence(log_tail=text, peak_memory_bytes=70 * gib, device_memory_bytes=80 * gib)
+        ).kind
+        is K.OOM_GPU
+    )
     broken = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"  # whatever the memory held
-    assert classify(evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)).kind is K.XID
+    assert (
+        classify(
+            evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)
+        ).kind
+        is K.XID
+    )
     full = {"peak_memory_bytes": 79 * gib, "device_memory_bytes": 80 * gib}
     assert classify(evidence(log_tail=text, xids=[31], **full)).kind is K.OOM_GPU
-    assert POLICIES[K.DEVICE_ERROR].fault is POLICIES[K.XID].fault is POLICIES[K.STORAGE].fault is Fault.MACHINE
+    assert (
+        POLICIES[K.DEVICE_ERROR].fault
+        is POLICIES[K.XID].fault
+        is POLICIES[K.STORAGE].fault
+        is Fault.MACHINE
+    )
 
 
 def test_a_failure_by_an_xid_names_its_number_and_what_the_program_felt() -> None:
-    felt = {"exception": "torch.AcceleratorError", "message": "CUDA error: unspecified launch failure\nCUDA kernel errors might be"}
+    felt = {
+        "exception": "torch.AcceleratorError",
+        "message": "CUDA error: unspecified launch failure\nCUDA kernel errors might be",
+    }
     failure = classify(evidence(2, phase="steady", xids=[45, 79], **felt))
     assert failure.message == (
         "rank 2 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): torch.AcceleratorError: CUDA error: unspecified launch failure"
     )
     crashed = classify(evidence(2, phase="steady", xids=[31], **felt))
-    assert crashed.message.startswith("rank 2 crashed in steady: Xid 31 (GPU memory page fault): torch.AcceleratorError")
+    assert crashed.message.startswith(
+        "rank 2 crashed in steady: Xid 31 (GPU memory page fault): torch.AcceleratorError"
+    )
 
 
 def test_what_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
@@ -248,7 +507,9 @@ def test_what_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
 
 
 def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
-    assert POLICIES[K.NOT_FINITE].fault is Fault.LAYOUT and not may_retry(K.NOT_FINITE, {K.NOT_FINITE: 1})
+    assert POLICIES[K.NOT_FINITE].fault is Fault.LAYOUT and not may_retry(
+        K.NOT_FINITE, {K.NOT_FINITE: 1}
+    )
     assert POLICIES[K.PREEMPTED].fault is Fault.MACHINE
     assert may_retry(K.PREEMPTED, {K.PREEMPTED: 3}) and not may_retry(K.PREEMPTED, {K.PREEMPTED: 4})
 
@@ -256,7 +517,10 @@ def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
 def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:
     log = "NCCL WARN NET/IB : Connection reset by peer (retried)\nTraceback (most recent call last):\nValueError: bad shape\n"
     assert classify(evidence(log_tail=log)).kind is K.USER_ERROR
-    assert classify(evidence(exception="ValueError", message="bad shape", log_tail=log)).kind is K.USER_ERROR
+    assert (
+        classify(evidence(exception="ValueError", message="bad shape", log_tail=log)).kind
+        is K.USER_ERROR
+    )
 
 
 def test_an_out_of_memory_behind_another_exception_is_found_in_the_traceback() -> None:
@@ -277,10 +541,19 @@ CAUSE = "\nThe above exception was the direct cause of the following exception:\
     ("kind", "printed"),
     [
         (K.USER_ERROR, f"{TRACEBACK}ValueError: x\n"),
-        (K.USER_ERROR, f"caught CUDA out of memory in autotune, retrying\n{TRACEBACK}ValueError: x\n"),
-        (K.USER_ERROR, f"{TRACEBACK}{OOM}\nretrying with a smaller tile\n{TRACEBACK}ValueError: x\n"),
+        (
+            K.USER_ERROR,
+            f"caught CUDA out of memory in autotune, retrying\n{TRACEBACK}ValueError: x\n",
+        ),
+        (
+            K.USER_ERROR,
+            f"{TRACEBACK}{OOM}\nretrying with a smaller tile\n{TRACEBACK}ValueError: x\n",
+        ),
         (K.OOM_GPU, f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}RuntimeError: layer 3 failed\n"),
-        (K.OOM_GPU, f"{TRACEBACK}{OOM}\n{TRACEBACK}subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.\n"),
+        (
+            K.OOM_GPU,
+            f"{TRACEBACK}{OOM}\n{TRACEBACK}subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.\n",
+        ),
         (
             K.OOM_GPU,
             "NCCL WARN Cuda failure 2 'out of memory'\ntorch.distributed.DistBackendError: NCCL error in: x, unhandled cuda error\n",
@@ -288,7 +561,9 @@ CAUSE = "\nThe above exception was the direct cause of the following exception:\
         (K.OOM_HOST, f"ValueError: caught before\n{TRACEBACK}MemoryError\n"),
     ],
 )
-def test_an_out_of_memory_counts_only_where_the_rank_died_of_it(kind: FailureKind, printed: str) -> None:
+def test_an_out_of_memory_counts_only_where_the_rank_died_of_it(
+    kind: FailureKind, printed: str
+) -> None:
     assert classify(evidence(log_tail=printed)).kind is kind
     with_rank = "".join(f"[rank1]: {line}\n" for line in printed.splitlines())
     assert classify(evidence(log_tail=with_rank)).kind is kind
@@ -297,24 +572,44 @@ def test_an_out_of_memory_counts_only_where_the_rank_died_of_it(kind: FailureKin
 def test_a_source_line_that_names_an_out_of_memory_is_none() -> None:
     note = {"exception": "ValueError", "message": "x"}
     assert classify(evidence(**note, traceback=f"{TRACEBACK}ValueError: x\n")).kind is K.USER_ERROR
-    assert classify(evidence(**note, traceback=f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}ValueError: x\n")).kind is K.OOM_GPU
+    assert (
+        classify(
+            evidence(**note, traceback=f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}ValueError: x\n")
+        ).kind
+        is K.OOM_GPU
+    )
 
 
 def test_a_rank_that_we_killed_is_no_witness_by_its_log() -> None:
-    killed = evidence(exit_code=None, log_tail="CUDA out of memory, caught\nan illegal memory access was encountered")
+    killed = evidence(
+        exit_code=None,
+        log_tail="CUDA out of memory, caught\nan illegal memory access was encountered",
+    )
     assert classify(killed).kind is K.USER_ERROR
     full = {"peak_memory_bytes": 79, "device_memory_bytes": 80}
-    assert classify(evidence(exit_code=None, log_tail="illegal memory access was encountered", **full)).kind is K.USER_ERROR
+    assert (
+        classify(
+            evidence(exit_code=None, log_tail="illegal memory access was encountered", **full)
+        ).kind
+        is K.USER_ERROR
+    )
 
 
 def test_the_first_to_go_wrong_is_blamed() -> None:
-    gang = [evidence(0, exception="ValueError", at_unix_seconds=11.0), evidence(1, exception="KeyError", at_unix_seconds=10.0)]
+    gang = [
+        evidence(0, exception="ValueError", at_unix_seconds=11.0),
+        evidence(1, exception="KeyError", at_unix_seconds=10.0),
+    ]
     assert first_bad(gang).rank == 1
 
 
 def test_a_peer_that_lost_communication_or_aborted_is_innocent_even_if_it_died_first() -> None:
     gang = [
-        evidence(0, log_tail="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer", at_unix_seconds=1.0),
+        evidence(
+            0,
+            log_tail="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer",
+            at_unix_seconds=1.0,
+        ),
         evidence(1, exit_code=None, signal=signal.SIGABRT, at_unix_seconds=1.5),
         evidence(2, exit_code=None, signal=signal.SIGKILL, at_unix_seconds=2.0),
     ]
@@ -324,9 +619,16 @@ def test_a_peer_that_lost_communication_or_aborted_is_innocent_even_if_it_died_f
 
 def test_an_out_of_memory_anywhere_explains_all_the_rest() -> None:
     gang = [
-        evidence(0, exit_code=None, timed_out="first_step limit", phase="first_step", at_unix_seconds=5.0),
+        evidence(
+            0, exit_code=None, timed_out="first_step limit", phase="first_step", at_unix_seconds=5.0
+        ),
         evidence(1, log_tail="torch.distributed.DistBackendError: NCCL error", at_unix_seconds=3.0),
-        evidence(2, exception="torch.OutOfMemoryError", message="CUDA out of memory.", at_unix_seconds=4.0),
+        evidence(
+            2,
+            exception="torch.OutOfMemoryError",
+            message="CUDA out of memory.",
+            at_unix_seconds=4.0,
+        ),
     ]
     assert (first_bad(gang).kind, first_bad(gang).rank) == (K.OOM_GPU, 2)
 
@@ -339,25 +641,62 @@ def test_a_message_names_the_rank_the_phase_and_what_was_said_on_one_line() -> N
 @pytest.mark.parametrize(
     ("on_gpu", "on_cpu", "known"),
     [
-        (True, True, {"exception": "torch.OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}),
-        (True, True, {"log_tail": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"}),
-        (True, True, {"exception": "mylib.DoesNotFit", "message": "by 3 GiB", "noted_out_of_memory": True}),
+        (
+            True,
+            True,
+            {
+                "exception": "torch.OutOfMemoryError",
+                "message": "CUDA out of memory. Tried to allocate 2.00 GiB",
+            },
+        ),
+        (
+            True,
+            True,
+            {
+                "log_tail": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            },
+        ),
+        (
+            True,
+            True,
+            {"exception": "mylib.DoesNotFit", "message": "by 3 GiB", "noted_out_of_memory": True},
+        ),
         (
             False,
             False,
-            {"log_tail": "CUDA error: an illegal memory access was encountered", "peak_memory_bytes": 9, "device_memory_bytes": 10},
+            {
+                "log_tail": "CUDA error: an illegal memory access was encountered",
+                "peak_memory_bytes": 9,
+                "device_memory_bytes": 10,
+            },
         ),
         (False, True, {"exception": "MemoryError"}),
-        (False, True, {"exception": "RuntimeError", "message": "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"}),
-        (False, False, {"exception": "OSError", "message": "[Errno 12] Cannot allocate memory"}),  # a fork, a mapping: the machine's
+        (
+            False,
+            True,
+            {
+                "exception": "RuntimeError",
+                "message": "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+            },
+        ),
+        (
+            False,
+            False,
+            {"exception": "OSError", "message": "[Errno 12] Cannot allocate memory"},
+        ),  # a fork, a mapping: the machine's
         (False, False, {"exit_code": 137, "num_oom_kills": 1}),
         (False, False, {"exception": "ValueError", "message": "bad shape"}),
     ],
 )
-def test_only_a_refused_allocation_proves_that_a_layout_does_not_fit(on_gpu: bool, on_cpu: bool, known: dict[str, object]) -> None:
+def test_only_a_refused_allocation_proves_that_a_layout_does_not_fit(
+    on_gpu: bool, on_cpu: bool, known: dict[str, object]
+) -> None:
     failure = classify(evidence(**known))
     assert failure.kind in OUT_OF_MEMORY_KINDS or "ValueError" in failure.evidence
-    assert (proves_out_of_memory(failure), proves_out_of_memory(failure, on_cpu=True)) == (on_gpu, on_cpu)
+    assert (proves_out_of_memory(failure), proves_out_of_memory(failure, on_cpu=True)) == (
+        on_gpu,
+        on_cpu,
+    )
 
 
 def test_memory_exceptions_are_known_by_name_or_text() -> None:
@@ -375,7 +714,12 @@ def test_every_kind_has_a_policy_and_results_are_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGSEGV, FailureKind.SEGFAULT), (signal.SIGKILL, FailureKind.KILLED), (signal.SIGABRT, FailureKind.NCCL)]
+    ("number", "kind"),
+    [
+        (signal.SIGSEGV, FailureKind.SEGFAULT),
+        (signal.SIGKILL, FailureKind.KILLED),
+        (signal.SIGABRT, FailureKind.NCCL),
+    ],
 )
 def test_a_fatal_signal_outranks_warnings_in_the_log_but_an_abort_is_what_a_watchdog_does(
     number: signal.Signals, kind: FailureKind
@@ -395,14 +739,24 @@ CUDA_REFUSAL = (
     ("text", "tried", "held", "device"),
     [
         (CUDA_REFUSAL, 6 << 30, 77 << 30, 80 << 30),
-        (CUDA_REFUSAL.split(" Of the")[0], 6 << 30, None, 80 << 30),  # cut off, as a failure's one line may be
+        (
+            CUDA_REFUSAL.split(" Of the")[0],
+            6 << 30,
+            None,
+            80 << 30,
+        ),  # cut off, as a failure's one line may be
         (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.50 MiB (GPU 3; 79.15 GiB total capacity)",
             41 << 19,
             None,
             None,
         ),
-        ("XPU out of memory. Tried to allocate 512 bytes. Of the allocated memory 0 bytes is allocated by PyTorch", 512, 0, None),
+        (
+            "XPU out of memory. Tried to allocate 512 bytes. Of the allocated memory 0 bytes is allocated by PyTorch",
+            512,
+            0,
+            None,
+        ),
         (
             "CPU out of memory. Tried to allocate 24.00 MiB. The limit is 100.00 MiB (option memory_limit_bytes), of which 90.00 MiB is held"
             " by live tensors",
@@ -412,8 +766,12 @@ CUDA_REFUSAL = (
         ),
     ],
 )
-def test_an_allocator_says_what_it_refused(text: str, tried: int, held: int | None, device: int | None) -> None:
-    assert refused_allocation(text) == RefusedAllocation(tried_bytes=tried, held_bytes=held, device_bytes=device)
+def test_an_allocator_says_what_it_refused(
+    text: str, tried: int, held: int | None, device: int | None
+) -> None:
+    assert refused_allocation(text) == RefusedAllocation(
+        tried_bytes=tried, held_bytes=held, device_bytes=device
+    )
 
 
 def test_what_is_no_refusal_of_an_allocator_is_read_as_none() -> None:
@@ -422,7 +780,13 @@ def test_what_is_no_refusal_of_an_allocator_is_read_as_none() -> None:
 
 
 def test_the_one_line_of_a_failure_still_tells_what_was_held_and_tried() -> None:
-    failure = classify(Evidence(rank=0, exit_code=1, exception="torch.OutOfMemoryError", message=CUDA_REFUSAL))
+    failure = classify(
+        Evidence(rank=0, exit_code=1, exception="torch.OutOfMemoryError", message=CUDA_REFUSAL)
+    )
     refused = refused_allocation(failure.message)
     assert refused is not None
-    assert (refused.tried_bytes, refused.held_bytes, refused.device_bytes) == (6 << 30, 77 << 30, 80 << 30)
+    assert (refused.tried_bytes, refused.held_bytes, refused.device_bytes) == (
+        6 << 30,
+        77 << 30,
+        80 << 30,
+    )

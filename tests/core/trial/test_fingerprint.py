@@ -6,7 +6,12 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 
 
 def fingerprint(**known: str) -> Fingerprint:
-    return Fingerprint(orchestrator_version="0.1.0", git_sha="0123abcd", stack=Stack(torch="2.13.0"), settings=tuple(sorted(known.items())))
+    return Fingerprint(
+        orchestrator_version="0.1.0",
+        git_sha="0123abcd",
+        stack=Stack(torch="2.13.0"),
+        settings=tuple(sorted(known.items())),
+    )
 
 
 def test_numbers_taken_with_other_settings_of_communication_are_kept_apart() -> None:

@@ -22,10 +22,18 @@ from orchestrator.core.trial.limits import (
     resolve_limits,
     told_passed,
 )
-from orchestrator.core.trial.protocol import MAX_SECONDS, Device, LimitName, MeasurementPlan, TrialRequest
+from orchestrator.core.trial.protocol import (
+    MAX_SECONDS,
+    Device,
+    LimitName,
+    MeasurementPlan,
+    TrialRequest,
+)
 
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
-SURE = PredictedStep(seconds=80.0, log_sd=0.0)  # sweeps/playbook.yaml predicts 73 to 81 s for 70B on 16 GPUs
+SURE = PredictedStep(
+    seconds=80.0, log_sd=0.0
+)  # sweeps/playbook.yaml predicts 73 to 81 s for 70B on 16 GPUs
 
 
 def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRequest:
@@ -48,7 +56,9 @@ def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRe
 def test_a_number_in_the_file_is_that_number_whatever_is_predicted_or_seen() -> None:
     numbers = {name.value: 7.0 + place for place, name in enumerate(LimitName)}
     asked = request(SURE, **numbers)
-    assert {name.value: limit_seconds(asked, name, SeenSteps(first_seconds=900.0)) for name in LimitName} == numbers
+    assert {
+        name.value: limit_seconds(asked, name, SeenSteps(first_seconds=900.0)) for name in LimitName
+    } == numbers
 
 
 def test_without_a_prediction_every_limit_is_its_floor_until_a_step_is_seen() -> None:
@@ -68,24 +78,47 @@ def test_a_predicted_step_that_is_long_raises_the_limits_that_it_is_part_of() ->
 
 def test_a_step_counts_as_long_as_it_may_be_in_nine_cases_of_ten() -> None:
     unsure = PredictedStep(seconds=80.0, log_sd=0.4)
-    assert request(unsure).limits.steady == pytest.approx(STEP_MULTIPLE * 80.0 * exp(LONGEST_SDS * 0.4))
+    assert request(unsure).limits.steady == pytest.approx(
+        STEP_MULTIPLE * 80.0 * exp(LONGEST_SDS * 0.4)
+    )
 
 
 def test_a_short_step_lowers_no_limit() -> None:
     short = PredictedStep(seconds=0.5, log_sd=0.4)
     assert request(short).limits.steady == 60.0
-    assert limit_seconds(request(short), LimitName.STEADY, SeenSteps(first_seconds=1.0, slowest_seconds=0.6)) == 60.0
+    assert (
+        limit_seconds(
+            request(short), LimitName.STEADY, SeenSteps(first_seconds=1.0, slowest_seconds=0.6)
+        )
+        == 60.0
+    )
 
 
 def test_a_limit_follows_the_first_step_until_a_later_one_has_ended() -> None:
-    assert limit_seconds(request(), LimitName.STEADY, SeenSteps(first_seconds=100.0)) == STEP_MULTIPLE * 100.0
-    assert limit_seconds(request(), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)) == STEP_MULTIPLE * 20.0
-    assert limit_seconds(request(SURE), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)) == STEP_MULTIPLE * 80.0
+    assert (
+        limit_seconds(request(), LimitName.STEADY, SeenSteps(first_seconds=100.0))
+        == STEP_MULTIPLE * 100.0
+    )
+    assert (
+        limit_seconds(
+            request(), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)
+        )
+        == STEP_MULTIPLE * 20.0
+    )
+    assert (
+        limit_seconds(
+            request(SURE), LimitName.STEADY, SeenSteps(first_seconds=100.0, slowest_seconds=20.0)
+        )
+        == STEP_MULTIPLE * 80.0
+    )
 
 
 def test_the_total_follows_the_steps_that_are_asked_for() -> None:
     seen = SeenSteps(first_seconds=60.0, slowest_seconds=40.0)
-    assert limit_seconds(request(), LimitName.TOTAL, seen) == 120.0 + 128.0 + 300.0 + 20.0 + TOTAL_MULTIPLE * 53 * 40.0
+    assert (
+        limit_seconds(request(), LimitName.TOTAL, seen)
+        == 120.0 + 128.0 + 300.0 + 20.0 + TOTAL_MULTIPLE * 53 * 40.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +145,9 @@ def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
     assert said in told_passed(asked, name, seen)
 
 
-def test_however_long_a_step_is_predicted_to_take_or_takes_its_limits_are_numbers_that_messages_hold() -> None:
+def test_however_long_a_step_is_predicted_to_take_or_takes_its_limits_are_numbers_that_messages_hold() -> (
+    None
+):
     asked = request(PredictedStep(seconds=9e6, log_sd=1000.0))
     assert (asked.limits.steady, asked.limits.total) == (MAX_SECONDS, MAX_SECONDS)
     assert limit_seconds(request(), LimitName.TOTAL, SeenSteps(first_seconds=9e6)) == MAX_SECONDS
@@ -127,7 +162,14 @@ def test_a_limit_that_no_file_sets_names_no_key() -> None:
 
 def test_auto_is_the_default_and_what_an_earlier_program_stored_stays_a_number() -> None:
     assert Measuring().limits.numbers == {}
-    stored = {"start": 120.0, "rendezvous": 120.0, "first_step": 300.0, "steady": 60.0, "teardown": 20.0, "total": 1800.0}
+    stored = {
+        "start": 120.0,
+        "rendezvous": 120.0,
+        "first_step": 300.0,
+        "steady": 60.0,
+        "teardown": 20.0,
+        "total": 1800.0,
+    }
     before = Measuring.model_validate({"limits": stored})
     assert before.limits.numbers == {LimitName(name): value for name, value in stored.items()}
     assert before.limits_of(num_ranks=16, predicted=SURE).steady == 60.0

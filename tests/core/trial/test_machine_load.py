@@ -7,13 +7,22 @@ from math import log, sqrt
 import pytest
 
 from orchestrator.cluster.contract import Finished
-from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad, of_gang, relative_sd, said_of, spoils
+from orchestrator.core.trial.machine_load import (
+    NO_LOAD,
+    MachineLoad,
+    of_gang,
+    relative_sd,
+    said_of,
+    spoils,
+)
 from orchestrator.core.trial.protocol import NodeReport
 from orchestrator.sweep.spool import _SPOOLED, Spooled
 
 
 def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> MachineLoad:
-    return MachineLoad(cpu_cores=cores, own_cpu_cores=own, sweep_cpu_cores=sweep, others_cpu_cores=others)
+    return MachineLoad(
+        cpu_cores=cores, own_cpu_cores=own, sweep_cpu_cores=sweep, others_cpu_cores=others
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,16 +34,34 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
         (cpu(own=1.9, others=0.1), 1.0),  # what a machine does by itself
         (cpu(own=8.0, others=20.0, cores=64.0), 1.0),
         (cpu(own=1.0, others=1.0), 2.0),  # nothing idle: every second turn may have been another's
-        (cpu(own=0.5, others=0.5, sweep=1.0), 4 / 3),  # the sweep's other gangs are not somebody else
-        (cpu(own=1.0, others=0.75, cores=2.0), 1.5),  # a quarter was idle, and would have done for a third of it
+        (
+            cpu(own=0.5, others=0.5, sweep=1.0),
+            4 / 3,
+        ),  # the sweep's other gangs are not somebody else
+        (
+            cpu(own=1.0, others=0.75, cores=2.0),
+            1.5,
+        ),  # a quarter was idle, and would have done for a third of it
         (cpu(own=0.2, others=1.8), 4.0),
         (cpu(own=0.0, others=2.0), 4.0),
         (
-            MachineLoad(foreign_gpu_processes=0, gpu_clock_ratio=0.7, gpu_throttled_fraction=0.0, gpu_throttle_reasons=("sw_power_cap",)),
+            MachineLoad(
+                foreign_gpu_processes=0,
+                gpu_clock_ratio=0.7,
+                gpu_throttled_fraction=0.0,
+                gpu_throttle_reasons=("sw_power_cap",),
+            ),
             1.0,
         ),
         (MachineLoad(foreign_gpu_processes=2), 2.0),
-        (MachineLoad(gpu_clock_ratio=0.5, gpu_throttled_fraction=1.0, gpu_throttle_reasons=("hw_thermal_slowdown",)), 2.0),
+        (
+            MachineLoad(
+                gpu_clock_ratio=0.5,
+                gpu_throttled_fraction=1.0,
+                gpu_throttle_reasons=("hw_thermal_slowdown",),
+            ),
+            2.0,
+        ),
         (MachineLoad(gpu_throttled_fraction=0.05), 1.0),
     ],
 )
@@ -44,15 +71,37 @@ def test_a_load_widens_by_what_it_may_have_slowed_down(load: MachineLoad, slowdo
 
 
 def test_what_spoils_a_result_is_said_in_words() -> None:
-    assert said_of(cpu(own=0.2, others=1.8)) == "the machine was busy: 1.8 of 2 cores were somebody else's"
+    assert (
+        said_of(cpu(own=0.2, others=1.8))
+        == "the machine was busy: 1.8 of 2 cores were somebody else's"
+    )
     assert said_of(MachineLoad(foreign_gpu_processes=1)) == "1 other process ran on its GPUs"
-    throttled = MachineLoad(gpu_clock_ratio=0.6, gpu_throttled_fraction=0.4, gpu_throttle_reasons=("hw_thermal_slowdown", "sw_power_cap"))
-    assert said_of(throttled) == "its GPUs were slowed down for 40% of the time (hw thermal slowdown), at 60% of their clock"
+    throttled = MachineLoad(
+        gpu_clock_ratio=0.6,
+        gpu_throttled_fraction=0.4,
+        gpu_throttle_reasons=("hw_thermal_slowdown", "sw_power_cap"),
+    )
+    assert (
+        said_of(throttled)
+        == "its GPUs were slowed down for 40% of the time (hw thermal slowdown), at 60% of their clock"
+    )
 
 
 def test_of_a_gang_the_node_counts_where_others_disturbed_most_and_the_worst_device() -> None:
-    quiet = MachineLoad(cpu_cores=8.0, own_cpu_cores=1.0, sweep_cpu_cores=0.0, others_cpu_cores=3.0, gpu_clock_ratio=0.5)
-    busy = MachineLoad(cpu_cores=2.0, own_cpu_cores=1.0, sweep_cpu_cores=0.0, others_cpu_cores=1.0, gpu_clock_ratio=0.9)
+    quiet = MachineLoad(
+        cpu_cores=8.0,
+        own_cpu_cores=1.0,
+        sweep_cpu_cores=0.0,
+        others_cpu_cores=3.0,
+        gpu_clock_ratio=0.5,
+    )
+    busy = MachineLoad(
+        cpu_cores=2.0,
+        own_cpu_cores=1.0,
+        sweep_cpu_cores=0.0,
+        others_cpu_cores=1.0,
+        gpu_clock_ratio=0.9,
+    )
     found = of_gang([quiet, NO_LOAD, busy])
     assert (found.others_cpu_cores, found.cpu_cores, found.gpu_clock_ratio) == (1.0, 2.0, 0.5)
     assert of_gang([NO_LOAD, NO_LOAD]) is NO_LOAD
@@ -61,7 +110,12 @@ def test_of_a_gang_the_node_counts_where_others_disturbed_most_and_the_worst_dev
 
 def test_a_load_survives_the_spool_and_a_spool_of_before_has_none() -> None:
     load = MachineLoad(cpu_cores=2.0, others_cpu_cores=1.5, gpu_throttle_reasons=("hw_slowdown",))
-    end = Finished(trial_id=1, reports=[NodeReport(node="a", ranks=[], load=load)], failure=None, gpu_seconds=1.0)
+    end = Finished(
+        trial_id=1,
+        reports=[NodeReport(node="a", ranks=[], load=load)],
+        failure=None,
+        gpu_seconds=1.0,
+    )
     text = _SPOOLED.dump_json(Spooled(attempt=1, end=end))
     assert _SPOOLED.validate_json(text).end.reports[0].load == load
     before = text.replace(_part(text, b'"load":'), b"").replace(b",}", b"}")

@@ -49,7 +49,9 @@ def measured(*results: RankResult, layout: Layout = LAYOUT) -> Measurement:
         (1, None), (5, None), (6, 0), (7, 0), (8, 0), (9, 1), (10, 1), (11, 1), (12, 2), (15, 3), (17, 4), (20, 5), (25, 7), (30, 9), (50, 17),
     ],
 )  # fmt: skip
-def test_the_interval_of_the_median_is_that_of_the_binomial_table(num_samples: int, rank: int | None) -> None:
+def test_the_interval_of_the_median_is_that_of_the_binomial_table(
+    num_samples: int, rank: int | None
+) -> None:
     assert _median_interval_rank(num_samples) == rank
 
 
@@ -70,7 +72,9 @@ def test_the_confidence_is_half_the_interval_over_the_median() -> None:
 
 
 @given(samples=st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=40), factor=st.floats(0.1, 10))
-def test_the_confidence_depends_on_no_unit_and_no_order(samples: list[float], factor: float) -> None:
+def test_the_confidence_depends_on_no_unit_and_no_order(
+    samples: list[float], factor: float
+) -> None:
     confidence = relative_confidence(samples)
     assert confidence is not None
     assert confidence >= 0
@@ -83,7 +87,9 @@ def test_the_confidence_depends_on_no_unit_and_no_order(samples: list[float], fa
 
 def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
     assert not enough([], PLAN)
-    assert not enough([1.0] * 7, PLAN)  # more than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %
+    assert not enough(
+        [1.0] * 7, PLAN
+    )  # more than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %
     assert enough([1.0] * 8, PLAN)
     assert not enough([1.0] * 8, PLAN.model_copy(update={"min_steps": 9}))
     assert not enough([1.0] * 7 + [1.1], PLAN)  # 5 % is more than 2 %
@@ -97,7 +103,9 @@ def test_timing_ends_at_the_maximum_whatever_the_noise() -> None:
 
 
 def test_one_outlier_among_many_does_not_prolong_timing() -> None:
-    assert enough([1.0] * 11 + [9.0], PLAN)  # twelve samples: the 99 % interval leaves out the largest
+    assert enough(
+        [1.0] * 11 + [9.0], PLAN
+    )  # twelve samples: the 99 % interval leaves out the largest
 
 
 def test_timing_looks_at_few_counts_only() -> None:
@@ -116,7 +124,10 @@ def test_stopping_when_it_looks_good_leaves_the_reported_interval_honest(noise: 
         while not enough(samples, plan):
             samples.append(random.lognormvariate(0, noise))  # its median is 1
         found = summarise_steps(samples)
-        if found.relative_confidence is not None and found.relative_confidence <= plan.relative_confidence:
+        if (
+            found.relative_confidence is not None
+            and found.relative_confidence <= plan.relative_confidence
+        ):
             covered.append(abs(found.median - 1) <= found.relative_confidence * found.median)
     assert len(covered) > 300
     assert statistics.mean(covered) > 0.91
@@ -145,18 +156,31 @@ def test_a_program_may_say_its_own_tokens_per_step() -> None:
 
 def test_mfu_is_model_flops_over_the_peak_and_hfu_adds_what_was_recomputed() -> None:
     peak = 989e12
-    full = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, recompute=Recompute.parse("full"))
-    found = measured(result(*[3.0] * 6, peak_flops=peak, peak_flops_source="table: h100-sxm"), layout=full)
+    full = Layout(
+        data_parallel_size=2,
+        micro_batch_size=1,
+        grad_accum_steps=4,
+        recompute=Recompute.parse("full"),
+    )
+    found = measured(
+        result(*[3.0] * 6, peak_flops=peak, peak_flops_source="table: h100-sxm"), layout=full
+    )
     per_gpu = 8 * 4096 / 3.0 / 2
     assert found.mfu == pytest.approx(per_gpu * MODEL.flops_per_token(4096) / peak)
-    assert found.hfu == pytest.approx(found.mfu + per_gpu * MODEL.recomputed_flops_per_token(4096, full.recompute) / peak)
+    assert found.hfu == pytest.approx(
+        found.mfu + per_gpu * MODEL.recomputed_flops_per_token(4096, full.recompute) / peak
+    )
     assert 0 < found.mfu < found.hfu < 1
     assert found.peak_flops_source == "table: h100-sxm"
 
 
 def test_the_peak_is_that_of_the_slowest_node_with_its_source() -> None:
     slow = result(*[3.0] * 6, peak_flops=9e14, peak_flops_source="measured: slow")
-    found = measured(result(*[3.0] * 6, peak_flops=1e15, peak_flops_source="measured: fast"), slow, result(*[3.0] * 6))
+    found = measured(
+        result(*[3.0] * 6, peak_flops=1e15, peak_flops_source="measured: fast"),
+        slow,
+        result(*[3.0] * 6),
+    )
     assert (found.peak_flops, found.peak_flops_source) == (9e14, "measured: slow")
 
 
@@ -167,8 +191,15 @@ def test_more_than_the_device_can_do_is_refused_as_a_bug() -> None:
 
 def test_an_hfu_above_one_is_refused_even_where_the_mfu_is_not() -> None:
     peak, per_gpu = 1e15, 8 * 4096 / 2
-    seconds = per_gpu * MODEL.flops_per_token(4096) / (0.9 * peak)  # an MFU of 90 %; with a third more it cannot be
-    full = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, recompute=Recompute.parse("full"))
+    seconds = (
+        per_gpu * MODEL.flops_per_token(4096) / (0.9 * peak)
+    )  # an MFU of 90 %; with a third more it cannot be
+    full = Layout(
+        data_parallel_size=2,
+        micro_batch_size=1,
+        grad_accum_steps=4,
+        recompute=Recompute.parse("full"),
+    )
     assert measured(result(seconds, peak_flops=peak)).mfu == pytest.approx(0.9)
     with pytest.raises(ImplausibleMeasurement):
         measured(result(seconds, peak_flops=peak), layout=full)
@@ -181,18 +212,33 @@ def test_ranks_that_timed_different_steps_are_refused() -> None:
 
 def test_memory_is_that_of_the_worst_rank_and_unknown_stays_unknown() -> None:
     found = measured(
-        result(1.0, peak_memory_allocated_bytes=5, peak_memory_reserved_bytes=9, device_memory_bytes=80),
+        result(
+            1.0, peak_memory_allocated_bytes=5, peak_memory_reserved_bytes=9, device_memory_bytes=80
+        ),
         result(1.0, peak_memory_allocated_bytes=7, device_memory_bytes=81),
     )
-    assert (found.peak_memory_allocated_bytes, found.peak_memory_reserved_bytes, found.device_memory_bytes) == (7, 9, 80)
+    assert (
+        found.peak_memory_allocated_bytes,
+        found.peak_memory_reserved_bytes,
+        found.device_memory_bytes,
+    ) == (7, 9, 80)
     assert found.allocator_retries is None
     assert measured(result(1.0)).peak_memory_allocated_bytes is None
 
 
 @pytest.mark.parametrize(("retries", "thrashes"), [(3, True), (1, True), (0, False), (None, False)])
-def test_retries_of_the_allocator_while_steps_run_are_thrashing(retries: int | None, thrashes: bool) -> None:
+def test_retries_of_the_allocator_while_steps_run_are_thrashing(
+    retries: int | None, thrashes: bool
+) -> None:
     # Of 24 GiB, 22.5 for the allocator: the rest is CUDA's context, NCCL's buffers and the display.
-    found = measured(result(1.0, allocator_retries=retries, peak_memory_reserved_bytes=int(22.5 * 2**30), device_memory_bytes=24 * 2**30))
+    found = measured(
+        result(
+            1.0,
+            allocator_retries=retries,
+            peak_memory_reserved_bytes=int(22.5 * 2**30),
+            device_memory_bytes=24 * 2**30,
+        )
+    )
     assert found.thrashing is thrashes
 
 
@@ -220,9 +266,17 @@ def test_a_summary_lies_within_its_samples(samples: list[float]) -> None:
     ],
 )
 def test_why_a_number_is_less_sure_than_asked_for(
-    confident: bool | None, num_steps: int | None, relative_confidence: float | None, why: Unsure | None
+    confident: bool | None,
+    num_steps: int | None,
+    relative_confidence: float | None,
+    why: Unsure | None,
 ) -> None:
-    assert why_unsure(confident=confident, num_steps=num_steps, relative_confidence=relative_confidence) is why
+    assert (
+        why_unsure(
+            confident=confident, num_steps=num_steps, relative_confidence=relative_confidence
+        )
+        is why
+    )
 
 
 def test_the_fewest_steps_that_have_an_interval_are_those_that_are_named() -> None:

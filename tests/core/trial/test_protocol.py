@@ -41,10 +41,19 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         options={"attention": "flash"},
         model=PRESETS["llama-3.1-8b"],
         sequence_length=4096,
-        layout=Layout(data_parallel_size=4, recompute=Recompute.parse("selective_ops:8"), zero_stage=2, precision=Precision.FP32),
+        layout=Layout(
+            data_parallel_size=4,
+            recompute=Recompute.parse("selective_ops:8"),
+            zero_stage=2,
+            precision=Precision.FP32,
+        ),
         device=Device.CUDA,
-        measurement=MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=50, relative_confidence=0.02),
-        limits=PhaseLimits(start=60, rendezvous=60, first_step=300, steady=60, teardown=30, total=600),
+        measurement=MeasurementPlan(
+            warmup_steps=2, min_steps=5, max_steps=50, relative_confidence=0.02
+        ),
+        limits=PhaseLimits(
+            start=60, rendezvous=60, first_step=300, steady=60, teardown=30, total=600
+        ),
         seed=1,
     )
     assert decode_request(encode(request)) == request
@@ -107,7 +116,10 @@ def test_a_result_of_a_training_that_diverged_is_told_from_rubbish(text: bytes, 
         decode_result(text)
 
 
-@pytest.mark.parametrize("text", [b'{"step_seconds": [1], "loss_last": null}', b'{"step_seconds": [1], "loss_first": 9.5}'])
+@pytest.mark.parametrize(
+    "text",
+    [b'{"step_seconds": [1], "loss_last": null}', b'{"step_seconds": [1], "loss_first": 9.5}'],
+)
 def test_a_loss_that_nobody_tells_is_unknown(text: bytes) -> None:
     assert decode_result(text).loss_last is None
 
@@ -117,7 +129,11 @@ def test_a_step_that_no_column_holds_is_no_step() -> None:
     with pytest.raises(BadResult, match="step"):
         decode_heartbeat(b'{"phase":"steady","step":' + too_large + b"}")
     with pytest.raises(BadResult, match="step"):
-        decode_failure(b'{"exception":"E","message":"","phase":"steady","at_unix_seconds":1,"step":' + too_large + b"}")
+        decode_failure(
+            b'{"exception":"E","message":"","phase":"steady","at_unix_seconds":1,"step":'
+            + too_large
+            + b"}"
+        )
 
 
 @given(st.binary(max_size=300))
@@ -129,7 +145,10 @@ def test_no_bytes_crash_a_decoder(text: bytes) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*RankResult.model_fields, "x"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*RankResult.model_fields, "x"]), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
@@ -145,7 +164,9 @@ def test_a_result_is_within_its_bounds_or_refused(value: object) -> None:
 
 def test_ten_thousand_broken_copies_of_a_result_crash_nothing() -> None:
     chance = random.Random(5)
-    whole = encode(RankResult(step_seconds=[0.5, 0.6], peak_memory_allocated_bytes=1 << 30, loss_last=2.5))
+    whole = encode(
+        RankResult(step_seconds=[0.5, 0.6], peak_memory_allocated_bytes=1 << 30, loss_last=2.5)
+    )
     num_refused = 0
     for _ in range(10_000):
         broken = bytearray(whole)
@@ -161,8 +182,17 @@ def test_ten_thousand_broken_copies_of_a_result_crash_nothing() -> None:
 
 
 def test_notes_and_heartbeats_arrive_as_they_were_sent() -> None:
-    note = RankFailure(exception="ValueError", message="x" * 4000, phase=Phase.STEADY, step=3, at_unix_seconds=1.8e9, out_of_memory=True)
+    note = RankFailure(
+        exception="ValueError",
+        message="x" * 4000,
+        phase=Phase.STEADY,
+        step=3,
+        at_unix_seconds=1.8e9,
+        out_of_memory=True,
+    )
     assert decode_failure(encode(note)) == note
     heartbeat = Heartbeat(phase=Phase.FIRST_STEP, step=0)
     assert decode_heartbeat(encode(heartbeat)) == heartbeat
-    assert decode_heartbeat(b'{"phase":"steady","step":5}          ') == Heartbeat(phase=Phase.STEADY, step=5)
+    assert decode_heartbeat(b'{"phase":"steady","step":5}          ') == Heartbeat(
+        phase=Phase.STEADY, step=5
+    )

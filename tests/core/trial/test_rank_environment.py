@@ -23,7 +23,12 @@ def test_ranks_see_what_they_need_and_nothing_else() -> None:
 
 
 def test_a_ray_of_our_own_sees_its_switches_too_but_not_the_store() -> None:
-    switches = {"RAY_memory_monitor_refresh_ms": "0", "RAY_AUTH_TOKEN": "x", "SWEEP_HOME": "/s", "SWEEP_LAUNCHER": "1"}
+    switches = {
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_AUTH_TOKEN": "x",
+        "SWEEP_HOME": "/s",
+        "SWEEP_LAUNCHER": "1",
+    }
     assert ray_environment(OF_A_USER | OF_NOBODY_ELSE | switches) == OF_A_USER | switches
 
 
@@ -38,7 +43,9 @@ def test_a_ray_of_our_own_sees_its_switches_too_but_not_the_store() -> None:
         (("*SETTING", "AWS_PROFILE"), {"MY_SETTING", "AWS_PROFILE"}),
     ],
 )
-def test_a_pattern_passes_what_it_names_but_no_secret(patterns: tuple[str, ...], names: set[str]) -> None:
+def test_a_pattern_passes_what_it_names_but_no_secret(
+    patterns: tuple[str, ...], names: set[str]
+) -> None:
     assert set(named(patterns, OF_NOBODY_ELSE)) == names
 
 

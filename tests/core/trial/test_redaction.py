@@ -34,7 +34,11 @@ TOKEN = "hf_aB3dE6gH9jK"
         SECRET[:6] + "\n" + SECRET[6:],
         SECRET[:6] + "\r\n" + SECRET[6:],
         repr(SECRET[:6] + "\n" + SECRET[6:]),
-        *(base64.b64encode(f"{before}{SECRET}{behind}".encode()).decode() for before in ("", "a", "ab") for behind in ("", "a", "ab")),
+        *(
+            base64.b64encode(f"{before}{SECRET}{behind}".encode()).decode()
+            for before in ("", "a", "ab")
+            for behind in ("", "a", "ab")
+        ),
         base64.urlsafe_b64encode(SECRET.encode()).decode(),
         base64.encodebytes(f"user:{SECRET * 4}".encode()).decode(),
     ],
@@ -66,7 +70,10 @@ def test_the_shorter_a_value_the_more_must_speak_for_it(value: str, text: str, s
 
 def test_each_line_of_a_key_is_a_secret() -> None:
     key = "-----BEGIN KEY-----\nMIIEowIBAAKCAQEA\nq83vEjRWeJ0BI0Vn\n-----END KEY-----"
-    assert Secrets({"KEY": key}).blot("read q83vEjRWeJ0BI0Vn, then MIIEowIBAAKCAQEA") == "read ***, then ***"
+    assert (
+        Secrets({"KEY": key}).blot("read q83vEjRWeJ0BI0Vn, then MIIEowIBAAKCAQEA")
+        == "read ***, then ***"
+    )
 
 
 TEXT = f"héllo {TOKEN} world\ncan {TOKEN[:5]}\n{TOKEN[5:]} rust trust K=e L='rust'\r\n hf_ hf_aB{TOKEN} end abababababababababab abababa\nbab hf_aB3".encode()
@@ -74,13 +81,17 @@ TEXT = f"héllo {TOKEN} world\ncan {TOKEN[:5]}\n{TOKEN[5:]} rust trust K=e L='ru
 
 @given(
     cuts=st.lists(st.integers(0, len(TEXT)), max_size=12),
-    values=st.sampled_from([(TOKEN,), (TOKEN, "rust"), (TOKEN, "rust", "e"), ("rust",), ("ababababa", TOKEN)]),
+    values=st.sampled_from(
+        [(TOKEN,), (TOKEN, "rust"), (TOKEN, "rust", "e"), ("rust",), ("ababababa", TOKEN)]
+    ),
 )
 def test_a_stream_in_pieces_reads_as_the_whole(cuts: list[int], values: tuple[str, ...]) -> None:
     secrets = Secrets(dict(zip("TLK", values, strict=False)))
     stream = SecretStream(secrets)
     places = [0, *sorted(cuts), len(TEXT)]
-    said = b"".join(stream.take(TEXT[start:end]) for start, end in pairwise(places)) + stream.close()
+    said = (
+        b"".join(stream.take(TEXT[start:end]) for start, end in pairwise(places)) + stream.close()
+    )
     assert said == secrets.blot_bytes(TEXT)
 
 
@@ -92,14 +103,37 @@ def test_what_cannot_become_a_secret_is_not_held_back() -> None:
 
 
 def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
-    result = RankResult(step_seconds=[1.0], peak_flops=1e12, peak_flops_source=f"measured: {TOKEN}", memory_bytes_by_part={TOKEN: 1})
-    failure = Failure(kind=FailureKind.USER_ERROR, message=f"401 {TOKEN}", node="host", evidence=TOKEN, log_tail=f"... {TOKEN}")
-    outcome = RankOutcome(rank=0, result=result, bad_result=TOKEN, log_path=f"/home/{TOKEN}/log-0.txt", log_tail=TOKEN)
-    report = NodeReport(node="host", ranks=(outcome,), failure=failure, environment={"NCCL_X": TOKEN}, chosen=(TOKEN,))
+    result = RankResult(
+        step_seconds=[1.0],
+        peak_flops=1e12,
+        peak_flops_source=f"measured: {TOKEN}",
+        memory_bytes_by_part={TOKEN: 1},
+    )
+    failure = Failure(
+        kind=FailureKind.USER_ERROR,
+        message=f"401 {TOKEN}",
+        node="host",
+        evidence=TOKEN,
+        log_tail=f"... {TOKEN}",
+    )
+    outcome = RankOutcome(
+        rank=0, result=result, bad_result=TOKEN, log_path=f"/home/{TOKEN}/log-0.txt", log_tail=TOKEN
+    )
+    report = NodeReport(
+        node="host",
+        ranks=(outcome,),
+        failure=failure,
+        environment={"NCCL_X": TOKEN},
+        chosen=(TOKEN,),
+    )
     clean = blotted(report, Secrets({"TOKEN": TOKEN}), but=frozenset({"node", "log_path"}))
     assert TOKEN not in repr(clean).replace(f"/home/{TOKEN}/log-0.txt", "")
     assert clean.ranks[0].log_path == outcome.log_path
-    assert clean.failure is not None and clean.failure.kind is FailureKind.USER_ERROR and clean.failure.message == "401 ***"
+    assert (
+        clean.failure is not None
+        and clean.failure.kind is FailureKind.USER_ERROR
+        and clean.failure.message == "401 ***"
+    )
     assert clean.ranks[0].result is not None and clean.ranks[0].result.step_seconds == [1.0]
     assert blotted(report, Secrets({})) is report
 

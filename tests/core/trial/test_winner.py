@@ -14,11 +14,19 @@ def run(seconds: float, confidence: float | None = 0.01) -> Run:
 
 
 def settle(
-    runs: dict[int, list[Run]], truth: Mapping[int, float], *, noise: float, seed: int, contenders: int = 4, repeats: int = 3
+    runs: dict[int, list[Run]],
+    truth: Mapping[int, float],
+    *,
+    noise: float,
+    seed: int,
+    contenders: int = 4,
+    repeats: int = 3,
 ) -> int:
     """Repeat what the judge asks for, with noise between runs; returns how many repeats that took."""
     random, taken = Random(seed), 0
-    while (verdict := judge(runs, contenders=contenders, repeats=repeats)) is not None and verdict.repeat is not None:
+    while (
+        verdict := judge(runs, contenders=contenders, repeats=repeats)
+    ) is not None and verdict.repeat is not None:
         runs[verdict.repeat].append(run(truth[verdict.repeat] * (1 + random.gauss(0, noise))))
         taken += 1
         assert taken < 100
@@ -55,7 +63,11 @@ def test_the_best_is_measured_twice_even_where_nothing_comes_near_it() -> None:
 
 def test_layouts_within_their_noise_are_repeated_before_one_is_called_the_winner() -> None:
     truth = {1: 1.00, 2: 1.04, 3: 1.5}
-    runs = {1: [run(1.03)], 2: [run(1.01)], 3: [run(1.5)]}  # the first runs have them the wrong way round
+    runs = {
+        1: [run(1.03)],
+        2: [run(1.01)],
+        3: [run(1.5)],
+    }  # the first runs have them the wrong way round
     settle(runs, truth, noise=0.004, seed=1)
     assert len(runs[3]) == 1
     assert tied(runs)[0] == 1
@@ -69,7 +81,14 @@ def test_what_cannot_be_told_apart_is_shown_as_tied() -> None:
 
 def test_half_of_the_contenders_stay_in_each_round() -> None:
     runs = {key: [run(1.0 + key / 10_000)] for key in range(8)}
-    settle(runs, {key: 1.0 + key / 10_000 for key in range(8)}, noise=0.0, seed=0, contenders=4, repeats=3)
+    settle(
+        runs,
+        {key: 1.0 + key / 10_000 for key in range(8)},
+        noise=0.0,
+        seed=0,
+        contenders=4,
+        repeats=3,
+    )
     assert sorted((len(some) for some in runs.values()), reverse=True) == [4, 4, 2, 2, 1, 1, 1, 1]
 
 
@@ -124,23 +143,38 @@ BUSY_SD = 0.4  # of a program that may have been slowed down fourfold: log(4) / 
 
 
 def busy(seconds: float, at: float) -> Run:
-    return Run(step_seconds=seconds, relative_confidence=0.001, load_sd=BUSY_SD, at=at, nodes=("a",))
+    return Run(
+        step_seconds=seconds, relative_confidence=0.001, load_sd=BUSY_SD, at=at, nodes=("a",)
+    )
 
 
 def test_repeats_that_agree_on_a_busy_machine_show_that_its_load_did_little() -> None:
     """A program that waits rather than computes: one 2.7 times slower could not be the fastest, however busy the machine was."""
-    once = {1: [busy(0.04226, 0)], 3: [busy(0.0524, 10)], 4: [busy(0.0728, 15)], 5: [busy(0.1143, 20)]}
+    once = {
+        1: [busy(0.04226, 0)],
+        3: [busy(0.0524, 10)],
+        4: [busy(0.0728, 15)],
+        5: [busy(0.1143, 20)],
+    }
     verdict = judge(once, contenders=3, repeats=2)
     assert verdict is not None
     assert len(verdict.tied) > 1, "nothing was repeated, and the load may have done anything"
-    repeated = {**once, 1: [*once[1], busy(0.04224, 30), busy(0.04226, 60)], 4: [*once[4], busy(0.0729, 40)]}
+    repeated = {
+        **once,
+        1: [*once[1], busy(0.04224, 30), busy(0.04226, 60)],
+        4: [*once[4], busy(0.0729, 40)],
+    }
     verdict = judge(repeated, contenders=3, repeats=2)
     assert verdict is not None
     assert verdict.tied == (1,)
 
 
 def test_repeats_that_differ_on_a_busy_machine_show_that_its_load_did_much() -> None:
-    runs = {1: [busy(1.0, 0), busy(1.9, 30), busy(1.4, 60)], 2: [busy(1.7, 10), busy(1.1, 40), busy(1.5, 70)], 3: [busy(1.6, 20)]}
+    runs = {
+        1: [busy(1.0, 0), busy(1.9, 30), busy(1.4, 60)],
+        2: [busy(1.7, 10), busy(1.1, 40), busy(1.5, 70)],
+        3: [busy(1.6, 20)],
+    }
     verdict = judge(runs, contenders=3, repeats=2)
     assert verdict is not None
     assert len(verdict.tied) > 1

@@ -81,7 +81,9 @@ def test_a_url_that_leads_nowhere_gets_one_line(url: str, says: str) -> None:
         f"sqlite://user:{SECRET}@h/d",
     ],
 )
-def test_no_password_is_ever_shown(url: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_password_is_ever_shown(
+    url: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     for ask in (Store.open, lambda u: readonly.query(u, "SELECT 1")):
         with pytest.raises(Exception) as caught:  # whichever it is, it must keep the secret
             ask(url)
@@ -101,13 +103,17 @@ def test_no_password_is_ever_shown(url: str, caplog: pytest.LogCaptureFixture, c
         ("postgresql://u:p@[::1]:5432/d", "p", "::1"),
     ],
 )
-def test_an_at_sign_in_a_password_is_no_part_of_the_host(text: str, password: str, host: str) -> None:
+def test_an_at_sign_in_a_password_is_no_part_of_the_host(
+    text: str, password: str, host: str
+) -> None:
     url = urls.resolve(text)
     assert (url.password, url.host) == (password, host)
     assert "ss@" not in urls.display(url)
 
 
-@pytest.mark.parametrize("text", ["postgresql://u:p@s/cret@host/d", "postgresql://u:p@h:s/cret@host/d"])
+@pytest.mark.parametrize(
+    "text", ["postgresql://u:p@s/cret@host/d", "postgresql://u:p@h:s/cret@host/d"]
+)
 def test_a_url_whose_password_has_no_clear_end_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(SweepError, match="write @ as %40") as caught:
         urls.resolve(text)
@@ -121,7 +127,10 @@ def test_a_password_of_one_letter_leaves_the_words_of_a_message_alone() -> None:
 
 def test_a_driver_that_echoes_a_malformed_password_is_not_repeated() -> None:
     url = urls.resolve("postgresql://u:s3cr3t%25@h/d?sslpassword=t0ps3cret")
-    assert urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url) == 'invalid percent-encoded token: "***" ***'
+    assert (
+        urls.redact('invalid percent-encoded token: "s3cr3t%" t0ps3cret', url)
+        == 'invalid percent-encoded token: "***" ***'
+    )
 
 
 def test_a_wrong_database_is_said_with_how_to_have_it_made(postgresql_server: str) -> None:
@@ -141,13 +150,19 @@ def test_a_wrong_user_is_said_with_how_to_have_it_made(postgresql_server: str) -
     [
         ("FATAL:  the database system is starting up", "the same command again in a moment"),
         ("FATAL:  the database system is in recovery mode", "the same command again in a moment"),
-        ('FATAL:  too many connections for database "sweeps"', "raise max_connections on the server"),
+        (
+            'FATAL:  too many connections for database "sweeps"',
+            "raise max_connections on the server",
+        ),
         ('FATAL:  too many connections for role "me"', "raise max_connections on the server"),
         (
             'FATAL:  permission denied for database "sweeps"',
             "Role me lacks CONNECT on database sweeps: GRANT CONNECT ON DATABASE sweeps TO me",
         ),
-        ('FATAL:  role "me" is not permitted to log in', "Role me lacks LOGIN: ALTER ROLE me LOGIN"),
+        (
+            'FATAL:  role "me" is not permitted to log in',
+            "Role me lacks LOGIN: ALTER ROLE me LOGIN",
+        ),
         ("FATAL:  remaining slots are for others", ""),
     ],
 )
@@ -164,7 +179,9 @@ def test_a_server_that_does_not_run_is_said_with_what_to_look_at() -> None:
     assert message.endswith("Is PostgreSQL running there, and are host and port of the URL right?")
 
 
-def test_a_missing_driver_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_said_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     assert "pip install 'layout-sweep[postgres]'" in refusal("postgresql://u@127.0.0.1:1/d")
 
@@ -174,7 +191,9 @@ def test_postgres_urls_of_every_spelling_are_understood() -> None:
         assert urls.resolve(text).drivername == "postgresql+psycopg"
 
 
-def test_without_a_url_the_environment_decides_and_then_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_url_the_environment_decides_and_then_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SWEEP_DB", raising=False)
     with Store.open(None) as store:
@@ -201,7 +220,10 @@ def test_a_damaged_file_is_said_so(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "s.sqlite").read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)
     (tmp_path / "s.sqlite").write_bytes(content)
-    with pytest.raises(StoreUnavailable, match=r"is damaged|not a SQLite database"), Store.open(url) as store:
+    with (
+        pytest.raises(StoreUnavailable, match=r"is damaged|not a SQLite database"),
+        Store.open(url) as store,
+    ):
         store.trials(1)
 
 
@@ -226,7 +248,9 @@ def test_the_kernel_tells_what_file_system_a_folder_is_on() -> None:
 def _in_child(work: Callable[..., None], *arguments: object) -> str:
     """What a forked child sends: its limits and user are its own."""
     inbox, outbox = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=work, args=(*arguments, outbox), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=work, args=(*arguments, outbox), daemon=True
+    )
     process.start()
     outbox.close()
     try:
@@ -248,12 +272,18 @@ def _open_as_nobody(url: str, outbox: Connection) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="sweep-read-only-"))  # not below tmp_path, which other users cannot enter
+    folder = Path(
+        tempfile.mkdtemp(prefix="sweep-read-only-")
+    )  # not below tmp_path, which other users cannot enter
     try:
         Store.open(f"sqlite:///{folder}/s.sqlite").close()
         folder.chmod(0o555)
         (folder / "s.sqlite").chmod(0o444)
-        for url in (f"sqlite:///{folder}/s.sqlite", f"sqlite:///{folder}/new.sqlite", f"sqlite:///{folder}/new/s.sqlite"):
+        for url in (
+            f"sqlite:///{folder}/s.sqlite",
+            f"sqlite:///{folder}/new.sqlite",
+            f"sqlite:///{folder}/new/s.sqlite",
+        ):
             message = _in_child(_open_as_nobody, url)
             assert "SWEEP_DB" in message, message
             assert "\n" not in message
@@ -281,7 +311,9 @@ def _fill_the_disk(url: str, outbox: Connection) -> None:
 def test_a_full_disk_is_said_in_one_line_and_loses_nothing(sqlite_url: str) -> None:
     Store.open(sqlite_url).close()
     inbox, outbox = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_fill_the_disk, args=(sqlite_url, outbox), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_fill_the_disk, args=(sqlite_url, outbox), daemon=True
+    )
     process.start()
     assert inbox.poll(30)
     acked, message = inbox.recv()
@@ -289,7 +321,11 @@ def test_a_full_disk_is_said_in_one_line_and_loses_nothing(sqlite_url: str) -> N
     assert "Make room, then run the same command: nothing acknowledged is lost" in message
     assert "\n" not in message
     with Store.open(sqlite_url) as store:
-        measured = {row.id for row in store.trials(store.sweep_named("tiny").id) if row.state is TrialState.MEASURED}
+        measured = {
+            row.id
+            for row in store.trials(store.sweep_named("tiny").id)
+            if row.state is TrialState.MEASURED
+        }
         assert acked
         assert set(acked) <= measured
         assert Bench.on(store).measure(200_000)
@@ -308,10 +344,15 @@ def test_a_reader_with_an_old_snapshot_does_not_hold_up_writers(sqlite_url: str)
         assert len(store.trials(bench.sweep_id)) == 19
 
 
-def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgresql_url: str) -> None:
+def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(
+    postgresql_url: str,
+) -> None:
     import psycopg
 
-    with Store.open(postgresql_url) as store, psycopg.connect(postgresql_url, autocommit=True) as killer:
+    with (
+        Store.open(postgresql_url) as store,
+        psycopg.connect(postgresql_url, autocommit=True) as killer,
+    ):
         bench = Bench.on(store)
         over = threading.Event()
         num_ended = 0
@@ -326,9 +367,20 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
         thread = threading.Thread(target=end_connections)
         thread.start()
         ids: list[int] = []
-        while len(ids) < 25 or (num_ended < 3 and len(ids) < 2000):  # a fast store is done before much has happened to it
-            trial_id, attempt = begin_trial(store, bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch)
-            record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement(), fingerprint=fingerprint())
+        while len(ids) < 25 or (
+            num_ended < 3 and len(ids) < 2000
+        ):  # a fast store is done before much has happened to it
+            trial_id, attempt = begin_trial(
+                store, bench.cell_id, layout(len(ids) + 1), epoch=bench.epoch
+            )
+            record_measurement(
+                store,
+                trial_id,
+                attempt,
+                epoch=bench.epoch,
+                measurement=measurement(),
+                fingerprint=fingerprint(),
+            )
             ids.append(trial_id)
         over.set()
         thread.join()
@@ -339,22 +391,35 @@ def test_connections_that_the_server_ends_cost_a_retry_and_nothing_else(postgres
         assert len(store.events(bench.sweep_id)) == 4 * len(ids)
 
 
-def test_a_commit_whose_answer_is_lost_is_not_done_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_is_lost_is_not_done_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver's error comes after the commit: the write is tried again, and finds itself done."""
     bench = Bench.on(store)
     monkeypatch.setattr(Database, "write", losing_answers(Database.write))
-    assert store.acquire(bench.sweep_id, host="again", pid=1) == bench.epoch + 2  # our own lease, found again
+    assert (
+        store.acquire(bench.sweep_id, host="again", pid=1) == bench.epoch + 2
+    )  # our own lease, found again
     again = Bench(store, bench.sweep_id, bench.cell_id, bench.epoch + 2)
     trial_id = again.measure()
     again.prune([7], condemned_by=trial_id)
-    assert [e.event for e in store.events(bench.sweep_id)] == ["added", "gang_placed", "first_step", "measured", "added", "pruned"]
+    assert [e.event for e in store.events(bench.sweep_id)] == [
+        "added",
+        "gang_placed",
+        "first_step",
+        "measured",
+        "added",
+        "pruned",
+    ]
     _, attempt = begin_trial(store, bench.cell_id, layout(8), epoch=again.epoch)
     assert attempt == 1
     assert [e.event for e in store.events(bench.sweep_id)][6:] == ["added", "gang_placed"]
     assert store.ensure_sweep("tiny", "{}", CONDITIONS) == bench.sweep_id
 
 
-def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Deadlock(Exception):
         sqlstate = "40P01"
 
@@ -372,14 +437,25 @@ def test_a_trial_whose_first_try_was_rolled_back_is_begun_by_the_second(store: S
     monkeypatch.setattr(changes, "begin", rolled_back_once)
     trial_id, attempt = begin_trial(store, bench.cell_id, layout(2), epoch=bench.epoch)
     assert (tries, attempt) == (2, 1)
-    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [("added", None), ("gang_placed", 1)]
+    assert [(e.event, e.attempt) for e in store.events(bench.sweep_id)] == [
+        ("added", None),
+        ("gang_placed", 1),
+    ]
     assert store.trial(trial_id).trial.num_attempts == 1
 
 
-def test_an_orchestrator_that_sleeps_within_a_transaction_does_not_keep_its_successor_out(postgresql_url: str) -> None:
+def test_an_orchestrator_that_sleeps_within_a_transaction_does_not_keep_its_successor_out(
+    postgresql_url: str,
+) -> None:
     with Store.open(postgresql_url) as store:
-        asked = store._database.read(lambda connection: connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one())
-    assert asked == "20s"  # by then the server lets go of the sweep's row; a take-over is promised within 30 s
+        asked = store._database.read(
+            lambda connection: connection.exec_driver_sql(
+                "SHOW idle_in_transaction_session_timeout"
+            ).scalar_one()
+        )
+    assert (
+        asked == "20s"
+    )  # by then the server lets go of the sweep's row; a take-over is promised within 30 s
 
 
 def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: str) -> None:
@@ -401,7 +477,10 @@ def test_a_deadlock_or_a_serialization_failure_is_tried_again(postgresql_url: st
 
 
 def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> None:
-    normal, full = 1, 2  # of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns
+    normal, full = (
+        1,
+        2,
+    )  # of PRAGMA synchronous: only with FULL is a commit in the journal flushed before it returns
     seen: list[int] = []
     with Store.open(sqlite_url) as store:
         bench = Bench.on(store)
@@ -413,7 +492,14 @@ def test_a_result_is_flushed_to_disk_and_the_rest_is_not(sqlite_url: str) -> Non
         (measured, first), (failed, second) = bench.start(1), bench.start(2)
         assert seen == [normal] * 2
         record_measurement(store, measured, first, epoch=bench.epoch, measurement=measurement())
-        record_failure(store, failed, second, epoch=bench.epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+        record_failure(
+            store,
+            failed,
+            second,
+            epoch=bench.epoch,
+            failure=failure(),
+            event=TrialEvent.OUT_OF_MEMORY,
+        )
         bench.add(3)
     assert seen[2:] == [full, full, normal]
 
@@ -431,9 +517,15 @@ def test_writers_wait_for_each_other(sqlite_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "says"), [("deleted", "was deleted while it was in use"), ("replaced", "was replaced by another file while it was in use")]
+    ("what", "says"),
+    [
+        ("deleted", "was deleted while it was in use"),
+        ("replaced", "was replaced by another file while it was in use"),
+    ],
 )
-def test_a_file_that_is_another_than_the_one_that_was_opened_takes_no_result(sqlite_url: str, what: str, says: str) -> None:
+def test_a_file_that_is_another_than_the_one_that_was_opened_takes_no_result(
+    sqlite_url: str, what: str, says: str
+) -> None:
     with Store.open(sqlite_url) as store:
         bench = Bench.on(store)
         bench.measure()
@@ -450,7 +542,9 @@ def test_a_file_that_is_another_than_the_one_that_was_opened_takes_no_result(sql
             copy.rename(file)
         for write in (
             lambda: store.renew(bench.sweep_id, bench.epoch),
-            lambda: record_measurement(store, trial_id, attempt, epoch=bench.epoch, measurement=measurement()),
+            lambda: record_measurement(
+                store, trial_id, attempt, epoch=bench.epoch, measurement=measurement()
+            ),
         ):
             with pytest.raises(StoreUnavailable, match=says) as caught:
                 write()

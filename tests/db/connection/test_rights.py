@@ -51,13 +51,19 @@ def test_a_role_that_may_make_no_tables(server: psycopg.Connection, url: str) ->
     Store.open(url).close()
 
 
-@pytest.mark.parametrize(("right", "write"), [("SELECT", False), ("INSERT", True), ("UPDATE", True)])
-def test_a_right_on_a_table_that_is_revoked_midway(server: psycopg.Connection, url: str, right: str, write: bool) -> None:
+@pytest.mark.parametrize(
+    ("right", "write"), [("SELECT", False), ("INSERT", True), ("UPDATE", True)]
+)
+def test_a_right_on_a_table_that_is_revoked_midway(
+    server: psycopg.Connection, url: str, right: str, write: bool
+) -> None:
     server.execute(f"GRANT CREATE ON SCHEMA public TO {ROLE}")
     with Store.open(url) as store:
         bench = Bench.on(store)
         bench.measure()
-        server.execute(f"ALTER TABLE trial OWNER TO CURRENT_USER; GRANT ALL ON trial TO {ROLE}; REVOKE {right} ON trial FROM {ROLE}")
+        server.execute(
+            f"ALTER TABLE trial OWNER TO CURRENT_USER; GRANT ALL ON trial TO {ROLE}; REVOKE {right} ON trial FROM {ROLE}"
+        )
         server.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {ROLE}")
         with refusal() as caught:
             bench.measure(7) if write else store.trials(bench.sweep_id)
@@ -80,7 +86,9 @@ def test_a_schema_or_a_table_that_is_dropped_midway(server: psycopg.Connection, 
         assert "A table of the store is gone" in said(caught)
 
 
-def test_a_database_that_is_dropped_midway_is_not_waited_for(server: psycopg.Connection, url: str) -> None:
+def test_a_database_that_is_dropped_midway_is_not_waited_for(
+    server: psycopg.Connection, url: str
+) -> None:
     server.execute("DROP DATABASE IF EXISTS dropped")
     server.execute(f"CREATE DATABASE dropped OWNER {ROLE}")
     with Store.open(url.replace("/postgres?", "/dropped?"), patience_seconds=600) as store:
@@ -102,9 +110,13 @@ def test_a_server_that_takes_no_writes(server: psycopg.Connection, url: str) -> 
         assert "in a read-only transaction. Name the primary" in said(caught)
 
 
-def test_texts_of_a_database_without_an_encoding_are_texts(server: psycopg.Connection, url: str) -> None:
+def test_texts_of_a_database_without_an_encoding_are_texts(
+    server: psycopg.Connection, url: str
+) -> None:
     server.execute("DROP DATABASE IF EXISTS ascii")
-    server.execute(f"CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}")
+    server.execute(
+        f"CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}"
+    )
     try:
         with Store.open(url.replace("/postgres?", "/ascii?")) as store:
             store.ensure_sweep("größe 😀", "{}", CONDITIONS)
@@ -114,9 +126,13 @@ def test_texts_of_a_database_without_an_encoding_are_texts(server: psycopg.Conne
         server.execute("DROP DATABASE ascii WITH (FORCE)")
 
 
-def test_a_database_whose_encoding_lacks_characters_is_refused_before_it_is_filled(server: psycopg.Connection, url: str) -> None:
+def test_a_database_whose_encoding_lacks_characters_is_refused_before_it_is_filled(
+    server: psycopg.Connection, url: str
+) -> None:
     server.execute("DROP DATABASE IF EXISTS latin")
-    server.execute(f"CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}")
+    server.execute(
+        f"CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0 OWNER {ROLE}"
+    )
     try:
         with refusal() as caught:
             Store.open(url.replace("/postgres?", "/latin?"))
@@ -138,7 +154,9 @@ def test_a_database_whose_encoding_lacks_characters_is_refused_before_it_is_fill
         ("service=nope", 'service "nope" not found'),
     ],
 )
-def test_an_option_of_the_url_that_means_nothing_is_the_users_to_correct(postgresql_url: str, option: str, says: str) -> None:
+def test_an_option_of_the_url_that_means_nothing_is_the_users_to_correct(
+    postgresql_url: str, option: str, says: str
+) -> None:
     with refusal(UsageInvalid) as caught:
         Store.open(f"{postgresql_url}&{option}", patience_seconds=600)
     assert re.search(says, said(caught))

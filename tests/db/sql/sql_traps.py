@@ -144,7 +144,9 @@ def difference(sql: str) -> str | None:
         tokens = parser.scan(sql)
     except parser.ParseError:
         return None
-    theirs = "".join(_as_ours(sql[token.start : token.end + 1]) for token in tokens if not _is_literal(token))
+    theirs = "".join(
+        _as_ours(sql[token.start : token.end + 1]) for token in tokens if not _is_literal(token)
+    )
     ours = "".join(_tokens(sql))
     if theirs != ours:
         return f"it reads {theirs!r}, we read {ours!r}"
@@ -165,7 +167,15 @@ def difference(sql: str) -> str | None:
         called
         - ALLOWED_FUNCTIONS
         - refuse_beyond_reading(sql).before_parenthesis
-        - {"like_escape", "similar_to_escape", "timezone", "overlaps", "is_normalized", "btrim", "pg_collation_for"}
+        - {
+            "like_escape",
+            "similar_to_escape",
+            "timezone",
+            "overlaps",
+            "is_normalized",
+            "btrim",
+            "pg_collation_for",
+        }
     )
     return f"it calls {sorted(unknown)}" if unknown else None
 
@@ -173,7 +183,16 @@ def difference(sql: str) -> str | None:
 def _is_literal(token: Any) -> bool:
     # The letter of N'...' is a word to PostgreSQL, and part of the text to us.
     is_letter = token.name == "NCHAR" and token.start == token.end
-    return is_letter or token.name in ("SCONST", "USCONST", "BCONST", "XCONST", "ICONST", "FCONST", "SQL_COMMENT", "C_COMMENT")
+    return is_letter or token.name in (
+        "SCONST",
+        "USCONST",
+        "BCONST",
+        "XCONST",
+        "ICONST",
+        "FCONST",
+        "SQL_COMMENT",
+        "C_COMMENT",
+    )
 
 
 def _as_ours(token: str) -> str:
@@ -199,7 +218,9 @@ def main() -> int:
             if (found := difference(sql)) is not None:
                 print(f"seed {asked.seed}: {sql!r}: {found}")
                 return 1
-    print(f"seed {asked.seed}: {num:,} statements, {num_let_through:,} let through, none read otherwise by PostgreSQL")
+    print(
+        f"seed {asked.seed}: {num:,} statements, {num_let_through:,} let through, none read otherwise by PostgreSQL"
+    )
     return 0
 
 

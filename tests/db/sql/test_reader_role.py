@@ -67,12 +67,16 @@ def test_a_reader_may_select_and_nothing_else(postgresql_url: str, reader_url: s
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'postgres'",
             "ALTER ROLE test_reader SUPERUSER",
         ):
-            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue)):
+            with pytest.raises(
+                (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue)
+            ):
                 connection.execute(statement)
         assert reader_role.powers(connection) == []
 
 
-def test_a_reader_sees_tables_that_come_later_and_granting_again_changes_nothing(postgresql_url: str, reader_url: str) -> None:
+def test_a_reader_sees_tables_that_come_later_and_granting_again_changes_nothing(
+    postgresql_url: str, reader_url: str
+) -> None:
     with as_owner(postgresql_url) as connection:
         connection.execute("CREATE TABLE later (a int)")
         connection.execute(f"GRANT DELETE ON trial TO {ROLE}")
@@ -80,7 +84,9 @@ def test_a_reader_sees_tables_that_come_later_and_granting_again_changes_nothing
     granted = reader_role.grant(urls.resolve(postgresql_url), ROLE, None)
     assert not granted.is_new
     with as_owner(postgresql_url) as connection:
-        assert connection.execute(f"SELECT has_table_privilege('{ROLE}', 'trial', 'DELETE')").fetchone() == (False,)
+        assert connection.execute(
+            f"SELECT has_table_privilege('{ROLE}', 'trial', 'DELETE')"
+        ).fetchone() == (False,)
         connection.execute("DROP TABLE later")
 
 
@@ -96,7 +102,9 @@ def test_people_are_answered_as_the_reader_where_one_is_named(
     with pytest.raises(UsageInvalid, match=r"SUPERUSER.*sweep db grant-reader"):
         readonly.query(postgresql_url, who)
     monkeypatch.setenv(urls.READER_VARIABLE, reader_url.replace("/postgres?", "/other?"))
-    with pytest.raises(UsageInvalid, match=r"names postgresql://.*; it should be a login for database postgres"):
+    with pytest.raises(
+        UsageInvalid, match=r"names postgresql://.*; it should be a login for database postgres"
+    ):
         readonly.query(postgresql_url, who)
 
 
@@ -105,7 +113,11 @@ def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
 ) -> None:
     """Every attack, and those that were seen to work as a superuser, with the lexer taken away."""
     monkeypatch.setenv(urls.READER_VARIABLE, reader_url)
-    monkeypatch.setattr(readonly, "refuse_beyond_reading", lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()))
+    monkeypatch.setattr(
+        readonly,
+        "refuse_beyond_reading",
+        lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()),
+    )
     before = contents(postgresql_url)
     escapes = (
         "SELECT 1 AS x😀$$, set_config('role','none',false), pg_read_file('/etc/hostname'), 2 AS y😀$$",
@@ -117,7 +129,11 @@ def test_a_fooled_lexer_calls_nothing_that_harms_through_the_reader(
     for attack in (*ATTACKS, *escapes):
         if "pg_advisory" not in attack and "pg_reload_conf" not in attack:
             try:
-                readonly.query(postgresql_url, attack.replace("{out}", "/tmp/must-not-appear"), timeout_seconds=5)
+                readonly.query(
+                    postgresql_url,
+                    attack.replace("{out}", "/tmp/must-not-appear"),
+                    timeout_seconds=5,
+                )
             except SweepError:
                 pass
     monkeypatch.delenv(urls.READER_VARIABLE)
@@ -134,7 +150,9 @@ def test_roles_that_may_do_more_are_not_made_readers(postgresql_url: str, reader
         connection.execute("CREATE ROLE too_much CREATEDB")
         connection.execute("GRANT pg_read_server_files TO too_much")
     try:
-        with pytest.raises(UsageInvalid, match=r"has CREATEDB, membership in pg_read_server_files\. Name another"):
+        with pytest.raises(
+            UsageInvalid, match=r"has CREATEDB, membership in pg_read_server_files\. Name another"
+        ):
             reader_role.grant(store, "too_much", None)
     finally:
         with as_owner(postgresql_url) as connection:
@@ -142,9 +160,14 @@ def test_roles_that_may_do_more_are_not_made_readers(postgresql_url: str, reader
 
 
 def test_no_secret_of_the_owner_is_in_the_url_of_the_reader() -> None:
-    url = urls.resolve("postgresql://owner:s3cret@db.example:5433/sweeps?sslmode=require&sslpassword=t0p&user=owner&sslkey=k")
+    url = urls.resolve(
+        "postgresql://owner:s3cret@db.example:5433/sweeps?sslmode=require&sslpassword=t0p&user=owner&sslkey=k"
+    )
     shown = urls.display_login(url, "sweep_reader", passfile="/home/me/r.pgpass")
-    assert shown == "postgresql://sweep_reader@db.example:5433/sweeps?passfile=/home/me/r.pgpass&sslmode=require"
+    assert (
+        shown
+        == "postgresql://sweep_reader@db.example:5433/sweeps?passfile=/home/me/r.pgpass&sslmode=require"
+    )
     assert urls.pgpass_line(url, "r", "a:b\\c") == "*:*:sweeps:r:a\\:b\\\\c"
 
 
@@ -159,7 +182,9 @@ def canaries(postgresql_url: str) -> Iterator[Any]:
                 f"CREATE FUNCTION canary({argument}) RETURNS text LANGUAGE plpgsql AS"
                 " $f$ BEGIN RAISE NOTICE 'canary'; RETURN 'sung'; END $f$"
             )
-        connection.execute("CREATE FUNCTION over(int) RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RAISE NOTICE 'canary'; RETURN 1; END $f$")
+        connection.execute(
+            "CREATE FUNCTION over(int) RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RAISE NOTICE 'canary'; RETURN 1; END $f$"
+        )
         connection.execute("CREATE DOMAIN caged AS text CHECK (canary(VALUE) IS NOT NULL)")
         yield connection
         connection.execute("DROP SCHEMA public CASCADE")
@@ -191,8 +216,14 @@ def test_nothing_runs_that_was_not_read(canaries: Any, monkeypatch: pytest.Monke
             "SELECT 'x'::caged",
             "SELECT over(1)",
         ),
-        (sql for sql in itertools.islice(sql_traps.paired(), 0, None, 37) if sql_traps.is_let_through(sql)),
-        itertools.islice((sql for sql in sql_traps.endless(2) if sql_traps.is_let_through(sql)), 200),
+        (
+            sql
+            for sql in itertools.islice(sql_traps.paired(), 0, None, 37)
+            if sql_traps.is_let_through(sql)
+        ),
+        itertools.islice(
+            (sql for sql in sql_traps.endless(2) if sql_traps.is_let_through(sql)), 200
+        ),
         itertools.islice((sql for sql in sql_traps.bent(2) if sql_traps.is_let_through(sql)), 400),
     )
     assert [sql for sql in hostile if sung(canaries, sql)] == []

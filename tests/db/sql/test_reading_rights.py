@@ -37,7 +37,9 @@ def foreign_file() -> Iterator[Path]:
 def as_nobody(file: Path) -> dict[str, object]:
     """What a process finds in a store that it may not write: the number of its trials, asked in two ways, and of its models."""
     inbox, outbox = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_look, args=(f"sqlite:///{file}", outbox), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_look, args=(f"sqlite:///{file}", outbox), daemon=True
+    )
     process.start()
     outbox.close()
     try:
@@ -105,7 +107,9 @@ def test_what_a_dead_writer_left_in_its_log_is_seen(foreign_file: Path, left: st
     assert set(Path(tempfile.gettempdir()).glob("sweep-copy-*")) <= copies
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read the file")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become somebody who may not read the file"
+)
 def test_a_file_that_may_not_be_read_is_said_in_one_line(foreign_file: Path) -> None:
     foreign_file.chmod(0o600)
     message = str(as_nobody(foreign_file).get("refused", "it was read"))
@@ -118,4 +122,6 @@ def test_looking_at_an_empty_server_makes_nothing(postgresql_url: str) -> None:
     with pytest.raises(SweepError, match="there is no store at"):
         Store.open(postgresql_url, to_read=True)
     with psycopg.connect(postgresql_url) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+        assert connection.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchone() == (0,)

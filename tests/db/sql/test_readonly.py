@@ -132,10 +132,29 @@ def contents(url: str) -> str:
     import psycopg
 
     with psycopg.connect(url) as connection:
-        tables = ("sweep", "model", "cell", "trial", "attempt", "measurement", "fingerprint", "event", "pg_roles", "trial_id_seq")
-        rows: list[Any] = [connection.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in tables]  # type: ignore[call-overload]
-        rows.append(connection.execute("SELECT relname, relkind, relacl FROM pg_class ORDER BY 1, 2").fetchall())
-        rows.append(connection.execute("SELECT name, setting FROM pg_file_settings ORDER BY 1").fetchall())
+        tables = (
+            "sweep",
+            "model",
+            "cell",
+            "trial",
+            "attempt",
+            "measurement",
+            "fingerprint",
+            "event",
+            "pg_roles",
+            "trial_id_seq",
+        )
+        rows: list[Any] = [
+            connection.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in tables
+        ]  # type: ignore[call-overload]
+        rows.append(
+            connection.execute(
+                "SELECT relname, relkind, relacl FROM pg_class ORDER BY 1, 2"
+            ).fetchall()
+        )
+        rows.append(
+            connection.execute("SELECT name, setting FROM pg_file_settings ORDER BY 1").fetchall()
+        )
         rows.append(connection.execute("SELECT count(*) FROM pg_largeobject_metadata").fetchall())
         return _digest(rows)
 
@@ -166,15 +185,25 @@ def test_no_attack_changes_or_creates_anything(store_url: str, tmp_path: Path) -
     assert len(refusals) >= len(ATTACKS) - 1
 
 
-def test_a_lexer_that_is_fooled_is_not_the_only_guard(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lexer_that_is_fooled_is_not_the_only_guard(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Store.open(postgresql_url) as store:
         Bench.on(store).measure()
-    monkeypatch.setattr(readonly, "refuse_beyond_reading", lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()))
+    monkeypatch.setattr(
+        readonly,
+        "refuse_beyond_reading",
+        lambda sql: Named(all=frozenset(), before_parenthesis=frozenset()),
+    )
     before = contents(postgresql_url)
     for attack in ATTACKS:
         if "query_to_xml('reset role" not in attack and "ts_stat" not in attack:
             try:
-                readonly.query(postgresql_url, attack.replace("{out}", "/tmp/must-not-appear"), timeout_seconds=2)
+                readonly.query(
+                    postgresql_url,
+                    attack.replace("{out}", "/tmp/must-not-appear"),
+                    timeout_seconds=2,
+                )
             except UsageInvalid:
                 pass
     assert contents(postgresql_url) == before
@@ -200,7 +229,9 @@ def test_an_ordinary_question_is_answered(store_url: str, sql: str) -> None:
     assert readonly.query(store_url, sql).rows
 
 
-def test_every_view_can_be_read_and_has_columns_even_when_empty(store: Store, store_url: str) -> None:
+def test_every_view_can_be_read_and_has_columns_even_when_empty(
+    store: Store, store_url: str
+) -> None:
     for view in VIEWS:
         result = readonly.query(store_url, f"SELECT * FROM {view}")
         assert result.rows == []
@@ -220,7 +251,9 @@ def test_a_long_answer_is_cut_and_says_so(store: Store, store_url: str) -> None:
 
 
 def test_a_question_without_end_is_ended(store: Store, store_url: str) -> None:
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 - 1 FROM n) SELECT count(*) FROM n"
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 - 1 FROM n) SELECT count(*) FROM n"
+    )
     with pytest.raises(UsageInvalid, match="longer than"):
         readonly.query(store_url, endless, timeout_seconds=0.3)
 
@@ -246,19 +279,30 @@ def test_asking_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
         ("SELECT 1 FROM v_best WHERE", ""),
     ],
 )
-def test_a_mistake_is_said_as_the_database_says_it_with_what_was_meant(store_url: str, sql: str, said: str) -> None:
+def test_a_mistake_is_said_as_the_database_says_it_with_what_was_meant(
+    store_url: str, sql: str, said: str
+) -> None:
     Store.open(store_url).close()
     with pytest.raises(UsageInvalid) as caught:
         readonly.query(store_url, sql)
     message = str(caught.value)
-    assert message.startswith(("the query cannot be answered: ", "function maxx cannot be called here"))
+    assert message.startswith(
+        ("the query cannot be answered: ", "function maxx cannot be called here")
+    )
     assert said in message or (said == "syntax" and "incomplete input" in message)
     assert "only reading" not in message.lower()
     assert "ERROR" not in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("sql", ["DELETE FROM trial", "SELECT 1; SELECT 2", "WITH x AS (DELETE FROM trial RETURNING 1) SELECT 1"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM trial",
+        "SELECT 1; SELECT 2",
+        "WITH x AS (DELETE FROM trial RETURNING 1) SELECT 1",
+    ],
+)
 def test_what_would_do_more_than_read_is_refused_as_that(sqlite_url: str, sql: str) -> None:
     Store.open(sqlite_url).close()
     with pytest.raises(UsageInvalid, match=r"refused|cannot be answered: near"):
@@ -281,12 +325,24 @@ SMALL = partial(Bounds, answer_bytes=32 << 20, memory_bytes=256 << 20)
 TOO_LARGE = {
     "sqlite": (
         ("SELECT zeroblob(2000000000)", "not authorized"),
-        (COUNTED.format(60) + "SELECT group_concat(printf('%*d', 6000000, i)) FROM n", "a value of the answer is larger than 64 MiB"),
-        ("SELECT " + ", ".join(f"printf('%*d', 6000000, {i})" for i in range(60)), "needs more than 256 MiB of memory"),
-        (COUNTED.format(60) + "SELECT printf('%*d', 1000000, i) FROM n", "after 34 rows the answer is larger than 32 MiB"),
+        (
+            COUNTED.format(60) + "SELECT group_concat(printf('%*d', 6000000, i)) FROM n",
+            "a value of the answer is larger than 64 MiB",
+        ),
+        (
+            "SELECT " + ", ".join(f"printf('%*d', 6000000, {i})" for i in range(60)),
+            "needs more than 256 MiB of memory",
+        ),
+        (
+            COUNTED.format(60) + "SELECT printf('%*d', 1000000, i) FROM n",
+            "after 34 rows the answer is larger than 32 MiB",
+        ),
     ),
     "postgresql": (
-        ("SELECT repeat('x', 1000000) FROM generate_series(1, 60)", "after 34 rows the answer is larger than 32 MiB"),
+        (
+            "SELECT repeat('x', 1000000) FROM generate_series(1, 60)",
+            "after 34 rows the answer is larger than 32 MiB",
+        ),
         ("SELECT repeat('x', 300000000)", "the answer is too large"),
         ("SELECT lpad('x', 2000000000)", "the answer is too large"),
     ),
@@ -344,7 +400,9 @@ def test_a_process_that_is_killed_for_its_time_leaves_no_temporary_file(tmp_path
     assert not Path((tmp_path / "made").read_text()).exists()
 
 
-def test_a_query_is_answered_where_no_temporary_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_is_answered_where_no_temporary_folder_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def ask() -> Generator[list[object], None, None]:
         yield ["n"]
         yield [1]
@@ -378,15 +436,18 @@ def test_how_the_process_of_a_query_ended_is_told(how: Callable[[], None], says:
 
 def _no_child_is_dead() -> bool:
     try:
-        return os.waitpid(-1, os.WNOHANG) == (0, 0)  # the server's starter may be one; a dead one of ours would be told
+        return os.waitpid(-1, os.WNOHANG) == (
+            0,
+            0,
+        )  # the server's starter may be one; a dead one of ours would be told
     except ChildProcessError:
         return True
 
 
 def test_every_kind_of_value_comes_back_as_it_is(postgresql_url: str, sqlite_url: str) -> None:
     Store.open(sqlite_url).close()
-    assert readonly.query(sqlite_url, "SELECT 1, 1.5, NULL, 'ü😀', x'00ff', 9007199254740993").rows == [
-        (1, 1.5, None, "ü😀", b"\x00\xff", 9007199254740993)
-    ]
+    assert readonly.query(
+        sqlite_url, "SELECT 1, 1.5, NULL, 'ü😀', x'00ff', 9007199254740993"
+    ).rows == [(1, 1.5, None, "ü😀", b"\x00\xff", 9007199254740993)]
     sql = "SELECT 1.50, date '2020-01-02', timestamp '2020-01-02 03:04:05', true, ARRAY[1, NULL], to_json('a'::text), CAST('{\"a\": [1, {}]}' AS jsonb)"
     assert readonly.query(postgresql_url, sql).rows == readonly.own_query(postgresql_url, sql).rows

@@ -10,13 +10,18 @@ from db.sql.sql_text import refuse_beyond_reading
 from orchestrator.core.errors import UsageInvalid
 from tests.db.sql import sql_traps
 
-NUM_RANDOM = 10_000  # a few seconds; `python -m tests.db.sql.sql_traps` goes on as long as it is told
+NUM_RANDOM = (
+    10_000  # a few seconds; `python -m tests.db.sql.sql_traps` goes on as long as it is told
+)
 
 
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("SELECT 1 AS x😀$$, set_config('role','none',false), 2 AS y😀$$", "a name holds a letter beyond ASCII"),
+        (
+            "SELECT 1 AS x😀$$, set_config('role','none',false), 2 AS y😀$$",
+            "a name holds a letter beyond ASCII",
+        ),
         ("SELECT $é$'$é$, query_to_xml('x') --'", r"\$ cannot stand outside of texts"),
         ("SELECT E'a'\n'\\'', query_to_xml('x') --'", "two texts follow one another"),
         ("SELECT 'a' -- b\n 'c'", "two texts follow one another"),
@@ -66,7 +71,9 @@ def test_what_both_read_alike_is_let_through(sql: str) -> None:
 
 
 def test_postgresql_reads_nothing_in_a_hostile_statement_that_we_do_not() -> None:
-    pytest.importorskip("pglast", reason="PostgreSQL's own parser, which the project's test extra installs")
+    pytest.importorskip(
+        "pglast", reason="PostgreSQL's own parser, which the project's test extra installs"
+    )
     made = itertools.chain(
         itertools.islice(sql_traps.paired(), 0, None, 3),
         itertools.islice(sql_traps.endless(1), NUM_RANDOM),
@@ -74,4 +81,6 @@ def test_postgresql_reads_nothing_in_a_hostile_statement_that_we_do_not() -> Non
     )
     let_through = [sql for sql in made if sql_traps.is_let_through(sql)]
     assert len(let_through) > 1000
-    assert [(sql, found) for sql in let_through if (found := sql_traps.difference(sql)) is not None] == []
+    assert [
+        (sql, found) for sql in let_through if (found := sql_traps.difference(sql)) is not None
+    ] == []

@@ -43,17 +43,43 @@ def bench(store: Store) -> Bench:
 
 
 def new(bench: Bench, *micro_batch_sizes: int) -> list[NewTrial]:
-    return [NewTrial(cell_id=bench.cell_id, layout=layout(size), why=f"why {size}", nodes=["node-a"]) for size in micro_batch_sizes]
+    return [
+        NewTrial(cell_id=bench.cell_id, layout=layout(size), why=f"why {size}", nodes=["node-a"])
+        for size in micro_batch_sizes
+    ]
 
 
-def measured(attempt: tuple[int, int], tokens_per_second_per_gpu: float = 1000.0, *, torch: str = "2.13.0", **changes: Any) -> Ended:
+def measured(
+    attempt: tuple[int, int],
+    tokens_per_second_per_gpu: float = 1000.0,
+    *,
+    torch: str = "2.13.0",
+    **changes: Any,
+) -> Ended:
     outcome = MeasuredEnd(measurement=measurement(tokens_per_second_per_gpu, **changes))
-    return Ended(trial_id=attempt[0], attempt=attempt[1], outcome=outcome, facts={"fingerprint": fingerprint(torch), "gpu_seconds": 4.0})
+    return Ended(
+        trial_id=attempt[0],
+        attempt=attempt[1],
+        outcome=outcome,
+        facts={"fingerprint": fingerprint(torch), "gpu_seconds": 4.0},
+    )
 
 
-def failed(attempt: tuple[int, int], event: TrialEvent, kind: FailureKind = FailureKind.OOM_GPU, *, stepped: bool = False) -> Ended:
+def failed(
+    attempt: tuple[int, int],
+    event: TrialEvent,
+    kind: FailureKind = FailureKind.OOM_GPU,
+    *,
+    stepped: bool = False,
+) -> Ended:
     outcome = FailedEnd(failure=failure(kind), event=event, peak_memory_bytes=79 << 30)
-    return Ended(trial_id=attempt[0], attempt=attempt[1], outcome=outcome, stepped=stepped, facts={"gpu_seconds": 2.0})
+    return Ended(
+        trial_id=attempt[0],
+        attempt=attempt[1],
+        outcome=outcome,
+        stepped=stepped,
+        facts={"gpu_seconds": 2.0},
+    )
 
 
 @contextmanager
@@ -74,7 +100,11 @@ def test_trials_of_several_cells_begin_in_one_commit_and_in_their_order(bench: B
     store = bench.store
     other = store.ensure_cell(bench.sweep_id, cell(num_gpus=4), bench.epoch)
     begun = store.begin_trials(
-        [NewTrial(cell_id=cell_id, layout=layout(size), nodes=["n"]) for size in (5, 3, 4) for cell_id in (other, bench.cell_id)],
+        [
+            NewTrial(cell_id=cell_id, layout=layout(size), nodes=["n"])
+            for size in (5, 3, 4)
+            for cell_id in (other, bench.cell_id)
+        ],
         epoch=bench.epoch,
     )
     details = [store.trial(trial_id) for trial_id, _ in begun]
@@ -82,8 +112,13 @@ def test_trials_of_several_cells_begin_in_one_commit_and_in_their_order(bench: B
     assert [(d.trial.cell_id, d.trial.layout.micro_batch_size) for d in details] == [
         (cell_id, size) for size in (5, 3, 4) for cell_id in (other, bench.cell_id)
     ]
-    assert all(d.trial.state is TrialState.LAUNCHING and d.attempts[0].nodes == ("n",) for d in details)
-    assert all([(e.event, e.attempt) for e in d.events] == [("added", None), ("gang_placed", 1)] for d in details)
+    assert all(
+        d.trial.state is TrialState.LAUNCHING and d.attempts[0].nodes == ("n",) for d in details
+    )
+    assert all(
+        [(e.event, e.attempt) for e in d.events] == [("added", None), ("gang_placed", 1)]
+        for d in details
+    )
 
 
 def test_a_layout_that_waits_is_begun_among_new_ones_as_the_trial_that_it_is(bench: Bench) -> None:
@@ -93,8 +128,12 @@ def test_a_layout_that_waits_is_begun_among_new_ones_as_the_trial_that_it_is(ben
     assert len(bench.store.trials(bench.sweep_id)) == 3
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 9), (1, 2, 1)], ids=["one is measured", "one is named twice"])
-def test_of_a_batch_with_one_that_cannot_begin_none_is_begun(bench: Bench, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 9), (1, 2, 1)], ids=["one is measured", "one is named twice"]
+)
+def test_of_a_batch_with_one_that_cannot_begin_none_is_begun(
+    bench: Bench, sizes: tuple[int, ...]
+) -> None:
     bench.measure(9)
     before = bench.store.trials(bench.sweep_id), bench.store.events(bench.sweep_id)
     with pytest.raises(IllegalTransition):
@@ -115,11 +154,18 @@ def everything_that_may_end(bench: Bench) -> list[Ended]:
     """Attempts in every situation, and what is told of them: the order matters for some."""
     store, epoch = bench.store, bench.epoch
     repeated, drifted, unlucky = (bench.measure(size) for size in (1, 2, 3))
-    repeats = {trial_id: (trial_id, start_repeat(store, trial_id, epoch)) for trial_id in (repeated, drifted, unlucky)}
+    repeats = {
+        trial_id: (trial_id, start_repeat(store, trial_id, epoch))
+        for trial_id in (repeated, drifted, unlucky)
+    }
     late = bench.start(4)
-    record_failure(store, *late, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED)
+    record_failure(
+        store, *late, epoch=epoch, failure=failure(FailureKind.HUNG), event=TrialEvent.REQUEUED
+    )
     on_time = (late[0], start_attempt(store, late[0], epoch))
-    running, launching, lost, out_of_memory, crashed, newest = (bench.start(size) for size in range(5, 11))
+    running, launching, lost, out_of_memory, crashed, newest = (
+        bench.start(size) for size in range(5, 11)
+    )
     store.note_first_steps([running], epoch=epoch)
     faster = replace(measurement().step_time, median=0.25)
     return [
@@ -146,7 +192,9 @@ def test_a_batch_comes_to_what_its_ends_come_to_one_after_the_other(store: Store
     counts = [recorded.counts for recorded in came_to]
     assert counts == [store.record_ends([end], epoch=in_turn.epoch)[0].counts for end in same]
     assert counts == [True, True, False, False, False, True, True, True, *[False] * 4, True]
-    assert [recorded.state for recorded in came_to] == [store.trial(end.trial_id).trial.state for end in ends]
+    assert [recorded.state for recorded in came_to] == [
+        store.trial(end.trial_id).trial.state for end in ends
+    ]
     assert everything_of(at_once) == everything_of(in_turn)
 
 
@@ -155,8 +203,13 @@ def everything_of(bench: Bench) -> list[Any]:
     store, found = bench.store, []
     for row in store.trials(bench.sweep_id):
         detail = store.trial(row.id)
-        trial = replace(detail.trial, id=0, cell_id=0, created_at=None, updated_at=None, measured_at=None)
-        attempts = [replace(attempt, started_at=None, ended_at=attempt.ended_at is not None) for attempt in detail.attempts]
+        trial = replace(
+            detail.trial, id=0, cell_id=0, created_at=None, updated_at=None, measured_at=None
+        )
+        attempts = [
+            replace(attempt, started_at=None, ended_at=attempt.ended_at is not None)
+            for attempt in detail.attempts
+        ]
         events = [replace(event, id=0, trial_id=0, at=None) for event in detail.events]
         repeats = store.repeats(bench.cell_id).get(row.id)
         if repeats is not None:
@@ -165,7 +218,9 @@ def everything_of(bench: Bench) -> list[Any]:
     return [found, store.cells(bench.sweep_id)[0].fingerprint_digest]
 
 
-def test_ends_that_are_told_again_after_a_lost_answer_change_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_that_are_told_again_after_a_lost_answer_change_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = everything_that_may_end(bench)
     monkeypatch.setattr(Database, "write", losing_answers(Database.write))
     begun = bench.store.begin_trials(new(bench, 20, 21), epoch=bench.epoch)
@@ -175,12 +230,16 @@ def test_ends_that_are_told_again_after_a_lost_answer_change_nothing(bench: Benc
     monkeypatch.undo()
     twin = Bench.on(bench.store, "twin")
     assert came_to == bench.store.record_ends(everything_that_may_end(twin), epoch=twin.epoch)
-    bench.store.note_first_steps(bench.store.begin_trials(new(twin, 20, 21), epoch=twin.epoch), epoch=twin.epoch)
+    bench.store.note_first_steps(
+        bench.store.begin_trials(new(twin, 20, 21), epoch=twin.epoch), epoch=twin.epoch
+    )
     assert everything_of(bench) == everything_of(twin)
 
 
 @pytest.mark.parametrize("size", [2, 64])
-def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(bench: Bench, size: int) -> None:
+def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(
+    bench: Bench, size: int
+) -> None:
     """The numbers are those of the statements in batch.py, changes.py and endings.py; SQLite takes one or two more to begin a transaction.
 
     PostgreSQL holds the sweep with one of its own, before its trials.
@@ -191,17 +250,21 @@ def test_the_statements_of_a_write_do_not_depend_on_how_many_trials_it_is_of(ben
         bench.store.note_first_steps(begun, epoch=bench.epoch)
     oom, *others = begun
     with counted_statements(bench.store) as end:
-        bench.store.record_ends([failed(oom, TrialEvent.OUT_OF_MEMORY), *map(measured, others)], epoch=bench.epoch)
-    assert [sum(not one.startswith(("PRAGMA", "BEGIN")) for one in said) for said in (begin, step, end)] == (
-        [4, 3, 9] if bench.store.path is not None else [4, 4, 10]
-    )
+        bench.store.record_ends(
+            [failed(oom, TrialEvent.OUT_OF_MEMORY), *map(measured, others)], epoch=bench.epoch
+        )
+    assert [
+        sum(not one.startswith(("PRAGMA", "BEGIN")) for one in said) for said in (begin, step, end)
+    ] == ([4, 3, 9] if bench.store.path is not None else [4, 4, 10])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, MOST, MOST + 1])
 def test_a_list_of_ids_is_looked_up_whatever_its_length(bench: Bench, count: int) -> None:
     begun = bench.store.begin_trials(new(bench, *range(1, MOST + 3)), epoch=bench.epoch)
     wanted = sorted(trial_id for trial_id, _ in begun)[:count]
-    statement = ByIds(lambda ids: sa.select(trial.c.id).where(trial.c.id.in_(ids)).order_by(trial.c.id))
+    statement = ByIds(
+        lambda ids: sa.select(trial.c.id).where(trial.c.id.in_(ids)).order_by(trial.c.id)
+    )
     with counted_statements(bench.store) as said:
         rows = bench.store._database.read(lambda connection: statement.rows(connection, wanted))
     assert [row.id for row in rows] == wanted, "each once"
@@ -214,7 +277,14 @@ def test_no_write_reads_through_a_whole_table(bench: Bench) -> None:
         pytest.skip("only SQLite says so of a table that is nearly empty")
     said: dict[str, Any] = {}
 
-    def note(connection: sa.Connection, cursor: object, statement: str, parameters: Any, context: object, executemany: bool) -> None:
+    def note(
+        connection: sa.Connection,
+        cursor: object,
+        statement: str,
+        parameters: Any,
+        context: object,
+        executemany: bool,
+    ) -> None:
         said[statement] = parameters[0] if executemany else parameters
 
     waiting = bench.add(1).id
@@ -222,19 +292,35 @@ def test_no_write_reads_through_a_whole_table(bench: Bench) -> None:
     begun = bench.store.begin_trials(new(bench, 1, 2, 3, 4), epoch=bench.epoch)
     bench.store.note_first_steps(begun, epoch=bench.epoch)
     bench.store.add_pruned(
-        [Pruned(cell_id=bench.cell_id, layout=layout(n), why="w", condemned_by=waiting) for n in (4, 5)], epoch=bench.epoch
+        [
+            Pruned(cell_id=bench.cell_id, layout=layout(n), why="w", condemned_by=waiting)
+            for n in (4, 5)
+        ],
+        epoch=bench.epoch,
     )
-    bench.store.record_ends([failed(begun[0], TrialEvent.OUT_OF_MEMORY), *map(measured, begun[1:])], epoch=bench.epoch)
+    bench.store.record_ends(
+        [failed(begun[0], TrialEvent.OUT_OF_MEMORY), *map(measured, begun[1:])], epoch=bench.epoch
+    )
     bench.store.failure_counts([trial_id for trial_id, _ in begun])
     sa.event.remove(bench.store._database.engine, "before_cursor_execute", note)
-    asked = {statement: parameters for statement, parameters in said.items() if statement.startswith(("SELECT", "UPDATE"))}
+    asked = {
+        statement: parameters
+        for statement, parameters in said.items()
+        if statement.startswith(("SELECT", "UPDATE"))
+    }
     with sqlite3.connect(bench.store.path) as connection:
         plans = {
-            statement: [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            statement: [
+                row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            ]
             for statement, parameters in asked.items()
         }
     assert len(plans) > 8
-    assert {statement: plan for statement, plan in plans.items() if any(step.startswith("SCAN") for step in plan)} == {}
+    assert {
+        statement: plan
+        for statement, plan in plans.items()
+        if any(step.startswith("SCAN") for step in plan)
+    } == {}
 
 
 def poisoned(attempt: tuple[int, int]) -> Ended:
@@ -247,20 +333,43 @@ def poisoned(attempt: tuple[int, int]) -> Ended:
         (lambda attempt: measured((4711, 1)), UsageInvalid),
         (lambda attempt: measured((attempt[0], 7)), UsageInvalid),
         (poisoned, (sa.exc.StatementError, ValueError)),
-        (lambda attempt: measured(attempt, peak_memory_allocated_bytes=1 << 80), (sa.exc.StatementError, OverflowError)),
+        (
+            lambda attempt: measured(attempt, peak_memory_allocated_bytes=1 << 80),
+            (sa.exc.StatementError, OverflowError),
+        ),
     ],
-    ids=["no such trial", "no such attempt", "a sample that is no number", "more bytes than a column holds"],
+    ids=[
+        "no such trial",
+        "no such attempt",
+        "a sample that is no number",
+        "more bytes than a column holds",
+    ],
 )
 def test_an_end_that_cannot_be_recorded_takes_no_other_with_it(
-    bench: Bench, bad: Callable[[tuple[int, int]], Ended], error: type[Exception] | tuple[type[Exception], ...]
+    bench: Bench,
+    bad: Callable[[tuple[int, int]], Ended],
+    error: type[Exception] | tuple[type[Exception], ...],
 ) -> None:
-    first, spoilt, last, out_of_memory = bench.store.begin_trials(new(bench, 1, 2, 3, 4), epoch=bench.epoch)
+    first, spoilt, last, out_of_memory = bench.store.begin_trials(
+        new(bench, 1, 2, 3, 4), epoch=bench.epoch
+    )
     with pytest.raises(error):
         bench.store.record_ends(
-            [measured(first), bad(spoilt), measured(last), failed(out_of_memory, TrialEvent.OUT_OF_MEMORY)], epoch=bench.epoch
+            [
+                measured(first),
+                bad(spoilt),
+                measured(last),
+                failed(out_of_memory, TrialEvent.OUT_OF_MEMORY),
+            ],
+            epoch=bench.epoch,
         )
     states = [row.state for row in bench.store.trials(bench.sweep_id)]
-    assert states == [TrialState.MEASURED, TrialState.LAUNCHING, TrialState.MEASURED, TrialState.OUT_OF_MEMORY]
+    assert states == [
+        TrialState.MEASURED,
+        TrialState.LAUNCHING,
+        TrialState.MEASURED,
+        TrialState.OUT_OF_MEMORY,
+    ]
     assert bench.store.trial(spoilt[0]).attempts[0].state is AttemptState.RUNNING
 
 
@@ -271,12 +380,17 @@ def test_a_stale_owner_records_nothing_of_a_batch(bench: Bench) -> None:
     with pytest.raises(LeaseLost):
         bench.store.record_ends([measured(attempt) for attempt in begun], epoch=bench.epoch)
     assert bench.store.events(bench.sweep_id) == before
-    assert {row.id for row in bench.store.reap(bench.sweep_id, epoch)} == {trial_id for trial_id, _ in begun}
+    assert {row.id for row in bench.store.reap(bench.sweep_id, epoch)} == {
+        trial_id for trial_id, _ in begun
+    }
 
 
 def test_a_batch_of_two_sweeps_of_which_one_is_lost_records_nothing(bench: Bench) -> None:
     other = Bench.on(bench.store, "other")
-    begun = [*bench.store.begin_trials(new(bench, 1), epoch=bench.epoch), *bench.store.begin_trials(new(other, 1), epoch=other.epoch)]
+    begun = [
+        *bench.store.begin_trials(new(bench, 1), epoch=bench.epoch),
+        *bench.store.begin_trials(new(other, 1), epoch=other.epoch),
+    ]
     assert bench.epoch == other.epoch, "else no batch is of both"
     bench.store.acquire(other.sweep_id, host="elsewhere", pid=1)
     with pytest.raises(LeaseLost):
@@ -297,7 +411,9 @@ def test_who_waits_for_the_sweep_that_another_takes_over_records_nothing(bench: 
             raised.append(exc)
 
     with bench.store._database.engine.begin() as successor:
-        successor.execute(sa.update(sweep).where(sweep.c.id == bench.sweep_id).values(owner_epoch=bench.epoch + 1))
+        successor.execute(
+            sa.update(sweep).where(sweep.c.id == bench.sweep_id).values(owner_epoch=bench.epoch + 1)
+        )
         late = threading.Thread(target=tell)
         late.start()
         _until_somebody_waits_for_a_lock(successor)
@@ -315,7 +431,10 @@ def _until_somebody_waits_for_a_lock(connection: sa.Connection) -> None:
 
 
 def test_a_failure_does_not_end_in_anything_but_a_failure() -> None:
-    with pytest.raises(ValueError, match="does not end in measured; it does in one of: failed, out_of_memory, requeued"):
+    with pytest.raises(
+        ValueError,
+        match="does not end in measured; it does in one of: failed, out_of_memory, requeued",
+    ):
         FailedEnd(failure=failure(), event=TrialEvent.MEASURED)
 
 
@@ -324,7 +443,9 @@ def test_two_threads_that_tell_the_same_in_opposite_order_record_it_once(bench: 
     came_to: list[list[Recorded]] = []
 
     def tell(attempts: list[tuple[int, int]]) -> None:
-        came_to.append(bench.store.record_ends([measured(attempt) for attempt in attempts], epoch=bench.epoch))
+        came_to.append(
+            bench.store.record_ends([measured(attempt) for attempt in attempts], epoch=bench.epoch)
+        )
 
     threads = [threading.Thread(target=tell, args=(order,)) for order in (begun, begun[::-1])]
     for thread in threads:

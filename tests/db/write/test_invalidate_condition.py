@@ -13,22 +13,47 @@ from tests.db.builders import Bench
 
 @pytest.mark.parametrize(
     "condition",
-    ["1=1) or (1=1", "(1=1", "1=1)", "", "  ", "1=1; delete from trial", "1=1) -- (", "1=1 /* ( ", "')' = ')') or (1=1"],
+    [
+        "1=1) or (1=1",
+        "(1=1",
+        "1=1)",
+        "",
+        "  ",
+        "1=1; delete from trial",
+        "1=1) -- (",
+        "1=1 /* ( ",
+        "')' = ')') or (1=1",
+    ],
 )
 def test_a_condition_with_loose_ends_is_refused(condition: str) -> None:
     with pytest.raises(UsageInvalid):
         refuse_loose_ends(condition)
 
 
-@pytest.mark.parametrize("condition", ["1=1 /* /* */ ) or (1=1 /* */ */", "trial_id = 1 -- )", "trial_id = 1 /* mine */", "1=1 --"])
-def test_a_comment_is_refused_because_the_databases_do_not_agree_where_it_ends(condition: str) -> None:
-    with pytest.raises(UsageInvalid, match=r"(a condition holds no comment|a comment does not end)"):
+@pytest.mark.parametrize(
+    "condition",
+    ["1=1 /* /* */ ) or (1=1 /* */ */", "trial_id = 1 -- )", "trial_id = 1 /* mine */", "1=1 --"],
+)
+def test_a_comment_is_refused_because_the_databases_do_not_agree_where_it_ends(
+    condition: str,
+) -> None:
+    with pytest.raises(
+        UsageInvalid, match=r"(a condition holds no comment|a comment does not end)"
+    ):
         refuse_loose_ends(condition)
 
 
 @pytest.mark.parametrize(
     "condition",
-    ["1=1", "(a = 1 or b = 2) and c = 3", "why = ')'", "state in ('measured', 'failed')", "why = '/* -- )'", "a = 1 - -1", "a / b * 2 > 1"],
+    [
+        "1=1",
+        "(a = 1 or b = 2) and c = 3",
+        "why = ')'",
+        "state in ('measured', 'failed')",
+        "why = '/* -- )'",
+        "a = 1 - -1",
+        "a / b * 2 > 1",
+    ],
 )
 def test_a_whole_condition_is_let_through(condition: str) -> None:
     refuse_loose_ends(condition)

@@ -25,7 +25,17 @@ from db.write.writes import Ended, MeasuredEnd, NewTrial
 from orchestrator.core.errors import LeaseLost, SweepHeld
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.reserved_time import Leased
-from tests.db.builders import CONDITIONS, Bench, add_trial, cell, layout, measurement, record_failure, record_measurement, start_attempt
+from tests.db.builders import (
+    CONDITIONS,
+    Bench,
+    add_trial,
+    cell,
+    layout,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_attempt,
+)
 
 NUM_KILLS = 20
 AT_ONCE = 3  # trials written together
@@ -36,7 +46,9 @@ def test_the_second_orchestrator_is_told_who_holds_the_sweep(store: Store, store
     assert store.acquire(sweep_id, host="node-7", pid=4321) == 1
     with (
         Store.open(store_url) as other,
-        pytest.raises(SweepHeld, match=r"held by host node-7, pid 4321, since .* its lease ends in (30|2\d) s"),
+        pytest.raises(
+            SweepHeld, match=r"held by host node-7, pid 4321, since .* its lease ends in (30|2\d) s"
+        ),
     ):
         other.acquire(sweep_id, host="node-8", pid=1)
     holder = store.sweep_named("a").holder
@@ -44,7 +56,9 @@ def test_the_second_orchestrator_is_told_who_holds_the_sweep(store: Store, store
     assert (holder.host, holder.pid) == ("node-7", 4321)
 
 
-def test_a_lease_that_has_ended_is_taken_and_its_owner_can_write_nothing_more(store: Store, store_url: str) -> None:
+def test_a_lease_that_has_ended_is_taken_and_its_owner_can_write_nothing_more(
+    store: Store, store_url: str
+) -> None:
     stale = Bench.on(store)
     trial_id, number = stale.start()
     store.renew(stale.sweep_id, stale.epoch, ttl_seconds=0.05)
@@ -54,9 +68,15 @@ def test_a_lease_that_has_ended_is_taken_and_its_owner_can_write_nothing_more(st
         assert epoch == stale.epoch + 1
         before = other.trial(trial_id), other.events(stale.sweep_id), other.cells(stale.sweep_id)
         for write in _every_write(stale, trial_id, number):
-            with pytest.raises(LeaseLost, match="lease of epoch 1 is lost; now held by host other, pid 1, epoch 2"):
+            with pytest.raises(
+                LeaseLost, match="lease of epoch 1 is lost; now held by host other, pid 1, epoch 2"
+            ):
                 write()
-        assert (other.trial(trial_id), other.events(stale.sweep_id), other.cells(stale.sweep_id)) == before
+        assert (
+            other.trial(trial_id),
+            other.events(stale.sweep_id),
+            other.cells(stale.sweep_id),
+        ) == before
 
 
 def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[[], object]]:
@@ -71,13 +91,22 @@ def _every_write(bench: Bench, trial_id: int, number: int) -> Iterator[Callable[
     yield lambda: add_trial(store, bench.cell_id, layout(9), epoch=epoch)
     yield lambda: bench.prune([9])
     yield lambda: store.free_pruned(bench.cell_id, [layout(9)], epoch=epoch)
-    yield lambda: store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch)
+    yield lambda: store.begin_trials(
+        [NewTrial(cell_id=bench.cell_id, layout=layout(9))], epoch=epoch
+    )
     yield lambda: start_attempt(store, trial_id, epoch, ["n"])
     yield lambda: store.note_first_steps([(trial_id, number)], epoch=epoch)
     yield lambda: store.transition(trial_id, TrialEvent.FIRST_STEP, epoch=epoch)
-    yield lambda: record_measurement(store, trial_id, number, epoch=epoch, measurement=measurement())
-    yield lambda: store.record_ends([Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement()))], epoch=epoch)
-    yield lambda: record_failure(store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY)
+    yield lambda: record_measurement(
+        store, trial_id, number, epoch=epoch, measurement=measurement()
+    )
+    yield lambda: store.record_ends(
+        [Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement()))],
+        epoch=epoch,
+    )
+    yield lambda: record_failure(
+        store, trial_id, number, epoch=epoch, failure=failure(), event=TrialEvent.OUT_OF_MEMORY
+    )
 
 
 def test_a_lease_that_has_ended_goes_on_where_nobody_came(store: Store) -> None:
@@ -107,7 +136,9 @@ def test_takeover_by_order_replaces_a_living_owner(store: Store, store_url: str)
         bench.add()
 
 
-def test_a_stop_asked_for_by_another_process_is_heard_at_the_next_renewal(store: Store, store_url: str) -> None:
+def test_a_stop_asked_for_by_another_process_is_heard_at_the_next_renewal(
+    store: Store, store_url: str
+) -> None:
     bench = Bench.on(store)
     with Store.open(store_url) as other:
         assert other.request_stop(bench.sweep_id, StopRequest.DRAIN)
@@ -158,11 +189,18 @@ def test_a_caller_may_judge_the_holder_itself(store: Store, store_url: str) -> N
     store.acquire(sweep_id, host="gone", pid=7)
     seen: list[Holder] = []
     with Store.open(store_url) as other:
-        assert other.acquire(sweep_id, host="here", pid=8, holder_is_dead=lambda holder: not seen.append(holder)) == 2
+        assert (
+            other.acquire(
+                sweep_id, host="here", pid=8, holder_is_dead=lambda holder: not seen.append(holder)
+            )
+            == 2
+        )
     assert [(h.host, h.pid) for h in seen] == [("gone", 7)]
 
 
-def test_the_clock_of_a_client_does_not_matter(store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_client_does_not_matter(
+    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep_id = store.ensure_sweep("a", "{}", CONDITIONS)
     store.acquire(sweep_id, host="node-7", pid=1)
     monkeypatch.setattr(time, "time", lambda: 4e9)
@@ -177,13 +215,23 @@ def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
         store.reap(bench.sweep_id, bench.epoch)
         waiting = [row.id for row in store.trials(bench.sweep_id) if row.state is TrialState.QUEUED]
         for size in range(1, 1_000_000):
-            begun = [(trial_id, start_attempt(store, trial_id, bench.epoch, ["node-a"])) for trial_id in waiting]
+            begun = [
+                (trial_id, start_attempt(store, trial_id, bench.epoch, ["node-a"]))
+                for trial_id in waiting
+            ]
             waiting = []
             sizes = [seed * 1_000_000 + AT_ONCE * size + i for i in range(AT_ONCE)]
-            begun += store.begin_trials([NewTrial(cell_id=bench.cell_id, layout=layout(size)) for size in sizes], epoch=bench.epoch)
+            begun += store.begin_trials(
+                [NewTrial(cell_id=bench.cell_id, layout=layout(size)) for size in sizes],
+                epoch=bench.epoch,
+            )
             store.note_first_steps(begun[1:], epoch=bench.epoch)
             ends = [
-                Ended(trial_id=trial_id, attempt=number, outcome=MeasuredEnd(measurement=measurement(float(trial_id))))
+                Ended(
+                    trial_id=trial_id,
+                    attempt=number,
+                    outcome=MeasuredEnd(measurement=measurement(float(trial_id))),
+                )
                 for trial_id, number in begun
             ]
             store.record_ends(ends, epoch=bench.epoch)
@@ -192,8 +240,12 @@ def _measure_for_ever(url: str, seed: int, acks: Connection) -> None:
 
 
 @contextmanager
-def _process(target: Callable[..., None], *arguments: object) -> Iterator[multiprocessing.process.BaseProcess]:
-    process = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
+def _process(
+    target: Callable[..., None], *arguments: object
+) -> Iterator[multiprocessing.process.BaseProcess]:
+    process = multiprocessing.get_context("fork").Process(
+        target=target, args=arguments, daemon=True
+    )
     process.start()
     try:
         yield process
@@ -203,7 +255,9 @@ def _process(target: Callable[..., None], *arguments: object) -> Iterator[multip
         assert not process.is_alive()
 
 
-def test_no_acknowledged_result_is_lost_or_doubled_when_its_orchestrator_is_killed(store_url: str) -> None:
+def test_no_acknowledged_result_is_lost_or_doubled_when_its_orchestrator_is_killed(
+    store_url: str,
+) -> None:
     Store.open(store_url).close()
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
@@ -231,7 +285,11 @@ def test_no_acknowledged_result_is_lost_or_doubled_when_its_orchestrator_is_kill
         for trial_id, number in acked:
             assert rows[trial_id].state is TrialState.MEASURED
             assert rows[trial_id].tokens_per_second_per_gpu == float(trial_id)
-            counting = [a.number for a in details[trial_id].attempts if a.measurement is not None and not a.superseded]
+            counting = [
+                a.number
+                for a in details[trial_id].attempts
+                if a.measurement is not None and not a.superseded
+            ]
             assert counting == [number]
         assert sum(row.state not in (TrialState.MEASURED,) for row in rows.values()) <= AT_ONCE
         if store.path:
@@ -254,7 +312,9 @@ def _renew_and_write(url: str, told: Connection, stopped: Connection) -> None:
             told.send(str(exc))
 
 
-def test_an_orchestrator_that_slept_past_its_lease_writes_nothing(store: Store, store_url: str) -> None:
+def test_an_orchestrator_that_slept_past_its_lease_writes_nothing(
+    store: Store, store_url: str
+) -> None:
     bench = Bench.on(store)
     store.release(bench.sweep_id, bench.epoch)
     told, outbox = multiprocessing.Pipe(duplex=False)
@@ -276,7 +336,9 @@ def test_an_orchestrator_that_slept_past_its_lease_writes_nothing(store: Store, 
     assert store.trial(trial_id).trial.state is TrialState.QUEUED
 
 
-def test_a_refused_owner_gives_a_new_sweep_back_as_if_it_had_never_come_and_a_known_one_as_it_was(store: Store) -> None:
+def test_a_refused_owner_gives_a_new_sweep_back_as_if_it_had_never_come_and_a_known_one_as_it_was(
+    store: Store,
+) -> None:
     sweep_id = store.ensure_sweep("new", "{}", CONDITIONS)
     before = store.sweep_named("new")
     epoch = store.acquire(sweep_id, host="h", pid=1)
@@ -288,7 +350,9 @@ def test_a_refused_owner_gives_a_new_sweep_back_as_if_it_had_never_come_and_a_kn
     bench.measure()
     store.release(bench.sweep_id, bench.epoch, SweepState.FINISHED)
     before = store.sweep_named("known")
-    epoch = store.acquire(bench.sweep_id, host="h", pid=1, spec_json='{"gpus": 64}', conditions=CONDITIONS)
+    epoch = store.acquire(
+        bench.sweep_id, host="h", pid=1, spec_json='{"gpus": 64}', conditions=CONDITIONS
+    )
     assert store.sweep_named("known").spec_json == '{"gpus": 64}'
     store.give_back(before, epoch)
     after = store.sweep_named("known")

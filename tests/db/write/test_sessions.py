@@ -13,7 +13,16 @@ from db.types import SweepState, now
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, FailureKind
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.reserved_time import HeldGpuSeconds, Leased
-from tests.db.builders import Bench, cell, failure, fingerprint, measurement, record_failure, record_measurement, start_repeat
+from tests.db.builders import (
+    Bench,
+    cell,
+    failure,
+    fingerprint,
+    measurement,
+    record_failure,
+    record_measurement,
+    start_repeat,
+)
 
 GPUS = cell().num_gpus
 NOTHING = Leased(held=0.0, idle=0.0, capacity=0.0)
@@ -23,7 +32,9 @@ NOTHING = Leased(held=0.0, idle=0.0, capacity=0.0)
 def bench(store: Store) -> Bench:
     """A sweep whose owner has begun a session of 8 slots."""
     found = Bench.on(store)
-    store.begin_session(found.sweep_id, found.epoch, num_gpus=8, price_per_gpu_hour=2.0, leased=NOTHING)
+    store.begin_session(
+        found.sweep_id, found.epoch, num_gpus=8, price_per_gpu_hour=2.0, leased=NOTHING
+    )
     return found
 
 
@@ -35,8 +46,14 @@ def total(bench: Bench) -> HeldGpuSeconds:
     return bench.store.held(bench.sweep_id).total
 
 
-def set_time(store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1") -> None:
-    statement = sa.update(schema.metadata.tables[table]).where(sa.text(where)).values({column: now(seconds_from_now)})
+def set_time(
+    store: Store, table: str, column: str, seconds_from_now: float, where: str = "1 = 1"
+) -> None:
+    statement = (
+        sa.update(schema.metadata.tables[table])
+        .where(sa.text(where))
+        .values({column: now(seconds_from_now)})
+    )
     store._database.write(lambda connection, change: connection.execute(statement))
 
 
@@ -59,13 +76,27 @@ def end_at_random(bench: Bench, chance: random.Random, micro_batch_size: int) ->
             warmup_seconds=chance.choice([None, gpu_seconds / GPUS - timed]),
         )
     else:
-        event = TrialEvent.OUT_OF_MEMORY if kind in OUT_OF_MEMORY_KINDS else chance.choice([TrialEvent.FAILED, TrialEvent.REQUEUED])
-        record_failure(bench.store, trial_id, number, epoch=bench.epoch, failure=failure(kind), event=event, gpu_seconds=gpu_seconds)
+        event = (
+            TrialEvent.OUT_OF_MEMORY
+            if kind in OUT_OF_MEMORY_KINDS
+            else chance.choice([TrialEvent.FAILED, TrialEvent.REQUEUED])
+        )
+        record_failure(
+            bench.store,
+            trial_id,
+            number,
+            epoch=bench.epoch,
+            failure=failure(kind),
+            event=event,
+            gpu_seconds=gpu_seconds,
+        )
     return gpu_seconds
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(bench: Bench, seed: int) -> None:
+def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(
+    bench: Bench, seed: int
+) -> None:
     chance = random.Random(seed)
     ended = [end_at_random(bench, chance, size) for size in range(1, 41)]
     bench.store.release(bench.sweep_id, bench.epoch, leased=leased(sum(ended) + 70.0, 70.0))
@@ -80,28 +111,50 @@ def test_the_view_splits_every_attempt_as_the_core_does_and_loses_nothing(bench:
     assert found.total.parts == pytest.approx(by_core.parts)
     assert found.total.held == pytest.approx(sum(ended) + 70.0)
     assert sum(part.held for part in found.by_cell.values()) == pytest.approx(sum(ended))
-    assert min(found.total.failed, found.total.out_of_memory, found.total.lost, found.total.useful) > 0, "a part was not tried"
+    assert (
+        min(found.total.failed, found.total.out_of_memory, found.total.lost, found.total.useful) > 0
+    ), "a part was not tried"
 
 
 def test_what_runs_is_in_flight_until_it_has_ended(bench: Bench) -> None:
     trial_id, number = bench.start(1)
     bench.store.renew(bench.sweep_id, bench.epoch, leased=leased(30.0, 10.0))
     assert total(bench) == HeldGpuSeconds(in_flight=20.0, idle=10.0)
-    record_measurement(bench.store, trial_id, number, epoch=bench.epoch, measurement=measurement(), gpu_seconds=24.0, timed_seconds=12.0)
-    assert total(bench) == HeldGpuSeconds(useful=24.0, idle=10.0)  # 4 of them since it was last seen
+    record_measurement(
+        bench.store,
+        trial_id,
+        number,
+        epoch=bench.epoch,
+        measurement=measurement(),
+        gpu_seconds=24.0,
+        timed_seconds=12.0,
+    )
+    assert total(bench) == HeldGpuSeconds(
+        useful=24.0, idle=10.0
+    )  # 4 of them since it was last seen
     bench.store.release(
-        bench.sweep_id, bench.epoch, SweepState.FINISHED, leased=leased(36.0, 12.0, 50.0), stop_reasons=["max_cost reached"]
+        bench.sweep_id,
+        bench.epoch,
+        SweepState.FINISHED,
+        leased=leased(36.0, 12.0, 50.0),
+        stop_reasons=["max_cost reached"],
     )
     found = bench.store.held(bench.sweep_id)
     assert (found.total, found.capacity) == (HeldGpuSeconds(useful=24.0, idle=12.0), 50.0)
     session = bench.store.newest_session(bench.sweep_id)
     assert session is not None
-    assert (session.num_gpus, session.price_per_gpu_hour, session.stop_reasons) == (8, 2.0, ("max_cost reached",))
+    assert (session.num_gpus, session.price_per_gpu_hour, session.stop_reasons) == (
+        8,
+        2.0,
+        ("max_cost reached",),
+    )
     assert session.ended_at is not None
 
 
 def test_sessions_add_up_and_each_is_told_once(bench: Bench) -> None:
-    bench.store.begin_session(bench.sweep_id, bench.epoch, num_gpus=8, leased=NOTHING)  # the answer to the first was lost
+    bench.store.begin_session(
+        bench.sweep_id, bench.epoch, num_gpus=8, leased=NOTHING
+    )  # the answer to the first was lost
     bench.store.release(bench.sweep_id, bench.epoch, leased=leased(5.0, 5.0, 10.0))
     again = Bench.on(bench.store)
     bench.store.begin_session(again.sweep_id, again.epoch, num_gpus=8, leased=NOTHING)
@@ -119,7 +172,9 @@ def test_a_killed_owner_held_its_gpus_until_its_last_renewal_or_word(bench: Benc
     set_time(store, "session", "seen_at", -30.0)
     epoch = store.acquire(bench.sweep_id, host="elsewhere", pid=1, takeover=True)
     store.reap(bench.sweep_id, epoch)
-    assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(30.0 * GPUS, abs=5.0)  # not the 60 s until now
+    assert store.trial(trial_id).attempts[0].gpu_seconds == pytest.approx(
+        30.0 * GPUS, abs=5.0
+    )  # not the 60 s until now
     found = total(bench)
     assert found.lost == store.trial(trial_id).attempts[0].gpu_seconds
     assert (found.in_flight, found.idle) == (0.0, 40.0)
@@ -139,7 +194,9 @@ def test_what_an_owner_wrote_after_its_last_renewal_shows_that_it_lived(bench: B
     assert store.held(bench.sweep_id).capacity == pytest.approx(50.0 * 8, abs=20.0)
 
 
-def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until_then(bench: Bench) -> None:
+def test_an_owner_that_gave_the_sweep_back_with_trials_in_flight_held_them_until_then(
+    bench: Bench,
+) -> None:
     store = bench.store
     trial_id, _ = bench.start(1)
     store.release(bench.sweep_id, bench.epoch, leased=leased(20.0, 0.0))

@@ -40,9 +40,20 @@ def run(
     **known: Any,
 ) -> NodeReport:
     source = textwrap.dedent(program).replace("{", "{{").replace("}", "}}")
-    options = {"argv": [sys.executable, "-c", source, *arguments], "env": env or {}, "env_from": list(env_from)}
+    options = {
+        "argv": [sys.executable, "-c", source, *arguments],
+        "env": env or {},
+        "env_from": list(env_from),
+    }
     asked = order("workloads.command", trial_id=next(_trial_ids), options=options, **known)
-    return launcher.run(replace(asked, request=asked.request.model_copy(update={"measurement": plan or asked.request.measurement})))
+    return launcher.run(
+        replace(
+            asked,
+            request=asked.request.model_copy(
+                update={"measurement": plan or asked.request.measurement}
+            ),
+        )
+    )
 
 
 def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
@@ -56,7 +67,10 @@ def test_a_result_file_of_rank_0_is_enough(launcher: NodeLauncher) -> None:
     )
     assert report.failure is None, report.failure
     first, second = report.ranks
-    assert first.result is not None and (first.result.step_seconds, first.result.loss_last) == ([0.5, 0.6], 2.5)
+    assert first.result is not None and (first.result.step_seconds, first.result.loss_last) == (
+        [0.5, 0.6],
+        2.5,
+    )
     assert second.result is None and second.exit_code == 0
 
 
@@ -106,7 +120,10 @@ def test_metrics_may_come_line_by_line_and_the_warm_up_is_dropped(launcher: Node
     assert report.failure is None, report.failure
     result = report.ranks[0].result
     assert result is not None
-    assert (result.warmup_seconds, result.step_seconds) == ([0.5], [1.5, 2.5, 3.5, 9.5])  # the order's plan has one step of warm-up
+    assert (result.warmup_seconds, result.step_seconds) == (
+        [0.5],
+        [1.5, 2.5, 3.5, 9.5],
+    )  # the order's plan has one step of warm-up
     assert report.ranks[0].step == 5
 
 
@@ -135,7 +152,17 @@ def test_the_layout_comes_as_arguments_and_as_environment(launcher: NodeLauncher
 
 @pytest.mark.parametrize(
     "template",
-    ["{seed.__class__}", "{0}", "{}", "{micro_batch_size!r}", "{micro_batch_size:>9999999}", "{run_dir[0]}", "{", "}", "{nobody}"],
+    [
+        "{seed.__class__}",
+        "{0}",
+        "{}",
+        "{micro_batch_size!r}",
+        "{micro_batch_size:>9999999}",
+        "{run_dir[0]}",
+        "{",
+        "}",
+        "{nobody}",
+    ],
 )
 def test_only_plain_known_names_are_filled_in(template: str) -> None:
     with pytest.raises(ValueError, match="not a name"):
@@ -143,28 +170,50 @@ def test_only_plain_known_names_are_filled_in(template: str) -> None:
 
 
 def test_every_name_that_the_door_knows_is_filled_in_by_a_rank(tmp_path: Path) -> None:
-    assert tuple(template_names(order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)) == tuple(TEMPLATE_NAMES)
+    assert tuple(
+        template_names(
+            order().request, run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path
+        )
+    ) == tuple(TEMPLATE_NAMES)
 
 
 def test_options_that_vary_are_names_too(tmp_path: Path) -> None:
     request = order().request
     layout = replace(request.layout, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))
-    told = template_names(request.model_copy(update={"layout": layout}), run_dir=tmp_path, result_file=tmp_path, metrics_file=tmp_path)
-    assert fill("--kernel={kernel} --fused={fused} -t {threads}", told) == "--kernel=flash --fused=true -t 2"
+    told = template_names(
+        request.model_copy(update={"layout": layout}),
+        run_dir=tmp_path,
+        result_file=tmp_path,
+        metrics_file=tmp_path,
+    )
+    assert (
+        fill("--kernel={kernel} --fused={fused} -t {threads}", told)
+        == "--kernel=flash --fused=true -t 2"
+    )
 
 
-def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_is_told(launcher: NodeLauncher) -> None:
+def test_a_variable_named_by_env_from_reaches_the_program_and_one_that_did_not_is_told(
+    launcher: NodeLauncher,
+) -> None:
     program = """
         import json, os
         json.dump({"step_seconds": [float(os.environ["SECONDS_FROM_AFAR"])]}, open(os.environ["SWEEP_RESULT_FILE"], "w"))
     """
-    report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1, environment={"SECONDS_FROM_AFAR": "0.75"})
+    report = run(
+        launcher,
+        program,
+        env_from=["SECONDS_FROM_AFAR"],
+        world_size=1,
+        environment={"SECONDS_FROM_AFAR": "0.75"},
+    )
     assert report.failure is None, report.failure
     result = report.ranks[0].result
     assert result is not None and result.step_seconds == [0.75]
     report = run(launcher, program, env_from=["SECONDS_FROM_AFAR"], world_size=1)
     assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
-    assert "env_from names SECONDS_FROM_AFAR, which did not reach this rank" in report.failure.log_tail
+    assert (
+        "env_from names SECONDS_FROM_AFAR, which did not reach this rank" in report.failure.log_tail
+    )
 
 
 def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLauncher) -> None:
@@ -180,13 +229,23 @@ def test_a_template_that_names_nothing_known_refuses_the_layout(launcher: NodeLa
         ("raise ValueError('no')", FailureKind.USER_ERROR, None),
         ("import os; os.kill(os.getpid(), 11)", FailureKind.SEGFAULT, 11),
         ("import os; os.kill(os.getpid(), 9)", FailureKind.KILLED, 9),
-        ("import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')", FailureKind.OOM_GPU, None),
-        ("import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')", FailureKind.BAD_RESULT, None),
+        (
+            "import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')",
+            FailureKind.OOM_GPU,
+            None,
+        ),
+        (
+            "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
+            FailureKind.BAD_RESULT,
+            None,
+        ),
         ("pass", FailureKind.BAD_RESULT, None),
         ("import time; time.sleep(100)", FailureKind.HUNG, None),
     ],
 )
-def test_it_is_judged_as_the_program_ended(launcher: NodeLauncher, program: str, kind: FailureKind, signal: int | None) -> None:
+def test_it_is_judged_as_the_program_ended(
+    launcher: NodeLauncher, program: str, kind: FailureKind, signal: int | None
+) -> None:
     report = run(launcher, program, world_size=1, limits={"first_step": 1.0})
     assert report.failure is not None
     assert (report.failure.kind, report.failure.signal) == (kind, signal), report.failure
@@ -196,14 +255,19 @@ def test_it_is_judged_as_the_program_ended(launcher: NodeLauncher, program: str,
     ("program", "said"),
     [
         ("pass", "the program wrote 0 steps, warm-up included; expected more than 1"),
-        ("import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')", "2 lines were no steps, the first: fast"),
+        (
+            "import os; open(os.environ['SWEEP_METRICS_FILE'], 'w').write('fast\\n-1\\n')",
+            "2 lines were no steps, the first: fast",
+        ),
         (
             "import os; open(os.environ['SWEEP_RESULT_FILE'], 'w').write('{\"step_seconds\": [-1]}')",
             "program-result.json: result is not valid",
         ),
     ],
 )
-def test_why_there_is_no_result_is_the_message_and_not_only_in_the_log(launcher: NodeLauncher, program: str, said: str) -> None:
+def test_why_there_is_no_result_is_the_message_and_not_only_in_the_log(
+    launcher: NodeLauncher, program: str, said: str
+) -> None:
     report = run(launcher, program, world_size=1)
     assert report.failure is not None
     assert report.failure.kind is FailureKind.BAD_RESULT
@@ -220,22 +284,38 @@ def test_each_line_is_progress_and_silence_after_it_a_hang(launcher: NodeLaunche
     """
     report = run(launcher, program, limits={"steady": 5.0})
     assert report.failure is not None
-    assert (report.failure.kind, report.failure.phase, report.failure.step) == (FailureKind.HUNG, "steady", 8)
+    assert (report.failure.kind, report.failure.phase, report.failure.step) == (
+        FailureKind.HUNG,
+        "steady",
+        8,
+    )
 
 
 def test_a_program_that_does_not_exist_is_named(launcher: NodeLauncher, tmp_path: Path) -> None:
     options = {"argv": [str(tmp_path / "no-such-program")]}
-    report = launcher.run(order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1))
+    report = launcher.run(
+        order("workloads.command", trial_id=next(_trial_ids), options=options, world_size=1)
+    )
     assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
     assert "no-such-program" in report.failure.log_tail
 
 
 def test_an_argument_that_no_program_can_be_given_is_told(launcher: NodeLauncher) -> None:
-    asked = order("workloads.command", trial_id=next(_trial_ids), options={"argv": ["true", "{kernel}"]}, world_size=1)
+    asked = order(
+        "workloads.command",
+        trial_id=next(_trial_ids),
+        options={"argv": ["true", "{kernel}"]},
+        world_size=1,
+    )
     layout = replace(asked.request.layout, options=(("kernel", "a\0b"),))
-    report = launcher.run(replace(asked, request=asked.request.model_copy(update={"layout": layout})))
+    report = launcher.run(
+        replace(asked, request=asked.request.model_copy(update={"layout": layout}))
+    )
     assert report.failure is not None and report.failure.kind is FailureKind.USER_ERROR
-    assert "cannot start 'true'" in report.failure.log_tail and "embedded null byte" in report.failure.log_tail
+    assert (
+        "cannot start 'true'" in report.failure.log_tail
+        and "embedded null byte" in report.failure.log_tail
+    )
     assert "Traceback" not in report.failure.log_tail
 
 

@@ -74,27 +74,52 @@ def write(folder: Path, program: str = PROGRAM) -> Path:
 
 
 def files_with(text: str, folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
+    return sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and text.encode() in path.read_bytes()
+    )
 
 
 @pytest.mark.acceptance
 def test_a_secret_reaches_every_rank_and_no_file_table_or_message(tmp_path: Path) -> None:
-    sweep = Command(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite", {"SWEEP_HOME": str(tmp_path / "home"), "WANDB_API_KEY": CANARY})
+    sweep = Command(
+        tmp_path,
+        f"sqlite:///{tmp_path}/sweep.sqlite",
+        {"SWEEP_HOME": str(tmp_path / "home"), "WANDB_API_KEY": CANARY},
+    )
     ran = sweep.run("-vv", "run", write(tmp_path))
     assert ran.returncode == 0, ran.stderr
-    assert sweep.sql("select state, loss_last from v_trial order by micro_batch_size") == [["measured", len(CANARY)], ["failed", None]]
+    assert sweep.sql("select state, loss_last from v_trial order by micro_batch_size") == [
+        ["measured", len(CANARY)],
+        ["failed", None],
+    ]
     said = [ran, sweep.ok("show", "2"), sweep.ok("logs", "2"), sweep.ok("export", "json", "secret")]
     assert [one for one in said if CANARY in one.stdout + one.stderr] == []
-    assert len(files_with("mine.py", tmp_path)) >= 4  # the search finds requests, logs and the store
+    assert (
+        len(files_with("mine.py", tmp_path)) >= 4
+    )  # the search finds requests, logs and the store
     assert files_with(CANARY, tmp_path) == []
 
 
 @pytest.mark.acceptance
-def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored(tmp_path: Path) -> None:
-    others = {"AWS_SECRET_ACCESS_KEY": OTHER, "MY_TOKEN": OTHER, "MY_SETTING": "on", "MINE_TOO": "yes", "UNRELATED": OTHER}
+def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored(
+    tmp_path: Path,
+) -> None:
+    others = {
+        "AWS_SECRET_ACCESS_KEY": OTHER,
+        "MY_TOKEN": OTHER,
+        "MY_SETTING": "on",
+        "MINE_TOO": "yes",
+        "UNRELATED": OTHER,
+    }
     environment = {"SWEEP_HOME": str(tmp_path / "home"), "WANDB_API_KEY": CANARY, **others}
     sweep = Command(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite", environment)
-    wanted = ("global_batch_size=16", "axes.micro_batch_size=[1, 2, 4, 8, 16]", "workload.options.pass_env=[MY_*, MINE_TOO]")
+    wanted = (
+        "global_batch_size=16",
+        "axes.micro_batch_size=[1, 2, 4, 8, 16]",
+        "workload.options.pass_env=[MY_*, MINE_TOO]",
+    )
     ran = sweep.run("-vv", "run", write(tmp_path, LEAKING), *wanted)
     assert ran.returncode == 0, ran.stderr
     rows = sweep.sql(
@@ -103,14 +128,33 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
     assert [row[:3] for row in rows] == [
         [1, "measured", None], [2, "failed", "user_error"], [4, "failed", "user_error"], [8, "failed", "bad_result"], [16, "failed", "bad_result"],
     ]  # fmt: skip
-    assert "401 for https://me:***@host/" in rows[1][3] and rows[1][3].count("***") == 6 and "the first: ***" in rows[3][3]
+    assert (
+        "401 for https://me:***@host/" in rows[1][3]
+        and rows[1][3].count("***") == 6
+        and "the first: ***" in rows[3][3]
+    )
     trials = [str(row[0]) for row in sweep.sql("select trial_id from v_trial")]
-    said = [ran, sweep.ok("show", trials[1]), sweep.ok("logs", trials[1])]  # all of what they show lies in files, which are searched below
+    said = [
+        ran,
+        sweep.ok("show", trials[1]),
+        sweep.ok("logs", trials[1]),
+    ]  # all of what they show lies in files, which are searched below
     said += [sweep.ok("export", kind, "secret") for kind in ("json", "csv")]
-    said += [sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")]
-    for form in (CANARY, CANARY.encode().hex(), base64.b64encode(CANARY.encode()).decode()[:20], OTHER):
+    said += [
+        sweep.ok("sql", f"select * from {table}") for table in ("v_event", "attempt", "v_failure")
+    ]
+    for form in (
+        CANARY,
+        CANARY.encode().hex(),
+        base64.b64encode(CANARY.encode()).decode()[:20],
+        OTHER,
+    ):
         assert [one for one in said if form in one.stdout + one.stderr] == []
-        left = [name for name in files_with(form, tmp_path) if not name.endswith(("program-result.json", "program-metrics.jsonl"))]
+        left = [
+            name
+            for name in files_with(form, tmp_path)
+            if not name.endswith(("program-result.json", "program-metrics.jsonl"))
+        ]
         assert left == []  # what the program writes itself is its own
     assert "cannot log in with /***" in sweep.ok("logs", trials[2]).stdout
     log = sweep.ok("logs", trials[0]).stdout
@@ -119,13 +163,22 @@ def test_a_secret_that_a_program_prints_is_blotted_out_before_anything_is_stored
     # Of all processes above the program, Ray's among them, the orchestrator alone and what started it have the rest.
     seen_by = [line for line in log.splitlines() if line.startswith("seen by")]
     assert seen_by and "bin/sweep" in seen_by[0] and not any("ray" in line for line in seen_by)
-    assert not any(name in log for name in ("AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "UNRELATED", "SWEEP_DB'"))
+    assert not any(
+        name in log for name in ("AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "UNRELATED", "SWEEP_DB'")
+    )
 
 
 def test_a_secret_that_is_not_set_is_asked_for_before_anything_starts(tmp_path: Path) -> None:
-    sweep = Command(tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite", {"SWEEP_HOME": str(tmp_path / "home")})
-    refused = sweep.run("run", write(tmp_path), "workload.options.env_from=[NO_SUCH_TOKEN, NOR_THIS_KEY]")
+    sweep = Command(
+        tmp_path, f"sqlite:///{tmp_path}/sweep.sqlite", {"SWEEP_HOME": str(tmp_path / "home")}
+    )
+    refused = sweep.run(
+        "run", write(tmp_path), "workload.options.env_from=[NO_SUCH_TOKEN, NOR_THIS_KEY]"
+    )
     assert refused.returncode == 2
-    assert "workload.options.env_from names NO_SUCH_TOKEN, NOR_THIS_KEY, not set in this environment" in refused.stderr
+    assert (
+        "workload.options.env_from names NO_SUCH_TOKEN, NOR_THIS_KEY, not set in this environment"
+        in refused.stderr
+    )
     assert not (tmp_path / "home").exists() and not (tmp_path / "sweep.sqlite").exists()
     assert sweep.ok("validate", tmp_path / "secret.yaml")  # another machine may check it

@@ -28,7 +28,10 @@ class Counters:
     def holding(self, num_bytes: int) -> Iterator[None]:
         self.allocated += num_bytes
         self.reserved = max(self.reserved, self.allocated)
-        self.peak, self.peak_reserved = max(self.peak, self.allocated), max(self.peak_reserved, self.reserved)
+        self.peak, self.peak_reserved = (
+            max(self.peak, self.allocated),
+            max(self.peak_reserved, self.reserved),
+        )
         yield
         self.allocated -= num_bytes
 
@@ -56,7 +59,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Counters:
     return counters
 
 
-def test_the_peak_is_that_of_steady_steps_not_of_building_the_first_step_or_looking(cuda: Counters) -> None:
+def test_the_peak_is_that_of_steady_steps_not_of_building_the_first_step_or_looking(
+    cuda: Counters,
+) -> None:
     with cuda.holding(5000):
         pass  # what building the model needed for a moment
     with cuda.holding(1000):  # the states

@@ -27,7 +27,13 @@ from workloads.llama.optimizer import AdamW
 from workloads.llama.train import TrainingLoop
 
 SHAPE = ModelShape(
-    name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=256
+    name="grouped",
+    num_layers=3,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    ffn_hidden_size=160,
+    vocab_size=256,
 )
 GLOBAL_BATCH_SIZE, LENGTH, STEPS = 4, 32, 2
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:1", "selective_ops:2")
@@ -46,7 +52,9 @@ LOSS_TOLERANCE = {Precision.FP32: 5e-7, Precision.BF16: 1e-4}  # 8.6e-8, 2.1e-5
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(
+        1
+    )  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +90,21 @@ def request(layout: Layout) -> TrialRequest:
         sequence_length=LENGTH,
         layout=layout,
         device=Device.CPU,
-        measurement=MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.02),
-        limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
+        measurement=MeasurementPlan(
+            warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.02
+        ),
+        limits=PhaseLimits(
+            start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60
+        ),
         seed=11,
     )
 
 
 def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
     options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = TrainingLoop(request(layout), options, device=torch.device("cpu"), data_parallel_rank=rank)
+    trainer = TrainingLoop(
+        request(layout), options, device=torch.device("cpu"), data_parallel_rank=rank
+    )
     losses, gradients = [], []
     for step in range(STEPS):
         loss = trainer.replica.step_gradients(trainer.micro_batches(step))
@@ -101,19 +115,32 @@ def train(layout: Layout, gradient_dtype: str, *, rank: int = 0) -> Training:
         if step == 0:
             gradients = [gradient.clone().float() for gradient in trainer.replica.gradients()]
         trainer.optimizer.step()
-    return Training(losses=losses, gradients=gradients, weights=[weight.detach().float() for weight in trainer.replica.weights])
+    return Training(
+        losses=losses,
+        gradients=gradients,
+        weights=[weight.detach().float() for weight in trainer.replica.weights],
+    )
 
 
 def collectives_of_a_step(layout: Layout) -> dict[str, int]:
-    trainer = TrainingLoop(request(layout), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
+    trainer = TrainingLoop(
+        request(layout),
+        LlamaOptions(),
+        device=torch.device("cpu"),
+        data_parallel_rank=dist.get_rank(),
+    )
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         trainer.step(trainer.micro_batches(0))
-    return {event.key: event.count for event in profiler.key_averages() if event.key.startswith("gloo:")}
+    return {
+        event.key: event.count for event in profiler.key_averages() if event.key.startswith("gloo:")
+    }
 
 
 def memory_of(layout: Layout, gradient_dtype: str) -> MemoryReport:
     options = LlamaOptions.model_validate({"gradient_dtype": gradient_dtype})
-    trainer = TrainingLoop(request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank())
+    trainer = TrainingLoop(
+        request(layout), options, device=torch.device("cpu"), data_parallel_rank=dist.get_rank()
+    )
     return LiveMemory(trainer.states(), limit_bytes=None).report(trainer.untimed_step)
 
 
@@ -126,11 +153,20 @@ class Stepped:
 def step_in_chunks(*, num_shards: int, dtype: torch.dtype) -> Stepped:
     """Step weights of awkward sizes three times in chunks of 40: the last chunk, of one element, leaves rank 1 without any."""
     generator = torch.Generator().manual_seed(2)
-    weights = [torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))]
+    weights = [
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((7, 5), (64,), (3, 34))
+    ]
     gradients = [torch.randn(weight.shape, generator=generator).to(dtype) for weight in weights]
     assert sum(weight.numel() for weight in weights) % 40 == 1
     shard = dist.get_rank() if num_shards > 1 else 0
-    adamw = AdamW(weights, gradients, learning_rate=1e-2, num_shards=num_shards, shard=shard, chunk_elements=40)
+    adamw = AdamW(
+        weights,
+        gradients,
+        learning_rate=1e-2,
+        num_shards=num_shards,
+        shard=shard,
+        chunk_elements=40,
+    )
     with LiveTensors([*weights, *gradients, *adamw.tensors()]) as tracker:
         held_bytes = tracker.live_bytes
         adamw.step()  # only this one is looked at: gloo holds on to what it gathered for a while, even into a step that follows at once
@@ -149,15 +185,25 @@ def sharded(layout: Layout) -> Layout:
 def run_rank(rank: int, port: int, out: Path) -> None:
     """One of two ranks: train every layout of data-parallel size 2 in one process group."""
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     dist.init_process_group("gloo")
     one = Layout(data_parallel_size=2, micro_batch_size=2, precision=Precision.FP32)
-    four = Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32)
+    four = Layout(
+        data_parallel_size=2, micro_batch_size=1, grad_accum_steps=4, precision=Precision.FP32
+    )
     found = {
-        "trained": {(case, layout): train(layout, case[1], rank=rank) for case in CASES for layout in every_layout(case[0])},
+        "trained": {
+            (case, layout): train(layout, case[1], rank=rank)
+            for case in CASES
+            for layout in every_layout(case[0])
+        },
         "collectives": {layout: collectives_of_a_step(layout) for layout in (four, sharded(four))},
         "memory": {
-            (case, zero_stage): memory_of(replace(one, precision=case[0], zero_stage=zero_stage), case[1])
+            (case, zero_stage): memory_of(
+                replace(one, precision=case[0], zero_stage=zero_stage), case[1]
+            )
             for case in CASES
             for zero_stage in (0, 1)
         },
@@ -183,7 +229,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = multiprocessing.get_context("forkserver")  # this process has run torch operations: a fork of it would inherit dead threads
+    server = multiprocessing.get_context(
+        "forkserver"
+    )  # this process has run torch operations: a fork of it would inherit dead threads
     server.set_forkserver_preload(["workloads.llama"])
     ranks = [server.Process(target=run_rank, args=(rank, port, out)) for rank in range(2)]
     for process in ranks:
@@ -197,7 +245,10 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 @pytest.fixture(scope="module")
 def references() -> dict:
     """Trained in one piece: one replica, one micro-batch, nothing recomputed."""
-    return {case: train(Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=case[0]), case[1]) for case in CASES}
+    return {
+        case: train(Layout(micro_batch_size=GLOBAL_BATCH_SIZE, precision=case[0]), case[1])
+        for case in CASES
+    }
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:
@@ -206,20 +257,26 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
     return ((a_flat - b_flat).norm() / b_flat.norm()).item()
 
 
-def assert_same_training(training: Training, reference: Training, case: tuple[Precision, str]) -> None:
+def assert_same_training(
+    training: Training, reference: Training, case: tuple[Precision, str]
+) -> None:
     assert training.losses == pytest.approx(reference.losses, rel=LOSS_TOLERANCE[case[0]])
     assert distance(training.gradients, reference.gradients) < GRADIENT_TOLERANCE[case]
     assert distance(training.weights, reference.weights) < WEIGHT_TOLERANCE[case[0]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_replica_trains_the_same_in_every_layout(case: tuple[Precision, str], references: dict) -> None:
+def test_one_replica_trains_the_same_in_every_layout(
+    case: tuple[Precision, str], references: dict
+) -> None:
     for layout in layouts(1, case[0]):
         assert_same_training(train(layout, case[1]), references[case], case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_two_replicas_train_the_same_as_one_in_every_layout(case: tuple[Precision, str], references: dict, two_ranks: list[dict]) -> None:
+def test_two_replicas_train_the_same_as_one_in_every_layout(
+    case: tuple[Precision, str], references: dict, two_ranks: list[dict]
+) -> None:
     for layout in every_layout(case[0]):
         assert_same_training(two_ranks[0]["trained"][case, layout], references[case], case)
 
@@ -227,47 +284,72 @@ def test_two_replicas_train_the_same_as_one_in_every_layout(case: tuple[Precisio
 def test_both_replicas_end_with_the_same_weights_to_the_bit(two_ranks: list[dict]) -> None:
     for key, training in two_ranks[0]["trained"].items():
         other = two_ranks[1]["trained"][key]
-        assert all(torch.equal(a, b) for a, b in zip(training.weights, other.weights, strict=True)), key
+        assert all(
+            torch.equal(a, b) for a, b in zip(training.weights, other.weights, strict=True)
+        ), key
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_sharing_out_the_optimizer_states_changes_no_bit(case: tuple[Precision, str], two_ranks: list[dict]) -> None:
+def test_sharing_out_the_optimizer_states_changes_no_bit(
+    case: tuple[Precision, str], two_ranks: list[dict]
+) -> None:
     trained = two_ranks[0]["trained"]
-    pairs = [(trained[case, layout], trained[case, replace(layout, zero_stage=0)]) for layout in every_layout(case[0]) if layout.zero_stage]
+    pairs = [
+        (trained[case, layout], trained[case, replace(layout, zero_stage=0)])
+        for layout in every_layout(case[0])
+        if layout.zero_stage
+    ]
     assert len(pairs) == 2
     for shared_out, whole in pairs:
         assert shared_out.losses == whole.losses
-        assert all(torch.equal(a, b) for a, b in zip(shared_out.gradients, whole.gradients, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(shared_out.weights, whole.weights, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(shared_out.gradients, whole.gradients, strict=True)
+        )
+        assert all(
+            torch.equal(a, b) for a, b in zip(shared_out.weights, whole.weights, strict=True)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shares_of_awkward_sizes_are_stepped_and_gathered_as_a_whole(dtype: torch.dtype, two_ranks: list[dict]) -> None:
+def test_shares_of_awkward_sizes_are_stepped_and_gathered_as_a_whole(
+    dtype: torch.dtype, two_ranks: list[dict]
+) -> None:
     for rank in two_ranks:
         whole, shares = rank["stepped"][1, dtype], rank["stepped"][2, dtype]
         assert all(torch.equal(a, b) for a, b in zip(shares.weights, whole.weights, strict=True))
 
 
-def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_moment(two_ranks: list[dict]) -> None:
+def test_a_step_needs_a_chunk_of_fp32_gradients_and_of_gathered_weights_for_a_moment(
+    two_ranks: list[dict],
+) -> None:
     for rank in two_ranks:
         temporary = {key: stepped.temporary_bytes for key, stepped in rank["stepped"].items()}
         assert temporary == {
             (1, torch.float32): 0,
             (1, torch.bfloat16): 4 * 40,
             (2, torch.float32): 4 * 40,  # the gathered weights
-            (2, torch.bfloat16): 4 * 20 + 2 * 40,  # fp32 gradients of half the chunk, and gathered weights of 2 bytes
+            (2, torch.bfloat16): 4 * 20
+            + 2 * 40,  # fp32 gradients of half the chunk, and gathered weights of 2 bytes
         }
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(case: tuple[Precision, str], two_ranks: list[dict]) -> None:
-    states = 8 if case[0] is Precision.FP32 else 12  # bytes a parameter: m, v and, in bf16, the fp32 master
+def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(
+    case: tuple[Precision, str], two_ranks: list[dict]
+) -> None:
+    states = (
+        8 if case[0] is Precision.FP32 else 12
+    )  # bytes a parameter: m, v and, in bf16, the fp32 master
     num_tensors = 3 + SHAPE.num_layers * 9
     shares = []
     for rank in two_ranks:
         whole, share = (rank["memory"][case, zero_stage].bytes_by_part for zero_stage in (0, 1))
-        assert whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors  # 4: AdamW's step counter of each piece
-        assert share["optimizer"] == pytest.approx(states * SHAPE.num_parameters / 2, abs=4 * num_tensors)
+        assert (
+            whole["optimizer"] == states * SHAPE.num_parameters + 4 * num_tensors
+        )  # 4: AdamW's step counter of each piece
+        assert share["optimizer"] == pytest.approx(
+            states * SHAPE.num_parameters / 2, abs=4 * num_tensors
+        )
         shares.append(share["optimizer"])
         assert {part: share[part] for part in ("parameters", "gradients", "activations")} == {
             part: whole[part] for part in ("parameters", "gradients", "activations")
@@ -278,11 +360,17 @@ def test_optimizer_states_are_shared_out_equally_and_nothing_else_is(case: tuple
 
 def test_fp32_accumulation_is_closer_to_exact_than_bf16_accumulation(references: dict) -> None:
     exact = references[Precision.FP32, "bf16"].gradients
-    layout = Layout(micro_batch_size=1, grad_accum_steps=GLOBAL_BATCH_SIZE, precision=Precision.BF16)
-    assert distance(train(layout, "fp32").gradients, exact) < distance(train(layout, "bf16").gradients, exact)
+    layout = Layout(
+        micro_batch_size=1, grad_accum_steps=GLOBAL_BATCH_SIZE, precision=Precision.BF16
+    )
+    assert distance(train(layout, "fp32").gradients, exact) < distance(
+        train(layout, "bf16").gradients, exact
+    )
 
 
-def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_weights_gathered_once(two_ranks: list[dict]) -> None:
+def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_weights_gathered_once(
+    two_ranks: list[dict],
+) -> None:
     for rank in two_ranks:
         for layout, collectives in rank["collectives"].items():
             gathers = {"gloo:all_gather": 1} if layout.zero_stage else {}
@@ -292,7 +380,9 @@ def test_gradients_are_synchronised_once_after_four_micro_batches_and_sharded_we
 
 
 def test_the_global_batch_does_not_depend_on_the_layout() -> None:
-    whole = TrainingLoop(request(REFERENCE), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=0).micro_batches(3)[0][0]
+    whole = TrainingLoop(
+        request(REFERENCE), LlamaOptions(), device=torch.device("cpu"), data_parallel_rank=0
+    ).micro_batches(3)[0][0]
     for layout in layouts(2, Precision.FP32):
         parts = [
             tokens

@@ -22,20 +22,32 @@ from workloads.llama.optimizer import AdamW
 from workloads.llama.train import TrainingLoop
 
 SHAPE = ModelShape(
-    name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=512
+    name="grouped",
+    num_layers=3,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    ffn_hidden_size=160,
+    vocab_size=512,
 )
 LENGTH = 32
-TOKEN_BYTES = 16  # of every token of a step, not only of a micro-batch: its id and its target, int64
+TOKEN_BYTES = (
+    16  # of every token of a step, not only of a micro-batch: its id and its target, int64
+)
 LOSS_SCALARS = 8  # the loss, and the number of targets that cross entropy keeps: 4 bytes each
 RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", "selective_ops:1")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(
+        1
+    )  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
 
 
-def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, **options: object) -> TrainingLoop:
+def trainer(
+    layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, **options: object
+) -> TrainingLoop:
     request = TrialRequest(
         sweep="memory",
         trial_id=1,
@@ -45,11 +57,20 @@ def trainer(layout: Layout, *, shape: ModelShape = SHAPE, length: int = LENGTH, 
         sequence_length=length,
         layout=layout,
         device=Device.CPU,
-        measurement=MeasurementPlan(warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.02),
-        limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
+        measurement=MeasurementPlan(
+            warmup_steps=1, min_steps=2, max_steps=2, relative_confidence=0.02
+        ),
+        limits=PhaseLimits(
+            start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60
+        ),
         seed=5,
     )
-    return TrainingLoop(request, LlamaOptions.model_validate(options), device=torch.device("cpu"), data_parallel_rank=0)
+    return TrainingLoop(
+        request,
+        LlamaOptions.model_validate(options),
+        device=torch.device("cpu"),
+        data_parallel_rank=0,
+    )
 
 
 def report(of: TrainingLoop) -> MemoryReport:
@@ -57,51 +78,95 @@ def report(of: TrainingLoop) -> MemoryReport:
 
 
 def layer_bytes_per_token(
-    recompute: Recompute, precision: Precision, attention: AttentionKind, *, shape: ModelShape = SHAPE, length: int = LENGTH
+    recompute: Recompute,
+    precision: Precision,
+    attention: AttentionKind,
+    *,
+    shape: ModelShape = SHAPE,
+    length: int = LENGTH,
 ) -> int:
     """The closed form: what a layer keeps of one token for its backward pass."""
     element = 2 if precision is Precision.BF16 else 4
-    h, kv, ffn, heads = shape.hidden_size, shape.kv_size, shape.ffn_hidden_size, shape.num_attention_heads
+    h, kv, ffn, heads = (
+        shape.hidden_size,
+        shape.kv_size,
+        shape.ffn_hidden_size,
+        shape.num_attention_heads,
+    )
     eager = attention is AttentionKind.EAGER
     match str(recompute):
         case "full":
             return element * h  # its input
         case "selective_ops":  # its input, wq, wv, w1 and w2's results, and the attention's
-            core = element * heads * length if eager else 4 * heads  # scores, or one fp32 log-sum per head
+            core = (
+                element * heads * length if eager else 4 * heads
+            )  # scores, or one fp32 log-sum per head
             return element * (4 * h + kv + ffn) + core
         case "selective_attention":  # all but the core's insides
             return element * (6 * h + 2 * kv + 4 * ffn) + 8
-        case _ if eager:  # keys and values widened to all heads; fp32 weights and, in bf16, their rounded copy
+        case _ if (
+            eager
+        ):  # keys and values widened to all heads; fp32 weights and, in bf16, their rounded copy
             return element * (8 * h + 4 * ffn) + (6 if element == 2 else 4) * heads * length + 8
         case _:
-            return element * (6 * h + 2 * kv + 4 * ffn) + 4 * heads + 8  # 8: the two norms' fp32 scale
+            return (
+                element * (6 * h + 2 * kv + 4 * ffn) + 4 * heads + 8
+            )  # 8: the two norms' fp32 scale
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("attention", AttentionKind)
 @pytest.mark.parametrize("recompute_text", RECOMPUTES)
-def test_activations_are_the_closed_form_to_the_byte(recompute_text: str, attention: AttentionKind, precision: Precision) -> None:
+def test_activations_are_the_closed_form_to_the_byte(
+    recompute_text: str, attention: AttentionKind, precision: Precision
+) -> None:
     recompute = Recompute.parse(recompute_text)
-    measured = report(trainer(Layout(micro_batch_size=2, recompute=recompute, precision=precision), attention=attention))
+    measured = report(
+        trainer(
+            Layout(micro_batch_size=2, recompute=recompute, precision=precision),
+            attention=attention,
+        )
+    )
     num_recomputed = recompute.layers_of(SHAPE.num_layers)
     whole = Recompute(mode=recompute.mode, policy=recompute.policy)
     layers = num_recomputed * layer_bytes_per_token(whole, precision, attention)
-    layers += (SHAPE.num_layers - num_recomputed) * layer_bytes_per_token(Recompute(), precision, attention)
+    layers += (SHAPE.num_layers - num_recomputed) * layer_bytes_per_token(
+        Recompute(), precision, attention
+    )
     element = 2 if precision is Precision.BF16 else 4
-    head = 2 * element * SHAPE.hidden_size + 4 + 4 * SHAPE.vocab_size  # the last norm's input, result and scale; fp32 log-softmax
-    assert measured.bytes_by_part["activations"] == 2 * LENGTH * (layers + head + TOKEN_BYTES) + LOSS_SCALARS
+    head = (
+        2 * element * SHAPE.hidden_size + 4 + 4 * SHAPE.vocab_size
+    )  # the last norm's input, result and scale; fp32 log-softmax
+    assert (
+        measured.bytes_by_part["activations"]
+        == 2 * LENGTH * (layers + head + TOKEN_BYTES) + LOSS_SCALARS
+    )
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("recompute", ["none", "selective_ops", "full"])
-def test_the_loss_needs_eight_bytes_a_logit_for_a_moment(recompute: str, precision: Precision) -> None:
+def test_the_loss_needs_eight_bytes_a_logit_for_a_moment(
+    recompute: str, precision: Precision
+) -> None:
     shape = dataclasses.replace(SHAPE, vocab_size=4096)  # enough words for the loss to be the peak
-    measured = report(trainer(Layout(micro_batch_size=2, recompute=Recompute.parse(recompute), precision=precision), shape=shape))
+    measured = report(
+        trainer(
+            Layout(micro_batch_size=2, recompute=Recompute.parse(recompute), precision=precision),
+            shape=shape,
+        )
+    )
     logits = 2 * LENGTH * shape.vocab_size
     assert measured.bytes_by_part["temporaries"] == pytest.approx(8 * logits, abs=64)
 
 
-def peak_bytes_per_token(recompute: Recompute, precision: Precision, attention: AttentionKind, *, shape: ModelShape, length: int) -> float:
+def peak_bytes_per_token(
+    recompute: Recompute,
+    precision: Precision,
+    attention: AttentionKind,
+    *,
+    shape: ModelShape,
+    length: int,
+) -> float:
     """The closed form of the peak above the states, one sequence a micro-batch: the highest of four moments of the backward pass."""
     element = 2 if precision is Precision.BF16 else 4
     h, kv, ffn, vocab = shape.hidden_size, shape.kv_size, shape.ffn_hidden_size, shape.vocab_size
@@ -133,14 +198,28 @@ def peak_bytes_per_token(recompute: Recompute, precision: Precision, attention: 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("attention", AttentionKind)
 @pytest.mark.parametrize("recompute_text", ["none", "selective_attention", "selective_ops", "full"])
-def test_the_peak_is_the_closed_form(recompute_text: str, attention: AttentionKind, precision: Precision) -> None:
+def test_the_peak_is_the_closed_form(
+    recompute_text: str, attention: AttentionKind, precision: Precision
+) -> None:
     recompute = Recompute.parse(recompute_text)
-    for vocab_size, length in ((2048, 64), (512, 128), (32, 256)):  # the head's weight gradient, the loss and a layer have their turn
+    for vocab_size, length in (
+        (2048, 64),
+        (512, 128),
+        (32, 256),
+    ):  # the head's weight gradient, the loss and a layer have their turn
         shape = dataclasses.replace(SHAPE, vocab_size=vocab_size)
         parts = report(
-            trainer(Layout(recompute=recompute, precision=precision), shape=shape, length=length, attention=attention)
+            trainer(
+                Layout(recompute=recompute, precision=precision),
+                shape=shape,
+                length=length,
+                attention=attention,
+            )
         ).bytes_by_part
-        expected = length * (peak_bytes_per_token(recompute, precision, attention, shape=shape, length=length) + TOKEN_BYTES)
+        expected = length * (
+            peak_bytes_per_token(recompute, precision, attention, shape=shape, length=length)
+            + TOKEN_BYTES
+        )
         assert parts["activations"] + parts["temporaries"] == pytest.approx(expected, rel=2e-3)
 
 
@@ -148,7 +227,11 @@ def test_the_peak_is_the_closed_form(recompute_text: str, attention: AttentionKi
 def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute: str) -> None:
     def above_states(tied: bool) -> int:
         shape = dataclasses.replace(SHAPE, vocab_size=64, tied_embeddings=tied)
-        of = trainer(Layout(recompute=Recompute.parse(recompute), precision=Precision.FP32), shape=shape, length=256)
+        of = trainer(
+            Layout(recompute=Recompute.parse(recompute), precision=Precision.FP32),
+            shape=shape,
+            length=256,
+        )
         parts = report(of).bytes_by_part
         return parts["activations"] + parts["temporaries"]
 
@@ -159,7 +242,13 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
 @pytest.mark.parametrize(
     ("vocab_size", "length", "precision", "recompute", "attention"),
     [
-        (16000, 64, Precision.FP32, "full", AttentionKind.SDPA),  # the head's gradient is the peak, or three of them
+        (
+            16000,
+            64,
+            Precision.FP32,
+            "full",
+            AttentionKind.SDPA,
+        ),  # the head's gradient is the peak, or three of them
         (16000, 64, Precision.BF16, "none", AttentionKind.SDPA),
         (64, 256, Precision.FP32, "selective_ops", AttentionKind.SDPA),  # a layer
         (64, 256, Precision.FP32, "full:2", AttentionKind.SDPA),
@@ -167,13 +256,22 @@ def test_tied_embeddings_hold_the_head_s_weight_gradient_until_the_end(recompute
     ],
 )
 def test_the_planner_predicts_the_peak_within_1_percent(
-    vocab_size: int, length: int, precision: Precision, recompute: str, attention: AttentionKind, tied: bool
+    vocab_size: int,
+    length: int,
+    precision: Precision,
+    recompute: str,
+    attention: AttentionKind,
+    tied: bool,
 ) -> None:
-    shape = dataclasses.replace(SHAPE, hidden_size=128, ffn_hidden_size=352, vocab_size=vocab_size, tied_embeddings=tied)
+    shape = dataclasses.replace(
+        SHAPE, hidden_size=128, ffn_hidden_size=352, vocab_size=vocab_size, tied_embeddings=tied
+    )
     layout = Layout(recompute=Recompute.parse(recompute), precision=precision)
     measured = report(trainer(layout, shape=shape, length=length, attention=attention))
     cell = Cell(model=shape, num_gpus=1, sequence_length=length, global_batch_size=1)
-    predicted = predict_memory(LayoutTable.of([layout]), cell, Planned(eager_attention=attention is AttentionKind.EAGER))
+    predicted = predict_memory(
+        LayoutTable.of([layout]), cell, Planned(eager_attention=attention is AttentionKind.EAGER)
+    )
     assert measured.peak_allocated_bytes == pytest.approx(float(predicted.total[0]), rel=0.01)
 
 
@@ -181,16 +279,27 @@ def test_the_planner_predicts_the_peak_within_1_percent(
     ("precision", "gradient_dtype", "bytes_per_parameter"),
     [(Precision.FP32, "bf16", 16), (Precision.BF16, "bf16", 16), (Precision.BF16, "fp32", 20)],
 )
-def test_states_are_so_many_bytes_a_parameter(precision: Precision, gradient_dtype: str, bytes_per_parameter: int) -> None:
-    parts = report(trainer(Layout(precision=precision), gradient_dtype=gradient_dtype)).bytes_by_part
+def test_states_are_so_many_bytes_a_parameter(
+    precision: Precision, gradient_dtype: str, bytes_per_parameter: int
+) -> None:
+    parts = report(
+        trainer(Layout(precision=precision), gradient_dtype=gradient_dtype)
+    ).bytes_by_part
     num_tensors = 3 + SHAPE.num_layers * 9
     step_counters = 4 * num_tensors  # AdamW counts its steps in one fp32 number per tensor
     element = 4 if precision is Precision.FP32 else 2
     assert parts["parameters"] == element * SHAPE.num_parameters
-    assert parts["gradients"] == (element + (4 if bytes_per_parameter == 20 else 0)) * SHAPE.num_parameters
-    assert parts["optimizer"] == (8 if precision is Precision.FP32 else 12) * SHAPE.num_parameters + step_counters
     assert (
-        sum(parts[part] for part in ("parameters", "gradients", "optimizer")) - step_counters == bytes_per_parameter * SHAPE.num_parameters
+        parts["gradients"]
+        == (element + (4 if bytes_per_parameter == 20 else 0)) * SHAPE.num_parameters
+    )
+    assert (
+        parts["optimizer"]
+        == (8 if precision is Precision.FP32 else 12) * SHAPE.num_parameters + step_counters
+    )
+    assert (
+        sum(parts[part] for part in ("parameters", "gradients", "optimizer")) - step_counters
+        == bytes_per_parameter * SHAPE.num_parameters
     )
 
 
@@ -209,7 +318,11 @@ def test_the_first_step_holds_what_every_later_one_holds() -> None:
 @pytest.mark.parametrize("attention", AttentionKind)
 def test_more_recomputation_keeps_less(attention: AttentionKind) -> None:
     kept = [
-        report(trainer(Layout(micro_batch_size=2, recompute=Recompute.parse(text)), attention=attention)).bytes_by_part["activations"]
+        report(
+            trainer(
+                Layout(micro_batch_size=2, recompute=Recompute.parse(text)), attention=attention
+            )
+        ).bytes_by_part["activations"]
         for text in ("none", "selective_attention", "selective_ops", "full")
     ]
     assert kept == sorted(kept, reverse=True)
@@ -222,20 +335,38 @@ def test_a_limit_is_met_by_the_exception_of_a_full_device() -> None:
     with LiveMemory(of.states(), limit_bytes=peak).first_step():
         of.untimed_step(lambda: None)
     too_small = LiveMemory(of.states(), limit_bytes=peak - 1).first_step()
-    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate .* MiB"), too_small:
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate .* MiB"),
+        too_small,
+    ):
         of.untimed_step(lambda: None)
 
 
-def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No GPU is needed: the allocator's counters are scripted."""
-    counters = {"retries": 2, "peak": 900, "allocated": 500, "cached": True}  # as building the model has left them
+    counters = {
+        "retries": 2,
+        "peak": 900,
+        "allocated": 500,
+        "cached": True,
+    }  # as building the model has left them
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: counters.update(cached=False))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: counters.update(peak=counters["allocated"]))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": counters["retries"]})
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _: counters.update(peak=counters["allocated"])
+    )
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": counters["retries"]}
+    )
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: counters["peak"])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 800)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: counters["allocated"])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"total_memory": 1000}))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: type("Properties", (), {"total_memory": 1000}),
+    )
 
     def step(after_forward: Callable[[], None]) -> None:
         counters["allocated"] += 70
@@ -244,7 +375,10 @@ def test_what_the_allocator_of_a_gpu_did_before_the_second_step_does_not_count(m
         counters["retries"] += 100  # by a step that was not timed
 
     weights = torch.zeros(100)
-    memory = DeviceMemory(States(parameters=(weights,), gradients=(), optimizer=(), constants=()), device=torch.device("cuda", 0))
+    memory = DeviceMemory(
+        States(parameters=(weights,), gradients=(), optimizer=(), constants=()),
+        device=torch.device("cuda", 0),
+    )
     assert not counters["cached"]
     counters["retries"] += 5  # in the first step
     memory.after_first_step()
@@ -274,7 +408,9 @@ def test_views_and_work_in_place_are_not_counted_twice() -> None:
 
 def test_master_weights_are_stepped_in_chunks_with_the_same_result() -> None:
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(shape, generator=generator).bfloat16() for shape in ((7, 5), (64,), (3, 50))]
+    weights = [
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((7, 5), (64,), (3, 50))
+    ]
     gradients = [torch.randn(weight.shape, generator=generator).bfloat16() for weight in weights]
     cut = [weight.clone() for weight in weights]
     for part, chunk_elements in ((weights, 1 << 20), (cut, 40)):

@@ -15,7 +15,13 @@ from orchestrator.core.sweepfile.workload_options import AttentionKind
 from workloads.llama.model import NORM_EPSILON, ROPE_THETA, Llama
 
 SHAPE = ModelShape(
-    name="grouped", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=160, vocab_size=256
+    name="grouped",
+    num_layers=3,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    ffn_hidden_size=160,
+    vocab_size=256,
 )
 TIED = ModelShape(
     name="tied",
@@ -33,23 +39,39 @@ RECOMPUTES = ("none", "selective_attention", "selective_ops", "full", "full:2", 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    torch.set_num_threads(1)  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
+    torch.set_num_threads(
+        1
+    )  # as ranks on a CPU have; two threads that wait for each other crawl on a busy machine
 
 
 def build(
-    shape: ModelShape = SHAPE, *, attention: AttentionKind = AttentionKind.SDPA, recompute: str = "none", dtype: torch.dtype = torch.float32
+    shape: ModelShape = SHAPE,
+    *,
+    attention: AttentionKind = AttentionKind.SDPA,
+    recompute: str = "none",
+    dtype: torch.dtype = torch.float32,
 ) -> Llama:
-    model = Llama(shape, sequence_length=LENGTH, attention=attention, recompute=Recompute.parse(recompute), dtype=dtype)
+    model = Llama(
+        shape,
+        sequence_length=LENGTH,
+        attention=attention,
+        recompute=Recompute.parse(recompute),
+        dtype=dtype,
+    )
     model.initialise(seed=7)
     return model
 
 
 def batch(shape: ModelShape = SHAPE) -> tuple[Tensor, Tensor]:
-    ids = torch.randint(0, shape.vocab_size, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(
+        0, shape.vocab_size, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(3)
+    )
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def naive_loss(weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, targets: Tensor) -> Tensor:
+def naive_loss(
+    weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, targets: Tensor
+) -> Tensor:
     """A Llama written a second time, as plainly as possible: real rotations, one head at a time, no fused function."""
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -66,7 +88,11 @@ def naive_loss(weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, ta
 
     x = weights["tok_embeddings.weight"][tokens]
     for layer in range(shape.num_layers):
-        w = {name.removeprefix(f"layers.{layer}."): weight for name, weight in weights.items() if name.startswith(f"layers.{layer}.")}
+        w = {
+            name.removeprefix(f"layers.{layer}."): weight
+            for name, weight in weights.items()
+            if name.startswith(f"layers.{layer}.")
+        }
         normed = norm(x, w["attention_norm.weight"])
         heads = []
         for head in range(shape.num_attention_heads):
@@ -82,19 +108,30 @@ def naive_loss(weights: dict[str, Tensor], shape: ModelShape, tokens: Tensor, ta
         x = x + torch.cat(heads, dim=-1) @ w["attention.wo.weight"].T
         normed = norm(x, w["ffn_norm.weight"])
         gate = normed @ w["feed_forward.w1.weight"].T
-        x = x + (gate * gate.sigmoid() * (normed @ w["feed_forward.w3.weight"].T)) @ w["feed_forward.w2.weight"].T
-    logits = norm(x, weights["norm.weight"]) @ weights.get("output.weight", weights["tok_embeddings.weight"]).T
+        x = (
+            x
+            + (gate * gate.sigmoid() * (normed @ w["feed_forward.w3.weight"].T))
+            @ w["feed_forward.w2.weight"].T
+        )
+    logits = (
+        norm(x, weights["norm.weight"])
+        @ weights.get("output.weight", weights["tok_embeddings.weight"]).T
+    )
     return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 
 
 @pytest.mark.parametrize("attention", AttentionKind)
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=lambda s: s.name)
-def test_loss_and_gradients_are_those_of_a_naive_llama(shape: ModelShape, attention: AttentionKind) -> None:
+def test_loss_and_gradients_are_those_of_a_naive_llama(
+    shape: ModelShape, attention: AttentionKind
+) -> None:
     model = build(shape, attention=attention)
     tokens, targets = batch(shape)
     loss = model(tokens, targets)
     loss.backward()
-    weights = {name: weight.detach().double().requires_grad_() for name, weight in model.named_parameters()}
+    weights = {
+        name: weight.detach().double().requires_grad_() for name, weight in model.named_parameters()
+    }
     expected = naive_loss(weights, shape, tokens, targets)
     expected.backward()
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
@@ -106,19 +143,29 @@ def test_loss_and_gradients_are_those_of_a_naive_llama(shape: ModelShape, attent
 
 @pytest.mark.parametrize("recompute", [r for r in RECOMPUTES if r != "none"])
 @pytest.mark.parametrize("attention", AttentionKind)
-def test_recomputation_changes_no_bit_of_the_gradients(attention: AttentionKind, recompute: str) -> None:
+def test_recomputation_changes_no_bit_of_the_gradients(
+    attention: AttentionKind, recompute: str
+) -> None:
     tokens, targets = batch()
     plain, recomputed = build(attention=attention), build(attention=attention, recompute=recompute)
     plain(tokens, targets).backward()
     recomputed(tokens, targets).backward()
-    for (name, a), (_, b) in zip(plain.named_parameters(), recomputed.named_parameters(), strict=True):
+    for (name, a), (_, b) in zip(
+        plain.named_parameters(), recomputed.named_parameters(), strict=True
+    ):
         assert torch.equal(a.grad, b.grad), name
 
 
 @pytest.mark.parametrize("shape", [*PRESETS.values(), SHAPE, TIED], ids=lambda s: s.name)
 def test_parameters_are_as_many_as_the_core_says(shape: ModelShape) -> None:
     with torch.device("meta"):
-        model = Llama(shape, sequence_length=8, attention=AttentionKind.SDPA, recompute=Recompute(), dtype=torch.bfloat16)
+        model = Llama(
+            shape,
+            sequence_length=8,
+            attention=AttentionKind.SDPA,
+            recompute=Recompute(),
+            dtype=torch.bfloat16,
+        )
     assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
 
 
@@ -128,7 +175,9 @@ def _cpu_attention_flops() -> dict[object, object]:
     def forward(q: list[int], k: list[int], v: list[int], *_: object, **__: object) -> int:
         return sdpa_flop_count(q, [*q[:2], *k[2:]], [*q[:2], *v[2:]])
 
-    def backward(d_out: list[int], q: list[int], k: list[int], v: list[int], *_: object, **__: object) -> int:
+    def backward(
+        d_out: list[int], q: list[int], k: list[int], v: list[int], *_: object, **__: object
+    ) -> int:
         return sdpa_backward_flop_count(d_out, q, [*q[:2], *k[2:]], [*q[:2], *v[2:]])
 
     aten = torch.ops.aten
@@ -140,7 +189,9 @@ def _cpu_attention_flops() -> dict[object, object]:
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize("attention", AttentionKind)
-def test_flops_are_counted_as_the_core_says_for_every_recomputation(attention: AttentionKind, recompute: str) -> None:
+def test_flops_are_counted_as_the_core_says_for_every_recomputation(
+    attention: AttentionKind, recompute: str
+) -> None:
     model = build(attention=attention, recompute=recompute)
     tokens, targets = batch()
     with FlopCounterMode(display=False, custom_mapping=_cpu_attention_flops()) as counter:
@@ -154,7 +205,9 @@ def test_flops_are_counted_as_the_core_says_for_every_recomputation(attention: A
         # Recomputing the eager core stops at the weights: the second product's result is not needed again. The core counts both, as
         # the paper does and as a fused kernel repeats both.
         counted += SHAPE.num_layers * one_product_of_the_scores
-    expected = SHAPE.flops_per_token(LENGTH) + SHAPE.recomputed_flops_per_token(LENGTH, Recompute.parse(recompute))
+    expected = SHAPE.flops_per_token(LENGTH) + SHAPE.recomputed_flops_per_token(
+        LENGTH, Recompute.parse(recompute)
+    )
     assert counted == pytest.approx(expected, rel=1e-12)
 
 
@@ -165,4 +218,6 @@ def test_bf16_is_fp32_within_its_rounding() -> None:
     rounded(tokens, targets).backward()
     for (name, a), (_, b) in zip(exact.named_parameters(), rounded.named_parameters(), strict=True):
         error = (a.grad - b.grad.float()).norm() / a.grad.norm()
-        assert error < 0.03, name  # bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row
+        assert error < 0.03, (
+            name
+        )  # bf16 keeps 8 bits: 0.4 % a rounding, and some ten roundings in a row

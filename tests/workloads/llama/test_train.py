@@ -65,7 +65,9 @@ def request(layout: Layout, *, device: Device = Device.CPU, **options: object) -
         layout=layout,
         device=device,
         measurement=PLAN,
-        limits=PhaseLimits(start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60),
+        limits=PhaseLimits(
+            start=60, rendezvous=60, first_step=60, steady=60, teardown=60, total=60
+        ),
         seed=1,
     )
 
@@ -83,7 +85,9 @@ def server() -> ForkServerContext:
     return context
 
 
-def run_trial(trial: TrialRequest, run_dir: Path, server: ForkServerContext) -> list[RankResult | RankFailure]:
+def run_trial(
+    trial: TrialRequest, run_dir: Path, server: ForkServerContext
+) -> list[RankResult | RankFailure]:
     (run_dir / REQUEST_FILE).write_bytes(encode(trial))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -91,10 +95,19 @@ def run_trial(trial: TrialRequest, run_dir: Path, server: ForkServerContext) -> 
     world_size = trial.layout.world_size
     ranks = []
     for rank in range(world_size):
-        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port}
+        environment = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size,
+            "MASTER_PORT": port,
+        }
         process = server.Process(
             target=run_rank,
-            args=({name: str(v) for name, v in environment.items()} | {"MASTER_ADDR": "127.0.0.1", RUN_DIR_VARIABLE: str(run_dir)},),
+            args=(
+                {name: str(v) for name, v in environment.items()}
+                | {"MASTER_ADDR": "127.0.0.1", RUN_DIR_VARIABLE: str(run_dir)},
+            ),
         )
         process.start()
         ranks.append(process)
@@ -115,12 +128,25 @@ def run_trial(trial: TrialRequest, run_dir: Path, server: ForkServerContext) -> 
     "layout",
     [
         Layout(micro_batch_size=2, grad_accum_steps=2, precision=Precision.FP32),
-        Layout(data_parallel_size=2, micro_batch_size=2, recompute=Recompute.parse("full"), precision=Precision.FP32),
-        Layout(data_parallel_size=2, micro_batch_size=1, grad_accum_steps=2, recompute=Recompute.parse("selective:2"), zero_stage=1),
+        Layout(
+            data_parallel_size=2,
+            micro_batch_size=2,
+            recompute=Recompute.parse("full"),
+            precision=Precision.FP32,
+        ),
+        Layout(
+            data_parallel_size=2,
+            micro_batch_size=1,
+            grad_accum_steps=2,
+            recompute=Recompute.parse("selective:2"),
+            zero_stage=1,
+        ),
     ],
     ids=lambda layout: layout.key,
 )
-def test_a_trial_measures_its_layout(layout: Layout, tmp_path: Path, server: ForkServerContext) -> None:
+def test_a_trial_measures_its_layout(
+    layout: Layout, tmp_path: Path, server: ForkServerContext
+) -> None:
     results = run_trial(request(layout, learning_rate=2e-3), tmp_path, server)
     assert all(isinstance(result, RankResult) for result in results), results
     measured = measure(results, model=TINY, sequence_length=64, layout=layout, plan=PLAN)
@@ -141,15 +167,30 @@ def test_a_trial_measures_its_layout(layout: Layout, tmp_path: Path, server: For
     assert result.stack.torch == torch.__version__
     assert result.stack.device_name
     assert result.stack.cuda is None
-    assert set(result.phase_seconds) == {Phase.START, Phase.RENDEZVOUS, Phase.FIRST_STEP, Phase.STEADY, Phase.TEARDOWN}
-    assert result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10  # 0.2 s on a quiet machine
+    assert set(result.phase_seconds) == {
+        Phase.START,
+        Phase.RENDEZVOUS,
+        Phase.FIRST_STEP,
+        Phase.STEADY,
+        Phase.TEARDOWN,
+    }
+    assert (
+        result.phase_seconds[Phase.RENDEZVOUS] + result.phase_seconds[Phase.FIRST_STEP] < 10
+    )  # 0.2 s on a quiet machine
     assert {r.loss_last for r in results} == {result.loss_last}
 
 
-def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(tmp_path: Path, server: ForkServerContext) -> None:
+def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
     states = 16 * TINY.num_parameters
     outcomes = run_trial(
-        request(Layout(micro_batch_size=16, precision=Precision.FP32), memory_limit_bytes=states + (8 << 20)), tmp_path, server
+        request(
+            Layout(micro_batch_size=16, precision=Precision.FP32),
+            memory_limit_bytes=states + (8 << 20),
+        ),
+        tmp_path,
+        server,
     )
     failure = outcomes[0]
     assert isinstance(failure, RankFailure)
@@ -159,20 +200,33 @@ def test_a_limited_cpu_runs_out_of_memory_in_its_first_step(tmp_path: Path, serv
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_training_that_diverges_is_not_measured(replicas: int, tmp_path: Path, server: ForkServerContext) -> None:
-    layout = Layout(data_parallel_size=replicas, micro_batch_size=1, grad_accum_steps=4 // replicas, precision=Precision.FP32)
+def test_a_training_that_diverges_is_not_measured(
+    replicas: int, tmp_path: Path, server: ForkServerContext
+) -> None:
+    layout = Layout(
+        data_parallel_size=replicas,
+        micro_batch_size=1,
+        grad_accum_steps=4 // replicas,
+        precision=Precision.FP32,
+    )
     outcomes = run_trial(request(layout, learning_rate=1e9), tmp_path, server)
     assert all(isinstance(outcome, RankFailure) for outcome in outcomes), outcomes
     assert {outcome.exception for outcome in outcomes} == {"workloads.rank.NotFinite"}
-    assert re.match(r"the loss of step [1-9] is (nan|inf);", outcomes[0].message), outcomes[0].message
+    assert re.match(r"the loss of step [1-9] is (nan|inf);", outcomes[0].message), outcomes[
+        0
+    ].message
 
 
-def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_states_out(tmp_path: Path, server: ForkServerContext) -> None:
+def test_what_does_not_fit_two_replicas_fits_when_they_share_the_optimizer_states_out(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
     def run(zero_stage: int) -> list[RankResult | RankFailure]:
         folder = tmp_path / str(zero_stage)
         folder.mkdir()
         layout = Layout(data_parallel_size=2, micro_batch_size=1, zero_stage=zero_stage)
-        return run_trial(request(layout, memory_limit_bytes=15 * TINY.num_parameters), folder, server)  # states alone: 16, or 4 + 12/2
+        return run_trial(
+            request(layout, memory_limit_bytes=15 * TINY.num_parameters), folder, server
+        )  # states alone: 16, or 4 + 12/2
 
     assert any(isinstance(outcome, RankFailure) and outcome.out_of_memory for outcome in run(0))
     assert all(isinstance(outcome, RankResult) for outcome in run(1))
@@ -189,8 +243,12 @@ import workloads.llama
 assert not torch.cuda.is_initialized()
 assert len(os.listdir("/proc/self/task")) == 1
 """
-    one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's BLAS starts threads when imported, and sees to forks by itself
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=os.environ | one_thread)
+    one_thread = {
+        "OPENBLAS_NUM_THREADS": "1"
+    }  # numpy's BLAS starts threads when imported, and sees to forks by itself
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=60, env=os.environ | one_thread
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,12 +265,16 @@ assert len(os.listdir("/proc/self/task")) == 1
         (Layout(), {"gradient_dtype": "fp16"}, "gradient_dtype"),
     ],
 )
-def test_what_cannot_run_is_refused_with_its_field(layout: Layout, options: dict[str, object], reason: str) -> None:
+def test_what_cannot_run_is_refused_with_its_field(
+    layout: Layout, options: dict[str, object], reason: str
+) -> None:
     with pytest.raises(ConfigRejected, match=reason):
         check(request(layout, **options))
 
 
-def test_a_refusal_reaches_the_launcher_as_a_failure_note(tmp_path: Path, server: ForkServerContext) -> None:
+def test_a_refusal_reaches_the_launcher_as_a_failure_note(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
     failure = run_trial(request(Layout(zero_stage=2)), tmp_path, server)[0]
     assert isinstance(failure, RankFailure)
     assert failure.exception.endswith("ConfigRejected")
@@ -220,7 +282,13 @@ def test_a_refusal_reaches_the_launcher_as_a_failure_note(tmp_path: Path, server
 
 
 def test_the_synthetic_and_the_command_workload_refuse_nothing() -> None:
-    layout = Layout(tensor_parallel_size=64, pipeline_parallel_size=16, context_parallel_size=8, zero_stage=3, precision=Precision.FP8)
+    layout = Layout(
+        tensor_parallel_size=64,
+        pipeline_parallel_size=16,
+        context_parallel_size=8,
+        zero_stage=3,
+        precision=Precision.FP8,
+    )
     assert CAPABILITIES["synthetic"].refusal(layout) is None
     assert CAPABILITIES["command"].refusal(layout) is None
 
@@ -232,17 +300,45 @@ def token_file(tmp_path: Path, ids: list[int], dtype: str = "uint16") -> Path:
 
 
 @pytest.mark.parametrize("dtype", TokenDtype)
-def test_sequences_follow_one_another_through_a_token_file(tmp_path: Path, dtype: TokenDtype) -> None:
+def test_sequences_follow_one_another_through_a_token_file(
+    tmp_path: Path, dtype: TokenDtype
+) -> None:
     path = token_file(tmp_path, list(range(100, 117)), dtype.value)
     tokens = Tokens(vocab_size=200, sequence_length=4, seed=0, token_file=path, dtype=dtype)
-    assert tokens.sequence(step=0, index=0, global_batch_size=2).tolist() == [100, 101, 102, 103, 104]
-    assert tokens.sequence(step=0, index=1, global_batch_size=2).tolist() == [104, 105, 106, 107, 108]
-    assert tokens.sequence(step=1, index=1, global_batch_size=2).tolist() == [112, 113, 114, 115, 116]
-    assert tokens.sequence(step=2, index=0, global_batch_size=2).tolist() == [100, 101, 102, 103, 104]  # the file is read again
+    assert tokens.sequence(step=0, index=0, global_batch_size=2).tolist() == [
+        100,
+        101,
+        102,
+        103,
+        104,
+    ]
+    assert tokens.sequence(step=0, index=1, global_batch_size=2).tolist() == [
+        104,
+        105,
+        106,
+        107,
+        108,
+    ]
+    assert tokens.sequence(step=1, index=1, global_batch_size=2).tolist() == [
+        112,
+        113,
+        114,
+        115,
+        116,
+    ]
+    assert tokens.sequence(step=2, index=0, global_batch_size=2).tolist() == [
+        100,
+        101,
+        102,
+        103,
+        104,
+    ]  # the file is read again
 
 
 def test_a_token_file_for_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    tokens = Tokens(vocab_size=50, sequence_length=4, seed=0, token_file=token_file(tmp_path, [1, 2, 3, 77, 5]))
+    tokens = Tokens(
+        vocab_size=50, sequence_length=4, seed=0, token_file=token_file(tmp_path, [1, 2, 3, 77, 5])
+    )
     with pytest.raises(ValueError, match="id 77 at 3 is not below vocab_size 50"):
         tokens.sequence(step=0, index=0, global_batch_size=1)
 
@@ -271,23 +367,40 @@ def test_the_measured_peak_is_named_and_no_product_beats_it_by_far(precision: Pr
     assert again is not None
     assert peak.source.startswith("measured: matmul")
     assert peak.source.endswith("1 threads")
-    assert 1 / 3 < peak.flops / again.flops < 3  # the machine may be busy with other things meanwhile
+    assert (
+        1 / 3 < peak.flops / again.flops < 3
+    )  # the machine may be busy with other things meanwhile
 
 
 def peak_of(flops: float, **changes: object) -> KnownPeak:
-    known = {"node": "n1", "device_name": "a CPU", "flops": flops, "source": "measured: matmul 512^3 float32, 1 threads, in trial 1"}
+    known = {
+        "node": "n1",
+        "device_name": "a CPU",
+        "flops": flops,
+        "source": "measured: matmul 512^3 float32, 1 threads, in trial 1",
+    }
     return KnownPeak.model_validate(known | changes)
 
 
 def the_peak(*known: KnownPeak, achieved_flops: float) -> tuple[float, str]:
     """What a second trial on node n1 rests on."""
-    trial = request(Layout(precision=Precision.FP32)).model_copy(update={"trial_id": 2, "peaks": known})
-    found = trial_peak(trial, node="n1", device=torch.device("cpu"), device_name="a CPU", achieved_flops=achieved_flops)
+    trial = request(Layout(precision=Precision.FP32)).model_copy(
+        update={"trial_id": 2, "peaks": known}
+    )
+    found = trial_peak(
+        trial,
+        node="n1",
+        device=torch.device("cpu"),
+        device_name="a CPU",
+        achieved_flops=achieved_flops,
+    )
     assert found is not None
     return found.flops, found.source
 
 
-def test_a_peak_that_an_earlier_trial_measured_on_this_node_is_taken_and_another_node_s_or_device_s_is_not() -> None:
+def test_a_peak_that_an_earlier_trial_measured_on_this_node_is_taken_and_another_node_s_or_device_s_is_not() -> (
+    None
+):
     others = (peak_of(1e3, node="n2"), peak_of(1e4, device_name="another CPU"))
     assert the_peak(*others, peak_of(123e9), achieved_flops=1e9) == (123e9, peak_of(1).source)
     flops, source = the_peak(*others, achieved_flops=1.0)
@@ -299,23 +412,40 @@ def test_a_trial_faster_than_the_peak_it_is_told_measures_again_and_takes_the_la
     flops, source = the_peak(peak_of(1e3), achieved_flops=2e3)
     assert flops > 2e3
     assert source.endswith("in trial 2")
-    assert the_peak(peak_of(1e17), achieved_flops=1.5e17) == (1e17, peak_of(1).source)  # the fault lies elsewhere: refused by `measure`
+    assert the_peak(peak_of(1e17), achieved_flops=1.5e17) == (
+        1e17,
+        peak_of(1).source,
+    )  # the fault lies elsewhere: refused by `measure`
 
 
-def test_a_whole_trial_rests_on_the_peak_that_it_is_told(tmp_path: Path, server: ForkServerContext) -> None:
+def test_a_whole_trial_rests_on_the_peak_that_it_is_told(
+    tmp_path: Path, server: ForkServerContext
+) -> None:
     trial = request(Layout(data_parallel_size=2, micro_batch_size=2, precision=Precision.FP32))
     device_name = describe_stack(torch.device("cpu")).device_name
     known = peak_of(9e17, node=socket.gethostname(), device_name=device_name)
-    results = run_trial(trial.model_copy(update={"trial_id": 2, "peaks": (known,)}), tmp_path, server)
-    assert [(result.peak_flops, result.peak_flops_source) for result in results] == [(known.flops, known.source)] * 2
+    results = run_trial(
+        trial.model_copy(update={"trial_id": 2, "peaks": (known,)}), tmp_path, server
+    )
+    assert [(result.peak_flops, result.peak_flops_source) for result in results] == [
+        (known.flops, known.source)
+    ] * 2
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Phase, int, bool]]]:
+def told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[tuple[Phase, int, bool]]]:
     """Sets this process up as the only rank of a trial in fp32, and holds what it tells its launcher."""
     trial = request(Layout(micro_batch_size=1, precision=Precision.FP32))
     (tmp_path / REQUEST_FILE).write_bytes(encode(trial))
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", RUN_DIR_VARIABLE: str(tmp_path)}
+    names = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        RUN_DIR_VARIABLE: str(tmp_path),
+    }
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     heartbeats: list[tuple[Phase, int, bool]] = []
@@ -331,11 +461,17 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple
     torch.set_num_threads(threads)
 
 
-def test_only_steps_after_the_warm_up_are_told_to_be_timed(told: list[tuple[Phase, int, bool]]) -> None:
+def test_only_steps_after_the_warm_up_are_told_to_be_timed(
+    told: list[tuple[Phase, int, bool]],
+) -> None:
     result = train(context())
     timed = [(step, timed) for phase, step, timed in told if phase is Phase.STEADY]
     last = PLAN.warmup_steps + len(result.step_seconds) - 1
-    assert timed == [(1, False), *((step, True) for step in range(PLAN.warmup_steps, last + 1)), (last, False)]
+    assert timed == [
+        (1, False),
+        *((step, True) for step in range(PLAN.warmup_steps, last + 1)),
+        (last, False),
+    ]
 
 
 def test_a_peak_is_measured_when_the_model_is_gone_and_unknown_without_room(
@@ -376,16 +512,26 @@ def test_a_trial_measures_its_layout_on_gpus(
         recompute=Recompute.parse("selective:2"),
         zero_stage=data_parallel_size - 1,
     )
-    trial = request(layout, device=Device.CUDA, gradient_dtype=gradient_dtype).model_copy(update={"model": PRESETS["llama-60m"]})
+    trial = request(layout, device=Device.CUDA, gradient_dtype=gradient_dtype).model_copy(
+        update={"model": PRESETS["llama-60m"]}
+    )
     results = run_trial(trial, tmp_path, server)
     assert all(isinstance(result, RankResult) for result in results), results
     result = results[0]
     assert result.memory_bytes_by_part["parameters"] == 2 * trial.model.num_parameters
     bytes_per_parameter = 4 + 12 / data_parallel_size
-    assert result.peak_memory_reserved_bytes >= result.peak_memory_allocated_bytes > bytes_per_parameter * trial.model.num_parameters
+    assert (
+        result.peak_memory_reserved_bytes
+        >= result.peak_memory_allocated_bytes
+        > bytes_per_parameter * trial.model.num_parameters
+    )
     assert result.device_memory_bytes > result.peak_memory_reserved_bytes
     assert result.allocator_retries == 0
     known = from_driver_name(result.stack.device_name) is not None
     assert result.peak_flops_source.startswith("table: " if known else "measured: ")
     assert result.stack.cuda == torch.version.cuda
-    assert 0 < measure(results, model=trial.model, sequence_length=64, layout=layout, plan=PLAN).mfu < 1
+    assert (
+        0
+        < measure(results, model=trial.model, sequence_length=64, layout=layout, plan=PLAN).mfu
+        < 1
+    )

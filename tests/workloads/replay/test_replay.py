@@ -24,7 +24,9 @@ def order_of(csv_file: Path, key: str, trial_id: int) -> LaunchOrder:
     asked = order("workloads.replay", world_size=1, trial_id=trial_id)
     options = {"table": str(csv_file), "table_id": "formula-8gpu", "layout": key}
     (model,) = spec.models.values()
-    request = asked.request.model_copy(update={"options": options, "model": model, "sequence_length": 4096, "layout": Layout()})
+    request = asked.request.model_copy(
+        update={"options": options, "model": model, "sequence_length": 4096, "layout": Layout()}
+    )
     return replace(asked, request=request)
 
 
@@ -39,7 +41,10 @@ def test_a_launched_rank_replays_its_row(tmp_path: Path) -> None:
         "absent": f"{START}_mbs1_ga8_full_z1_bf16-attention_kernel=eager",
     }
     try:
-        reports = {what: launcher.run(order_of(csv_file, key, number)) for number, (what, key) in enumerate(keys.items(), 1)}
+        reports = {
+            what: launcher.run(order_of(csv_file, key, number))
+            for number, (what, key) in enumerate(keys.items(), 1)
+        }
     finally:
         launcher.close()
     assert reports["ok"].failure is None, reports["ok"].failure
@@ -48,5 +53,13 @@ def test_a_launched_rank_replays_its_row(tmp_path: Path) -> None:
     assert result.step_seconds == [pytest.approx(4.4)]
     oom, error, absent = (reports[what].failure for what in ("oom", "error", "absent"))
     assert oom is not None and oom.kind is FailureKind.OOM_GPU and proves_out_of_memory(oom)
-    assert error is not None and error.kind is FailureKind.USER_ERROR and "line 13 of table formula-8gpu" in error.message
-    assert absent is not None and absent.kind is FailureKind.CONFIG_REJECTED and "has no run of" in absent.message
+    assert (
+        error is not None
+        and error.kind is FailureKind.USER_ERROR
+        and "line 13 of table formula-8gpu" in error.message
+    )
+    assert (
+        absent is not None
+        and absent.kind is FailureKind.CONFIG_REJECTED
+        and "has no run of" in absent.message
+    )

@@ -39,7 +39,9 @@ def run(launcher: NodeLauncher, options: dict[str, Any] | None = None, **known: 
     return launcher.run(order(trial_id=next(_trial_ids), options=options, **known))
 
 
-def test_the_same_seed_gives_the_same_samples_and_another_attempt_others(launcher: NodeLauncher) -> None:
+def test_the_same_seed_gives_the_same_samples_and_another_attempt_others(
+    launcher: NodeLauncher,
+) -> None:
     first, again, other = (run(launcher, attempt=attempt).ranks[0].result for attempt in (1, 1, 2))
     assert first is not None and again is not None and other is not None
     assert first.step_seconds == again.step_seconds != other.step_seconds
@@ -53,8 +55,12 @@ def test_without_noise_every_step_takes_what_the_model_says(launcher: NodeLaunch
     assert result.step_seconds == pytest.approx([expected] * len(result.step_seconds))
 
 
-@pytest.mark.parametrize(("capacity_gib", "phase"), [(1, "rendezvous"), (1.004, "first_step"), (1.016, "steady")])
-def test_memory_runs_out_where_it_would(launcher: NodeLauncher, capacity_gib: float, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("capacity_gib", "phase"), [(1, "rendezvous"), (1.004, "first_step"), (1.016, "steady")]
+)
+def test_memory_runs_out_where_it_would(
+    launcher: NodeLauncher, capacity_gib: float, phase: str
+) -> None:
     # llama-tiny on one rank: 1 GiB for the runtime, 2.8 MiB of weights, 9.3 MiB with gradients and activations, 26 MiB with Adam.
     report = run(launcher, {"device_memory_bytes": int(capacity_gib * GIB)}, world_size=1)
     assert report.failure is not None
@@ -69,12 +75,17 @@ def test_a_fault_of_the_first_attempt_spares_the_second(launcher: NodeLauncher) 
 
 def test_a_fault_strikes_only_the_layouts_it_names_and_as_often_as_it_says() -> None:
     request = order().request
-    fault = SyntheticFault(fault=FaultKind.CRASH, only_if={"micro_batch_size": 2, "recompute": "full:4"})
+    fault = SyntheticFault(
+        fault=FaultKind.CRASH, only_if={"micro_batch_size": 2, "recompute": "full:4"}
+    )
     assert not strikes(fault, request, 0)
     layout = replace(request.layout, micro_batch_size=2, recompute=Recompute.parse("full:4"))
     assert strikes(fault, request.model_copy(update={"layout": layout}), 0)
     sometimes = SyntheticFault(fault=FaultKind.CRASH, probability=0.3)
-    num_struck = sum(strikes(sometimes, request.model_copy(update={"attempt": attempt}), 0) for attempt in range(1, 1001))
+    num_struck = sum(
+        strikes(sometimes, request.model_copy(update={"attempt": attempt}), 0)
+        for attempt in range(1, 1001)
+    )
     assert 240 < num_struck < 360  # 300 expected; four standard deviations are 58
 
 
@@ -85,10 +96,15 @@ def test_options_with_a_mistake_are_told(launcher: NodeLauncher) -> None:
         assert named in report.failure.log_tail
 
 
-def test_a_precision_that_its_device_lacks_is_refused_with_those_that_it_has(launcher: NodeLauncher) -> None:
+def test_a_precision_that_its_device_lacks_is_refused_with_those_that_it_has(
+    launcher: NodeLauncher,
+) -> None:
     report = run(launcher, {"device_name": "v100-32gb"})  # the order's layout is bf16
     assert report.failure is not None and report.failure.kind is FailureKind.CONFIG_REJECTED
-    assert "precision bf16 is none that v100-32gb (device_name) has; it has fp16, fp32" in report.failure.log_tail
+    assert (
+        "precision bf16 is none that v100-32gb (device_name) has; it has fp16, fp32"
+        in report.failure.log_tail
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,16 +133,29 @@ def test_states_take_sixteen_bytes_a_parameter() -> None:
 
 def test_time_has_the_shape_of_training() -> None:
     def tokens_per_second(layout: Layout) -> float:
-        return layout.global_batch_size * 4096 / step_seconds(MODEL, layout, 4096, DEVICES["h100-sxm"]) / layout.world_size
+        return (
+            layout.global_batch_size
+            * 4096
+            / step_seconds(MODEL, layout, 4096, DEVICES["h100-sxm"])
+            / layout.world_size
+        )
 
-    assert tokens_per_second(Layout(micro_batch_size=2)) > tokens_per_second(Layout(micro_batch_size=1))
-    assert tokens_per_second(Layout(recompute=Recompute.parse("full"))) < tokens_per_second(Layout())
-    assert tokens_per_second(Layout(pipeline_parallel_size=4, grad_accum_steps=32)) > tokens_per_second(
-        Layout(pipeline_parallel_size=4, grad_accum_steps=4)
+    assert tokens_per_second(Layout(micro_batch_size=2)) > tokens_per_second(
+        Layout(micro_batch_size=1)
     )
+    assert tokens_per_second(Layout(recompute=Recompute.parse("full"))) < tokens_per_second(
+        Layout()
+    )
+    assert tokens_per_second(
+        Layout(pipeline_parallel_size=4, grad_accum_steps=32)
+    ) > tokens_per_second(Layout(pipeline_parallel_size=4, grad_accum_steps=4))
     assert tokens_per_second(Layout(tensor_parallel_size=8)) < tokens_per_second(Layout())
     peak = DEVICES["h100-sxm"].peak_flops[Layout().precision]
-    assert 0.2 < tokens_per_second(Layout(micro_batch_size=4)) * MODEL.flops_per_token(4096) / peak < 0.6
+    assert (
+        0.2
+        < tokens_per_second(Layout(micro_batch_size=4)) * MODEL.flops_per_token(4096) / peak
+        < 0.6
+    )
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy"])

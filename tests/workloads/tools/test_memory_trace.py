@@ -32,7 +32,13 @@ from workloads.tools.memory_trace import document, parser
 from workloads.tools.model_trace import RECOMPUTES, TracedModel, TraceRefused, trace_model
 
 SHAPE = ModelShape(
-    name="grouped", num_layers=6, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, ffn_hidden_size=352, vocab_size=4096
+    name="grouped",
+    num_layers=6,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    ffn_hidden_size=352,
+    vocab_size=4096,
 )
 LENGTH = 256
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -48,8 +54,12 @@ def little_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
-def llama(shape: ModelShape = SHAPE, attention: AttentionKind = AttentionKind.SDPA) -> Callable[..., nn.Module]:
-    def build(num_layers: int, recompute: str, dtype: torch.dtype, sequence_length: int) -> nn.Module:
+def llama(
+    shape: ModelShape = SHAPE, attention: AttentionKind = AttentionKind.SDPA
+) -> Callable[..., nn.Module]:
+    def build(
+        num_layers: int, recompute: str, dtype: torch.dtype, sequence_length: int
+    ) -> nn.Module:
         return Llama(
             dataclasses.replace(shape, num_layers=num_layers),
             sequence_length=sequence_length,
@@ -72,20 +82,34 @@ def llama(shape: ModelShape = SHAPE, attention: AttentionKind = AttentionKind.SD
 def test_a_trace_predicts_what_the_closed_forms_of_a_llama_do(
     precision: Precision, attention: AttentionKind, recomputes: Sequence[str]
 ) -> None:
-    traced = trace_model(llama(attention=attention), sequence_length=LENGTH, recomputes=recomputes, dtype=DTYPES[precision])
+    traced = trace_model(
+        llama(attention=attention),
+        sequence_length=LENGTH,
+        recomputes=recomputes,
+        dtype=DTYPES[precision],
+    )
     assert set(traced.modes) == set(recomputes)
     assert traced.parameters_per_layer == SHAPE.parameters_per_layer
     assert all(abs(error) < 1e-3 for error in traced.check.values())
     known = Trainer(eager_attention=attention is AttentionKind.EAGER)
     layouts = [
-        Layout(recompute=Recompute.parse(text), precision=precision, micro_batch_size=size, grad_accum_steps=8 // size)
+        Layout(
+            recompute=Recompute.parse(text),
+            precision=precision,
+            micro_batch_size=size,
+            grad_accum_steps=8 // size,
+        )
         for text in (*recomputes, f"{recomputes[-1]}:2")
         for size in (1, 8)
     ]
     cell = Cell(model=SHAPE, num_gpus=1, sequence_length=LENGTH, global_batch_size=8)
     table = LayoutTable.of(layouts)
     closed = predict_memory(table, cell, known)
-    by_trace = predict_memory(table, cell, dataclasses.replace(known, traced=TracedMemory(modes=tuple(traced.modes.items()))))
+    by_trace = predict_memory(
+        table,
+        cell,
+        dataclasses.replace(known, traced=TracedMemory(modes=tuple(traced.modes.items()))),
+    )
     assert by_trace.activations == pytest.approx(closed.activations, rel=1e-3)
     assert by_trace.total == pytest.approx(closed.total, rel=0.005)
     above = [prediction.activations + prediction.temporaries for prediction in (by_trace, closed)]
@@ -96,8 +120,12 @@ def test_a_trace_is_what_a_real_step_of_the_llama_holds() -> None:
     length, shape = 128, dataclasses.replace(SHAPE, num_layers=4)
     layout = Layout(recompute=Recompute.parse("full"), precision=Precision.BF16, micro_batch_size=2)
     parts = report(real_trainer(layout, shape=shape, length=length)).bytes_by_part
-    traced = trace_model(llama(shape), sequence_length=length, recomputes=["full"], dtype=torch.bfloat16)
-    predicted = traced.modes["full"].peak_bytes(num_layers=4, tokens=2 * length, sequence_length=length)
+    traced = trace_model(
+        llama(shape), sequence_length=length, recomputes=["full"], dtype=torch.bfloat16
+    )
+    predicted = traced.modes["full"].peak_bytes(
+        num_layers=4, tokens=2 * length, sequence_length=length
+    )
     assert parts["activations"] + parts["temporaries"] == pytest.approx(predicted, rel=2e-3)
 
 
@@ -112,18 +140,30 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = [y.unflatten(-1, (-1, 32)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, dim=-1)]
-        attended = F.scaled_dot_product_attention(*heads, dropout_p=self.dropout.p, is_causal=True).transpose(1, 2).flatten(2)
+        heads = [
+            y.unflatten(-1, (-1, 32)).transpose(1, 2)
+            for y in self.qkv(self.norms[0](x)).chunk(3, dim=-1)
+        ]
+        attended = (
+            F.scaled_dot_product_attention(*heads, dropout_p=self.dropout.p, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         x = x + self.dropout(self.out(attended))
         down: Tensor = self.down(F.gelu(self.up(self.norms[1](x))))
         return x + down
 
 
 class GPT(nn.Module):
-    def __init__(self, num_layers: int, *, dropout: float = 0.0, wider: bool = False, width: int = 128) -> None:
+    def __init__(
+        self, num_layers: int, *, dropout: float = 0.0, wider: bool = False, width: int = 128
+    ) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(2048, width), nn.Embedding(1024, width)
-        self.blocks = nn.ModuleList(Block(width, inner=width * (8 if wider and i % 2 else 4), dropout=dropout) for i in range(num_layers))
+        self.blocks = nn.ModuleList(
+            Block(width, inner=width * (8 if wider and i % 2 else 4), dropout=dropout)
+            for i in range(num_layers)
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 2048, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -135,7 +175,9 @@ class GPT(nn.Module):
         return logits
 
 
-def loss_of(model: nn.Module, *, device: str | torch.device = "cpu") -> Callable[[int, int], Tensor]:
+def loss_of(
+    model: nn.Module, *, device: str | torch.device = "cpu"
+) -> Callable[[int, int], Tensor]:
     def loss(micro_batch_size: int, sequence_length: int) -> Tensor:
         tokens = torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64, device=device)
         return F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
@@ -161,7 +203,9 @@ def test_a_trace_of_a_model_without_closed_form_is_what_its_real_step_holds() ->
     with tracker:
         loss(3, LENGTH).backward()  # type: ignore[no-untyped-call]
     traced = plain(gpt)
-    assert traced.peak_bytes(num_layers=5, tokens=3 * LENGTH, sequence_length=LENGTH) == pytest.approx(tracker.peak_bytes - held, rel=1e-3)
+    assert traced.peak_bytes(
+        num_layers=5, tokens=3 * LENGTH, sequence_length=LENGTH
+    ) == pytest.approx(tracker.peak_bytes - held, rel=1e-3)
 
 
 def test_layers_that_are_copies_of_one_are_traced_as_any_others() -> None:
@@ -176,13 +220,17 @@ def test_layers_that_are_copies_of_one_are_traced_as_any_others() -> None:
 def test_weights_that_are_cast_stay_tied() -> None:
     traced = trace_model(gpt, sequence_length=LENGTH, dtype=torch.bfloat16)
     model = GPT(2)
-    assert 2 * traced.parameters_per_layer + traced.parameters_besides == sum(weight.numel() for weight in model.parameters())
+    assert 2 * traced.parameters_per_layer + traced.parameters_besides == sum(
+        weight.numel() for weight in model.parameters()
+    )
     assert traced.bytes_per_parameter == {"parameters": 2.0, "gradients": 2.0, "optimizer": 12.0}
 
 
 def test_autocast_keeps_a_rounded_copy_of_each_layer_s_matrices() -> None:
     traced = trace_model(gpt, sequence_length=LENGTH, autocast=True)
-    assert traced.modes["none"].kept.fixed == 2 * 12 * 128 * 128  # its backward pass needs no biases
+    assert (
+        traced.modes["none"].kept.fixed == 2 * 12 * 128 * 128
+    )  # its backward pass needs no biases
     assert traced.bytes_per_parameter == {"parameters": 4.0, "gradients": 4.0, "optimizer": 8.0}
 
 
@@ -199,25 +247,44 @@ def test_a_fused_norm_keeps_its_input_and_one_number_per_token() -> None:
     def build(num_layers: int, recompute: str) -> tuple[nn.Module, Callable[[int, int], Tensor]]:
         if recompute not in ("none", "full"):
             raise ValueError("no such mode here")
-        layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(128), nn.Linear(128, 128, bias=False)) for _ in range(num_layers))
+        layers = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(128), nn.Linear(128, 128, bias=False))
+            for _ in range(num_layers)
+        )
 
         def loss(micro_batch_size: int, sequence_length: int) -> Tensor:
             x = torch.zeros(micro_batch_size, sequence_length, 128)
             for layer in layers:
-                x = x + (torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if recompute == "full" else layer(x))
+                x = x + (
+                    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+                    if recompute == "full"
+                    else layer(x)
+                )
             return x.mean()
 
         return layers, loss
 
     traced = trace_model(build, sequence_length=LENGTH)
-    assert traced.modes["none"].kept.per_token == 4 * 128 + 4 + 4 * 128  # the norm's input, its scale, the product's input
+    assert (
+        traced.modes["none"].kept.per_token == 4 * 128 + 4 + 4 * 128
+    )  # the norm's input, its scale, the product's input
     assert traced.modes["full"].kept.per_token == 4 * 128
-    assert {note.partition(":")[0] for note in traced.notes} == {"selective_attention", "selective_ops"}
+    assert {note.partition(":")[0] for note in traced.notes} == {
+        "selective_attention",
+        "selective_ops",
+    }
 
 
 def test_the_square_of_the_sequence_length_is_found_and_told() -> None:
-    traced = trace_model(llama(attention=AttentionKind.EAGER), sequence_length=LENGTH, recomputes=["none"], dtype=torch.bfloat16)
-    assert traced.modes["none"].kept.per_token_and_position == 6 * SHAPE.num_attention_heads  # fp32 weights and their rounded copy
+    traced = trace_model(
+        llama(attention=AttentionKind.EAGER),
+        sequence_length=LENGTH,
+        recomputes=["none"],
+        dtype=torch.bfloat16,
+    )
+    assert (
+        traced.modes["none"].kept.per_token_and_position == 6 * SHAPE.num_attention_heads
+    )  # fp32 weights and their rounded copy
     assert any("square of the sequence length" in note for note in traced.notes)
 
 
@@ -231,9 +298,18 @@ def test_layers_that_are_not_alike_are_told() -> None:
 
 def test_layers_of_70b_are_traced_without_their_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    traced: TracedModel = trace_model(llama(PRESETS["llama-3.1-70b"]), sequence_length=8192, recomputes=["none"], dtype=torch.bfloat16)
-    assert traced.modes["none"].kept.per_token == pytest.approx(40.53 * 8192, rel=1e-3)  # traced by another tool, in units of the width
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19  # KiB; the three layers' weights alone are 9 GiB
+    traced: TracedModel = trace_model(
+        llama(PRESETS["llama-3.1-70b"]),
+        sequence_length=8192,
+        recomputes=["none"],
+        dtype=torch.bfloat16,
+    )
+    assert traced.modes["none"].kept.per_token == pytest.approx(
+        40.53 * 8192, rel=1e-3
+    )  # traced by another tool, in units of the width
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19
+    )  # KiB; the three layers' weights alone are 9 GiB
 
 
 def of_a_vector(num_layers: int) -> tuple[nn.Module, Any]:
@@ -263,7 +339,9 @@ def of_nothing(num_layers: int) -> None:
         (of_nothing, "the function returns NoneType; return the torch.nn.Module"),
     ],
 )
-def test_a_model_that_cannot_be_traced_is_told_what_to_change(build: Callable[..., Any], said: str) -> None:
+def test_a_model_that_cannot_be_traced_is_told_what_to_change(
+    build: Callable[..., Any], said: str
+) -> None:
     with pytest.raises(TraceRefused, match=said):
         trace_model(build, sequence_length=64)
 
@@ -295,14 +373,21 @@ def broken(num_layers):
         ("half:build", "half needs nothing_there, which is not installed"),
         ("wrong:build", "wrong cannot be imported: ZeroDivisionError: division by zero at "),
         ("looking:build", "asks for the value of a tensor at "),
-        ("looking:model_alone", "a model alone is called with token ids and targets, or return (model, loss)"),
+        (
+            "looking:model_alone",
+            "a model alone is called with token ids and targets, or return (model, loss)",
+        ),
         ("looking:broken", "the model cannot be run at "),
     ],
 )
 def test_what_is_wrong_with_a_program_is_one_line_with_its_place(
     target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in {"looking": PROGRAM, "half": "import nothing_there", "wrong": "1 / 0"}.items():
+    for name, text in {
+        "looking": PROGRAM,
+        "half": "import nothing_there",
+        "wrong": "1 / 0",
+    }.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
