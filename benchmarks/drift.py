@@ -37,7 +37,7 @@ from orchestrator.core.trial.purpose import REPEATS, Purpose
 from orchestrator.core.trial.winner import Verdict, median_run
 from orchestrator.sweep import confirmation as confirmation_module
 from orchestrator.sweep.confirmation import Confirmation, Repeat
-from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.run import run_sweep
 
 WRONG = 0.03  # relative, slower than the truly best: more than that must not be called the winner
 DEVICE = "h100-sxm"
@@ -234,11 +234,11 @@ class EarlierContest(Confirmation):
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
         runs = {
-            key: [*some, median_run(some)] if key in self._repeating else some
+            key: [*some, median_run(some)] if key in self.repeating else some
             for key, some in self._runs.items()
         }
         found = _earlier_next(runs, confirm) if runs else None
-        if found is None or found in self._repeating:
+        if found is None or found in self.repeating:
             return None
         return Repeat(
             trial_id=found, layout=self._layouts[found], purpose=Purpose.CONFIRMATION, why="earlier"

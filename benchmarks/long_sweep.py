@@ -33,9 +33,9 @@ from orchestrator.core.trial.protocol import (
     TrialRequest,
 )
 from orchestrator.core.trial.reserved_time import Leased
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot
 from orchestrator.sweep.provenance import code_fingerprint
+from orchestrator.sweep.run import run_sweep
 
 WINDOW_TRIALS = 100  # a figure "at N" is the mean over the trials just before N
 AT = (100, 1_000, 5_000, 10_000)

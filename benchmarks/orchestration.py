@@ -206,9 +206,9 @@ def run_sweep_arm(kind: str, num_trials: int) -> dict[str, Any]:
     from orchestrator.core.sweepfile.spec import SweepSpec
     from orchestrator.core.trial.lifecycle import TrialState
     from orchestrator.core.trial.protocol import Device
-    from orchestrator.sweep.loop import run_sweep
     from orchestrator.sweep.progress import Snapshot
     from orchestrator.sweep.provenance import code_fingerprint
+    from orchestrator.sweep.run import run_sweep
 
     search = {
         "strategy": "exhaustive" if kind == "torch" else kind,

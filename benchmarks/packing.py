@@ -34,7 +34,7 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.search.planner import plan_cell
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec_yaml import load
-from orchestrator.sweep.placement import FIRST_TRIALS
+from orchestrator.sweep.sharing import FIRST_TRIALS
 
 SWEEP_FILE = PROJECT / "sweeps" / "playbook.yaml"
 GPUS_PER_NODE = 8

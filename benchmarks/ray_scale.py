@@ -43,7 +43,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device
 from orchestrator.node.processes import descendants, start_time
-from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.run import run_sweep
 from tests.faults.campaign import SURVIVOR_SECONDS
 from tests.faults.history import Log, Seen, judge
 from tests.faults.witness import WitnessedScheduler, WitnessedStore

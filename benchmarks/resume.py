@@ -23,8 +23,8 @@ from db.store import Store
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.protocol import TrialRequest
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.provenance import code_fingerprint
+from orchestrator.sweep.run import run_sweep
 
 STRATEGIES = ("auto", "exhaustive", "tpe")
 REPEATS = 3

@@ -26,8 +26,8 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot, Stop
+from orchestrator.sweep.run import run_sweep
 
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 TENTHS = 10

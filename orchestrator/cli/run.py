@@ -350,9 +350,9 @@ def _measure(
     as_json: bool,
 ) -> SweepResult:
     from orchestrator.core.errors import ClusterUnavailable, StoreUnavailable
-    from orchestrator.sweep.loop import (
-        run_sweep,
-    )  # optuna takes 0.5 s to import: only where there is something to do
+
+    # Optuna takes 0.5 s to import: only if there is something to do.
+    from orchestrator.sweep.run import run_sweep
 
     def opened() -> Scheduler:
         scheduler = open_scheduler()

@@ -55,10 +55,11 @@ class Repeat:
 class Confirmation:
     """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
 
+    repeating: Mapping[int, Purpose] = field(default_factory=dict)
+    was_paused: bool = False  # the machine may be another since the last run
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
-    _repeating: dict[int, Purpose] = field(default_factory=dict)  # trials with a repeat in flight
     _given_up: set[int] = field(
         default_factory=set
     )  # trials whose repeat failed: what they have is all there will be
@@ -68,7 +69,6 @@ class Confirmation:
     )
     _fitted: Drift | None = None  # since the last repeat; None: not worked out
     _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
-    _was_paused: bool = False  # the machine may be another since the last run
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
     _num_repeated: int = 0
@@ -83,7 +83,6 @@ class Confirmation:
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
         """A run was measured."""
-        self._repeating.pop(trial_id, None)
         self._layouts[trial_id] = layout
         self._judged, self._is_compared = None, False
         some = self._runs.setdefault(trial_id, [])
@@ -105,23 +104,21 @@ class Confirmation:
         self._num_repeated += 1
         self._unchecked.add(trial_id)
         if trial_id == self._anchor():
-            self._since_anchor, self._was_paused = 0, False
+            self._since_anchor, self.was_paused = 0, False
             self._num_anchored += 1
 
-    def begin(self, trial_id: int, purpose: Purpose) -> None:
-        """A repeat was started."""
+    def begin(self, trial_id: int) -> None:
+        """Note that a repeat of the trial, which is in `repeating` now, was started."""
         self._judged = None
-        self._repeating[trial_id] = purpose
         self._wrong = [one for one in self._wrong if one[0] != trial_id]
 
     def pause(self) -> None:
         """Nothing ran for so long that the machine may be another."""
-        self._was_paused = True
+        self.was_paused = True
 
     def fail(self, trial_id: int, kind: FailureKind) -> TrialEvent:
         """A repeat came to nothing. REQUEUED: it may be tried again, as often as a first attempt."""
         self._judged = None
-        self._repeating.pop(trial_id, None)
         failures = self._failures.get(trial_id, Counter()) + Counter([kind])
         if kind is not FailureKind.CANCELLED:
             self._failures[trial_id] = failures
@@ -132,20 +129,15 @@ class Confirmation:
 
     def end(self, trial_id: int) -> None:
         """A repeat was measured with other software than its trial: no repeat can count any more."""
-        self._repeating.pop(trial_id, None)
         self._is_over = True
 
     def was_repeated(self, trial_id: int) -> bool:
         """Whether a repeat of the trial was begun, however it ended."""
         return (
             len(self._runs.get(trial_id, ())) > 1
-            or trial_id in self._repeating
+            or trial_id in self.repeating
             or trial_id in self._failures
         )
-
-    def is_repeated_now(self, trial_id: int) -> bool:
-        """Whether a repeat of the trial is under way."""
-        return trial_id in self._repeating
 
     @property
     def num_repeats(self) -> int:
@@ -155,7 +147,7 @@ class Confirmation:
     def was_doubted(self, trial_id: int) -> bool:
         """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
-        is_doubted_now = self._repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
+        is_doubted_now = self.repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
         return others or is_doubted_now or trial_id in self._failures
 
     def best(self) -> tuple[Layout, float] | None:
@@ -248,7 +240,7 @@ class Confirmation:
         )
         if (
             gap
-            and (self._since_anchor >= gap or self._was_paused)
+            and (self._since_anchor >= gap or self.was_paused)
             and (anchor := self._next_anchor()) is not None
         ):
             return anchor
@@ -266,11 +258,11 @@ class Confirmation:
         is_due = (
             anchor_every
             and len(self._runs) > 1
-            and (self._since_anchor or (self._was_paused and wanted is not None))
+            and (self._since_anchor or (self.was_paused and wanted is not None))
         )
         if is_due and self._anchor() is not None:
             # It runs alone, and its result decides who contends.
-            return None if self._repeating else self._next_anchor()
+            return None if self.repeating else self._next_anchor()
         return wanted
 
     def repeat_of_best(self, confirm: Confirm) -> Repeat | None:
@@ -299,7 +291,7 @@ class Confirmation:
 
     def _next_to_confirm(self, confirm: Confirm) -> Repeat | None:
         verdict = self._judge(confirm)
-        if verdict is None or verdict.repeat is None or verdict.repeat in self._repeating:
+        if verdict is None or verdict.repeat is None or verdict.repeat in self.repeating:
             return None
         others = len(verdict.tied) - 1
         why = f"run {len(self._runs[verdict.repeat]) + 1} to confirm it, " + (
@@ -318,7 +310,7 @@ class Confirmation:
                     self._runs,
                     contenders=confirm.contenders,
                     repeats=confirm.repeats,
-                    under_way=self._repeating,
+                    under_way=self.repeating,
                     given_up=self._given_up,
                     drift=self._drift(),
                 )
@@ -327,10 +319,10 @@ class Confirmation:
 
     def _next_anchor(self) -> Repeat | None:
         anchor = self._anchor()
-        if anchor is None or self._repeating:
+        if anchor is None or self.repeating:
             return None  # one at a time, and of its own
         measured = f"after {self._since_anchor} measured {'trial' if self._since_anchor == 1 else 'trials'}"
-        why = "after a pause" if self._was_paused else measured
+        why = "after a pause" if self.was_paused else measured
         return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
 
     def _anchor(self) -> int | None:
@@ -354,7 +346,7 @@ class Confirmation:
         if self._unchecked:
             self._check()
         for trial_id, why in self._wrong:
-            if trial_id not in self._repeating and not self._is_spent(trial_id):
+            if trial_id not in self.repeating and not self._is_spent(trial_id):
                 return self._again(trial_id, Purpose.PHYSICS, why)
         return None
 
@@ -393,7 +385,7 @@ class Confirmation:
                 if (
                     trial_id not in waiting
                     and not self._is_spent(trial_id)
-                    and trial_id not in self._repeating
+                    and trial_id not in self.repeating
                 ):
                     waiting.add(trial_id)
                     self._wrong.append((trial_id, self._why_wrong(one)))
@@ -433,14 +425,14 @@ def confirmation_of(
     trials: Iterable[TrialRow],
     repeats: Mapping[int, Repeats],
     *,
-    under_way: Confirmation | None = None,
+    repeating: Mapping[int, Purpose] | None = None,
     was_paused: bool = False,
 ) -> Confirmation:
     """The confirmation of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
 
     `under_way` is the confirmation that this one replaces: its repeats under way are kept.
     """
-    confirmation = Confirmation()
+    confirmation = Confirmation(repeating=repeating if repeating is not None else {})
     measured = {
         trial.id: trial
         for trial in trials
@@ -467,10 +459,7 @@ def confirmation_of(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):
         confirmation.note(trial_id, measured[trial_id].layout, run)
-    for trial_id, purpose in under_way._repeating.items() if under_way is not None else ():
-        confirmation.begin(trial_id, purpose)
-    if runs and (was_paused or (under_way is not None and under_way._was_paused)):
-        confirmation.pause()
+    confirmation.was_paused = bool(runs) and was_paused
     return confirmation
 
 

@@ -1,6 +1,8 @@
-"""Shares a budget among the cells of a sweep: which of them goes on first, and what is kept for first trials and for confirming each best.
+"""Shares a budget among the cells of a sweep.
 
-It knows what cells have launched, measured and are expected to gain. It starts nothing; spending.py counts what was spent.
+It decides which cell goes on first, and what is reserved for first trials and for confirming each
+best. It knows what cells have launched, measured and are expected to gain. It starts nothing;
+spending.py counts what was spent.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from statistics import median
 
 from orchestrator.core.sweepfile.sections import Confirm
 from orchestrator.sweep.cell_search import CellSearch
-from orchestrator.sweep.placement import FIRST_TRIALS
-from orchestrator.sweep.progress import CONFIRMED
 
-# Factor on what is kept: launches of one layout differ by a fifth, and a repeat that is not started confirms nothing.
+# Of each cell, before any goes on: a search is near its best by then, and a budget may end soon.
+FIRST_TRIALS = 8
+# Factor on what is reserved: launches of one layout differ by a fifth, and a repeat that is not
+# started confirms nothing.
 MARGIN = 1.15
 FEWEST_TO_CONFIRM = 2  # layouts measured: before, another one tells more than a repeat
 # Expected gain, relative, below which a cell goes on after those that have more to gain.
@@ -23,109 +26,117 @@ LITTLE = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class ReservedBudget:
-    """The part of a budget that is kept for other attempts."""
+    """The part of a budget that is reserved for other attempts."""
 
     gpu_seconds: float = 0.0
-    # Time of the cluster for these attempts, side by side where they fit.
+    # Time of the cluster for these attempts, side by side if they fit.
     seconds: float = 0.0
 
 
 NOTHING = ReservedBudget()
 
 
-def turn(run: CellSearch) -> tuple[float, float, float]:
-    """The place of a cell among those that share a budget, smallest first.
+def precedence(search: CellSearch) -> tuple[float, float, float]:
+    """Return the place of a cell among those that share a budget, smallest first.
 
-    Cells of which nothing is measured, the cheapest first; then in rounds of one launch each, in each of them what should gain most per
-    GPU-second first; then what has little to gain. The first repeat of a best of several goes before any of these rounds, further ones last.
+    1. Cells of which nothing is measured, the cheapest first.
+    2. The first repeat of a best of several, once the search has ended.
+    3. Rounds of one launch each, in each round the best expected gain per GPU-second first.
+    4. Cells that have little to gain.
+    5. Further repeats.
     """
-    if run.stopped is not None and not run.waiting:
-        return (1, -1, 0) if _wants_a_repeat(run) else (3, 0, 0)
-    if run.has_nothing and not run.num_new and run.launched < FIRST_TRIALS:
-        return 0, run.launched, run.guessed_gpu_seconds
-    gain = run.expected_gain()
+    if search.stopped is not None and not search.waiting:
+        return (1, -1, 0) if _wants_a_repeat(search) else (3, 0, 0)
+    if search.has_nothing and not search.num_new and search.launched < FIRST_TRIALS:
+        return 0, search.launched, search.guessed_gpu_seconds
+    gain = search.expected_gain()
     if gain is None:
-        return 1, run.launched, 0
-    return (1 if gain >= LITTLE else 2), run.launched, -gain / max(run.guessed_gpu_seconds, 1e-9)
+        return 1, search.launched, 0
+    rate = gain / max(search.guessed_gpu_seconds, 1e-9)
+    return (1 if gain >= LITTLE else 2), search.launched, -rate
 
 
-def expected_by_others(run: CellSearch, runs: Sequence[CellSearch]) -> float | None:
-    """Expected GPU-seconds of a trial in a cell without any ended trial, by what trials of other cells held. None: nothing was measured."""
-    scale = _scale(runs)
-    return None if scale is None else run.guessed_gpu_seconds * scale
+def expected_by_others(search: CellSearch, searches: Sequence[CellSearch]) -> float | None:
+    """Return GPU-seconds of a trial in a cell without ended trials, by trials of other cells.
+
+    None: nothing was measured.
+    """
+    scale = _scale(searches)
+    return None if scale is None else search.guessed_gpu_seconds * scale
 
 
 def reserved_from(
-    run: CellSearch,
-    runs: Sequence[CellSearch],
+    search: CellSearch,
+    searches: Sequence[CellSearch],
     *,
     confirm: Confirm,
     is_repeat: bool,
     slots: int,
     at_once: int,
 ) -> ReservedBudget:
-    """The part of a budget that a cell leaves to the others, and to the confirmation of its own best, when it launches one more.
+    """Return what a cell that launches one more leaves to the others and to its own confirmation.
 
-    A cell of which nothing is measured leaves nothing; the repeat that something is kept for leaves what first trials of other cells take.
+    A cell of which nothing is measured leaves nothing. The repeat that something is reserved for
+    leaves what first trials of other cells take.
     """
-    if run.has_nothing:
+    if search.has_nothing:
         return NOTHING
-    others = [other for other in runs if other is not run]
-    scale = _scale(runs) or 1.0
-    firsts = [
-        (other, other.guessed_gpu_seconds * scale) for other in others if _wants_a_first(other)
-    ]
-    is_kept_for = is_repeat and _wants_a_repeat(run)
-    to_confirm = (
-        []
-        if is_kept_for or not confirm.repeats
-        else [other for other in others if _wants_a_repeat(other)]
-    )
-    if confirm.repeats and not is_repeat and _will_want_a_repeat(run, is_alone=not others):
-        to_confirm.append(run)
-    repeats = [(one, one.guessed_gpu_seconds) for one in to_confirm]
-    return _sum([*firsts, *repeats], slots=slots, at_once=at_once)
+    others = [other for other in searches if other is not search]
+    scale = _scale(searches) or 1.0
+    reserved = [(one, one.guessed_gpu_seconds * scale) for one in others if _wants_a_first(one)]
+    if confirm.repeats:
+        if not (is_repeat and _wants_a_repeat(search)):
+            repeats = [one for one in others if _wants_a_repeat(one)]
+            reserved += [(one, one.guessed_gpu_seconds) for one in repeats]
+        if not is_repeat and _will_want_a_repeat(search, is_alone=not others):
+            reserved.append((search, search.guessed_gpu_seconds))
+    return _sum(reserved, slots=slots, at_once=at_once)
 
 
-def _sum(some: Iterable[tuple[CellSearch, float]], *, slots: int, at_once: int) -> ReservedBudget:
-    held = list(some)
-    gpu_seconds = MARGIN * sum(one for _, one in held)
-    one_by_one = MARGIN * sum(one / run.cell.num_gpus for run, one in held)
-    return ReservedBudget(
-        gpu_seconds=gpu_seconds,
-        seconds=max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1)),
-    )
+def _sum(
+    reserved: Sequence[tuple[CellSearch, float]], *, slots: int, at_once: int
+) -> ReservedBudget:
+    gpu_seconds = MARGIN * sum(one for _, one in reserved)
+    one_by_one = MARGIN * sum(one / search.cell.num_gpus for search, one in reserved)
+    seconds = max(gpu_seconds / max(slots, 1), one_by_one / max(at_once, 1))
+    return ReservedBudget(gpu_seconds=gpu_seconds, seconds=seconds)
 
 
-def _wants_a_first(run: CellSearch) -> bool:
+def _wants_a_first(search: CellSearch) -> bool:
     return (
-        run.has_nothing
-        and run.stopped is None
-        and not run.num_new
-        and run.launched < FIRST_TRIALS
-        and run.searcher.untried > 0
+        search.has_nothing
+        and search.stopped is None
+        and not search.num_new
+        and search.launched < FIRST_TRIALS
+        and search.searcher.untried > 0
     )
 
 
-def _wants_a_repeat(run: CellSearch) -> bool:
-    may_be_confirmed = (run.stopped is None or run.stopped in CONFIRMED) and not run.is_settled
+def _wants_a_repeat(search: CellSearch) -> bool:
     return (
-        may_be_confirmed
-        and run.confirmation.num_measured >= FEWEST_TO_CONFIRM
-        and not run.confirmation.is_best_repeated
+        search.life.may_be_confirmed
+        and search.confirmation.num_measured >= FEWEST_TO_CONFIRM
+        and not search.confirmation.is_best_repeated
     )
 
 
-def _will_want_a_repeat(run: CellSearch, *, is_alone: bool) -> bool:
-    """Say whether a cell that launches another layout should have a repeat left after it. A single cell measures a second layout first."""
-    return not run.confirmation.is_best_repeated and (not is_alone or _wants_a_repeat(run))
+def _will_want_a_repeat(search: CellSearch, *, is_alone: bool) -> bool:
+    """Return whether a cell that launches another layout needs a repeat after it.
+
+    A single cell measures a second layout first.
+    """
+    is_repeated = search.confirmation.is_best_repeated
+    return not is_repeated and (not is_alone or _wants_a_repeat(search))
 
 
-def _scale(runs: Iterable[CellSearch]) -> float | None:
-    """The ratio of what trials held to what was predicted, the median over cells that have measured. None: no cell has."""
+def _scale(searches: Iterable[CellSearch]) -> float | None:
+    """Return the ratio of what trials held to what was predicted.
+
+    It is the median over cells that have measured. None: no cell has.
+    """
     known = [
-        run.trial_gpu_seconds / (run.predicted_seconds * run.cell.num_gpus)
-        for run in runs
-        if run.has_measured and run.trial_gpu_seconds and run.predicted_seconds
+        search.trial_gpu_seconds / (search.predicted_seconds * search.cell.num_gpus)
+        for search in searches
+        if search.has_measured and search.trial_gpu_seconds and search.predicted_seconds
     ]
     return median(known) if known else None

@@ -9,7 +9,8 @@ import pytest
 
 from db.store import Store
 from orchestrator.core.trial.lifecycle import TrialState
-from orchestrator.sweep.loop import POLL_SECONDS, RENEW_SECONDS
+from orchestrator.sweep.lease import RENEW_SECONDS
+from orchestrator.sweep.loop import POLL_SECONDS
 from tests.acceptance.accounts import held, sessions
 from tests.acceptance.command import Command, measured, write_sweep
 

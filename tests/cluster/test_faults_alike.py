@@ -23,7 +23,7 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import LaunchOrder, Phase
 from orchestrator.node.launcher import NodeLauncher
-from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.run import run_sweep
 from tests.node.launching import faulty, order
 from tests.sweep.fake_scheduler import FakeScheduler
 

@@ -32,8 +32,8 @@ from orchestrator.core.trial.protocol import (
     encode,
 )
 from orchestrator.core.trial.reserved_time import Leased
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import SweepResult
+from orchestrator.sweep.run import run_sweep
 from tests import measured_table
 from tests.node.launching import LIMITS
 from tests.sweep.fake_scheduler import FakeScheduler

@@ -25,8 +25,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TERMINAL, TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD
 from orchestrator.node.launcher import NodeLauncher
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot, StopReason, SweepResult
+from orchestrator.sweep.run import run_sweep
 from orchestrator.sweep.stop_rules import MACHINE_FAULTS_IN_A_ROW
 from tests.node.launching import faulty, order
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from orchestrator.core.errors import SweepHeld
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.sweep import loop as sweep
+from orchestrator.sweep import lease
 from tests.faults import forks, small_sweep
 from tests.faults.fresh_stores import Fresh
 from tests.faults.history import Log, judge
@@ -119,7 +119,7 @@ def _warm(store: WitnessedStore, fresh: Fresh, worker: int) -> float:
 
 
 def _orchestrate(store: WitnessedStore, *, at: float = 0.0) -> None:
-    sweep.LEASE_SECONDS, sweep.RENEW_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 3
+    lease.LEASE_SECONDS, lease.RENEW_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 3
     time.sleep(max(0.0, at - time.monotonic()))
     small_sweep.run(store.as_another(), of=OF, open_scheduler=_scheduler)
 

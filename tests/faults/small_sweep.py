@@ -12,8 +12,8 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import SweepResult
+from orchestrator.sweep.run import run_sweep
 from tests.faults.witness import WitnessedStore, witnessed
 from tests.sweep.fake_scheduler import FakeScheduler
 

@@ -105,7 +105,6 @@ def on_16_gpus(search: Searcher) -> CellSearch:
         shape=Shape(num_nodes=2, slots_per_node=8),
         objective=TOKENS,
         searcher=search,
-        num_candidates=search.untried,
         predicted_seconds=60.0,
     )
 
@@ -126,7 +125,8 @@ def test_a_layout_that_was_repeated_before_does_not_stand_before_the_next_that_i
     for trial_id, layout, factor in ((1, worse, 6), (2, lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
         run.note_measured(trial_id, layout, Run(step_seconds=1.0))
-    run.confirmation.begin(1, Purpose.CONFIRMATION)
+    run.attempts.repeats[1] = Purpose.CONFIRMATION
+    run.confirmation.begin(1)
     found = run.take_doubt()
     assert found is not None
     assert found[:2] == (2, lone)

@@ -38,6 +38,17 @@ def test_the_leader_is_the_trial_with_the_fastest_median_after_every_run(
 CONFIRM = Confirm(contenders=3, repeats=2)
 
 
+def begin(confirmation: Confirmation, trial_id: int, purpose: Purpose) -> None:
+    """Begin a repeat, as the ledger of attempts has it while it is under way."""
+    repeating(confirmation)[trial_id] = purpose
+    confirmation.begin(trial_id)
+
+
+def repeating(confirmation: Confirmation) -> dict[int, Purpose]:
+    assert isinstance(confirmation.repeating, dict)
+    return confirmation.repeating
+
+
 def note(
     confirmation: Confirmation,
     trial_id: int,
@@ -47,6 +58,7 @@ def note(
     of: Layout | None = None,
     purpose: Purpose = Purpose.NEW,
 ) -> None:
+    repeating(confirmation).pop(trial_id, None)
     confirmation.note(
         trial_id,
         of or layout(trial_id),
@@ -66,7 +78,7 @@ def test_the_first_that_was_measured_is_measured_again_after_so_many_trials() ->
     anchor = check(confirmation)
     assert anchor is not None
     assert (anchor.trial_id, anchor.purpose) == (1, Purpose.ANCHOR)
-    confirmation.begin(1, Purpose.ANCHOR)
+    begin(confirmation, 1, Purpose.ANCHOR)
     assert check(confirmation) is None  # it is under way
     note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
     due = []
@@ -120,7 +132,7 @@ def test_an_anchor_comes_before_what_is_confirmed_and_once() -> None:
     first = confirmation.next_repeat(CONFIRM, anchor_every=8)
     assert first is not None
     assert (first.trial_id, first.purpose) == (1, Purpose.ANCHOR)
-    confirmation.begin(1, Purpose.ANCHOR)
+    begin(confirmation, 1, Purpose.ANCHOR)
     assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
     note(confirmation, 1, 2.0, 300.0, purpose=Purpose.ANCHOR)
     assert (
@@ -136,7 +148,7 @@ def test_nothing_is_confirmed_while_the_anchor_waits_for_another_repeat() -> Non
     confirmation = Confirmation()
     for trial_id in range(1, 4):
         note(confirmation, trial_id, 1.0 + trial_id, 60.0 * trial_id)
-    confirmation.begin(2, Purpose.PHYSICS)
+    begin(confirmation, 2, Purpose.PHYSICS)
     assert confirmation.next_repeat(CONFIRM, anchor_every=8) is None
     note(confirmation, 2, 3.0, 240.0, purpose=Purpose.PHYSICS)
     anchor = confirmation.next_repeat(CONFIRM, anchor_every=8)
@@ -151,8 +163,8 @@ def test_an_anchor_under_way_is_no_doubt() -> None:
     confirmation = Confirmation()
     note(confirmation, 1, 1.0, 0.0)
     note(confirmation, 2, 1.1, 60.0)
-    confirmation.begin(1, Purpose.ANCHOR)
-    confirmation.begin(2, Purpose.DOUBT)
+    begin(confirmation, 1, Purpose.ANCHOR)
+    begin(confirmation, 2, Purpose.DOUBT)
     assert [confirmation.was_doubted(trial_id) for trial_id in (1, 2)] == [False, True]
 
 
@@ -176,8 +188,9 @@ def test_an_anchor_that_cannot_be_repeated_gives_way_once() -> None:
         anchor = check(confirmation)
         assert anchor is not None
         assert anchor.trial_id == expected
-        confirmation.begin(expected, Purpose.ANCHOR)
+        begin(confirmation, expected, Purpose.ANCHOR)
         assert confirmation.fail(expected, FailureKind.OOM_GPU) is TrialEvent.OUT_OF_MEMORY
+        del repeating(confirmation)[expected]
     assert check(confirmation) is None
 
 
@@ -197,7 +210,7 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
         assert again.purpose is Purpose.PHYSICS
         assert "does less work" in again.why
         taken.append(again.trial_id)
-        confirmation.begin(again.trial_id, again.purpose)
+        begin(confirmation, again.trial_id, again.purpose)
         note(
             confirmation,
             again.trial_id,
@@ -282,5 +295,5 @@ def test_the_best_of_a_spent_budget_is_repeated_once_whatever_else_is_due() -> N
     assert best is not None
     assert (anchor.trial_id, best.trial_id, best.purpose) == (1, 2, Purpose.CONFIRMATION)
     assert confirmation.repeat_of_best(Confirm(repeats=0)) is None
-    confirmation.begin(2, Purpose.CONFIRMATION)
+    begin(confirmation, 2, Purpose.CONFIRMATION)
     assert confirmation.repeat_of_best(CONFIRM) is None

@@ -14,8 +14,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.sweep.finished import finished_before
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Stop, StopReason, SweepResult
+from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler, Script
 
 VERSION = "1"

@@ -33,8 +33,8 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, Phase, TrialRequest
 from orchestrator.search.searcher import DoubtfulResult, Failed, Measured, Proposal, Searcher
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Snapshot, Stop, StopReason, SweepResult
+from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler, Script
 
 CODE = Fingerprint(orchestrator_version="test")
@@ -328,17 +328,17 @@ def test_a_gang_that_no_cluster_can_hold_is_refused_at_once(store: Store) -> Non
 
 def test_a_drain_asked_for_through_the_store_is_obeyed(store: Store) -> None:
     from db.types import StopRequest
-    from orchestrator.sweep import loop as sweep
+    from orchestrator.sweep import lease
 
     def script(request: TrialRequest) -> float:
         store.request_stop(store.sweep_named("t").id, StopRequest.DRAIN)
         return fast(request)
 
-    before, sweep.RENEW_SECONDS = sweep.RENEW_SECONDS, -1.0
+    before, lease.RENEW_SECONDS = lease.RENEW_SECONDS, -1.0
     try:
         result, scheduler = run(store, script)
     finally:
-        sweep.RENEW_SECONDS = before
+        lease.RENEW_SECONDS = before
     assert result.interrupted
     assert len(scheduler.started) < 12
 

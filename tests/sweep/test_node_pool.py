@@ -27,9 +27,9 @@ from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import Device, NodeReport, TrialRequest
 from orchestrator.sweep import node_pool
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.node_pool import NodePool
 from orchestrator.sweep.progress import Snapshot, Stop, SweepResult
+from orchestrator.sweep.run import run_sweep
 from tests.core.machines.test_node_health import node
 from tests.db.builders import Bench, measurement, record_measurement, start_repeat
 from tests.db.write.test_nodes import measured

@@ -24,8 +24,8 @@ from orchestrator.search.row_searcher import RowSearcher, RowStatus
 from orchestrator.search.searcher import Proposal, Searcher
 from orchestrator.sweep.cell_search import CellSearch
 from orchestrator.sweep.finished import finished_before
-from orchestrator.sweep.loop import run_sweep
 from orchestrator.sweep.progress import Stop, StopReason
+from orchestrator.sweep.run import run_sweep
 from tests.db.builders import begin_trial
 from tests.sweep.fake_scheduler import FakeScheduler, Script
 from tests.sweep.test_loop import (
@@ -214,7 +214,7 @@ def test_a_repeat_of_older_software_does_not_make_it_the_current_one_again(
         asked.append(1)
         return 1, layout, "doubt"
 
-    monkeypatch.setattr(CellSearch, "_doubted", doubted)
+    monkeypatch.setattr(CellSearch, "_next_doubt", doubted)
     scheduler = Mixed(
         lambda request: 0.1 if request.trial_id == 1 else 1.0,
         lambda request: "old" if request.trial_id == 1 else "new",

@@ -14,7 +14,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.protocol import Device, TrialRequest
-from orchestrator.sweep.loop import run_sweep
+from orchestrator.sweep.run import run_sweep
 from tests.sweep.fake_scheduler import FakeScheduler
 
 TINY = PRESETS["llama-tiny"]

@@ -16,6 +16,7 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose
+from orchestrator.sweep.cell_life import CellLife
 from orchestrator.sweep.confirmation import Confirmation
 from orchestrator.sweep.finished import finished_before
 from orchestrator.sweep.progress import Stop, StopReason
@@ -201,17 +202,16 @@ def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
     store: Store,
 ) -> None:
     class Cell:
-        """As much of a cell as sharing looks at, of which two layouts are measured and none is repeated."""
+        """As much of a cell as sharing reads: two layouts are measured and none is repeated."""
 
         def __init__(self, stopped: StopReason | None) -> None:
-            self.stopped, self.is_settled, self.has_nothing, self.has_measured = (
-                stopped,
-                False,
-                False,
-                True,
-            )
+            self.life, self.has_nothing, self.has_measured = CellLife(), False, True
+            if stopped is not None:
+                self.life.stop(stopped)
+            self.stopped = stopped
             self.trial_gpu_seconds = self.guessed_gpu_seconds = self.predicted_seconds = 10.0
-            self.cell, self.confirmation = spec(gpus=1).cells()[0], Confirmation()
+            self.cell, self.repeats = spec(gpus=1).cells()[0], dict[int, Purpose]()
+            self.confirmation = Confirmation(repeating=self.repeats)
             for trial_id in (1, 2):
                 self.confirmation.note(
                     trial_id,
@@ -221,7 +221,7 @@ def test_nothing_is_kept_for_the_best_of_a_cell_that_was_stopped_for_its_faults(
 
     def kept_for(stopped: StopReason) -> float:
         mine, other = Cell(None), Cell(stopped)
-        mine.confirmation.begin(2, Purpose.CONFIRMATION)
+        mine.repeats[2] = Purpose.CONFIRMATION
         kept = reserved_from(
             mine, [mine, other], confirm=Confirm(repeats=1), is_repeat=False, slots=1, at_once=1
         )  # type: ignore[arg-type, list-item]

@@ -1,0 +1,53 @@
+"""What the parts of one call of `run_sweep` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from db.store import Store
+from orchestrator.cluster.contract import Scheduler, Slots
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.sweep.attempts import Attempts
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.lease import Lease
+from orchestrator.sweep.progress import Snapshot, Stop
+from orchestrator.sweep.spool import Spool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One call of `run_sweep`: what it was given, its lease, its ledger and its cells."""
+
+    spec: SweepSpec
+    store: Store
+    lease: Lease
+    scheduler: Scheduler
+    spool: Spool | None  # of what the database cannot take; None: only in memory
+    code: Fingerprint
+    hardware: Callable[[Slots], Hardware | None]
+    clock: Callable[[], float]
+    stop: Callable[[], Stop]
+    observe: Callable[[Snapshot], None]
+    among: Callable[[Cell], Collection[Layout] | None]
+    gpus_per_node: int  # as the file says, or of the largest node when the call began
+    began: float  # by `clock`
+    attempts: Attempts = field(default_factory=Attempts)
+    searches: dict[int, CellSearch] = field(default_factory=dict)  # by cell
+
+    @property
+    def sweep_id(self) -> int:
+        return self.lease.sweep_id
+
+    @property
+    def epoch(self) -> int:
+        return self.lease.epoch
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self.clock() - self.began

@@ -1,0 +1,106 @@
+"""The states of a cell's search in one call of `run_sweep`, and the one table of how it moves.
+
+A cell is searched, then its best is confirmed. What a state allows to start is in dispatch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from orchestrator.sweep.progress import CONFIRMED, StopReason
+
+
+class CellState(StrEnum):
+    SEARCHING = "searching"  # it may want another layout
+    RESTING = "resting"  # it wants nothing until one of its attempts has ended
+    CONFIRMING = "confirming"  # its search has ended; retries and repeats are left
+    SETTLED = "settled"  # nothing is left to start in this call
+    STOPPED = "stopped"  # given up: its best is not confirmed
+
+
+class CellEvent(StrEnum):
+    NOTHING_TO_START = "nothing_to_start"  # until one of its attempts has ended
+    ATTEMPT_ENDED = "attempt_ended"
+    SEARCH_ENDED = "search_ended"  # by a rule of the file, a budget, or with all layouts known
+    GIVEN_UP = "given_up"  # its nodes are gone, it fails again and again, or nothing fits
+    NOTHING_LEFT = "nothing_left"  # its best is confirmed, or no budget is left for that
+    LAYOUTS_FREED = "layouts_freed"  # a proof that ruled them out does not hold any more
+    MEASURED_ANEW = "measured_anew"  # with other software than what was compared so far
+    RESULTS_WITHDRAWN = "results_withdrawn"  # trials wait again: a node that they ran on is sick
+
+
+_S, _E = CellState, CellEvent
+
+TRANSITIONS: Mapping[tuple[CellState, CellEvent], CellState] = MappingProxyType(
+    {
+        (_S.SEARCHING, _E.NOTHING_TO_START): _S.RESTING,
+        (_S.RESTING, _E.ATTEMPT_ENDED): _S.SEARCHING,
+        (_S.RESTING, _E.LAYOUTS_FREED): _S.SEARCHING,
+        (_S.RESTING, _E.MEASURED_ANEW): _S.SEARCHING,
+        (_S.SEARCHING, _E.SEARCH_ENDED): _S.CONFIRMING,
+        (_S.RESTING, _E.SEARCH_ENDED): _S.CONFIRMING,
+        (_S.SEARCHING, _E.GIVEN_UP): _S.STOPPED,
+        (_S.RESTING, _E.GIVEN_UP): _S.STOPPED,
+        (_S.CONFIRMING, _E.GIVEN_UP): _S.STOPPED,
+        (_S.CONFIRMING, _E.NOTHING_LEFT): _S.SETTLED,
+        (_S.CONFIRMING, _E.LAYOUTS_FREED): _S.SEARCHING,
+        (_S.SETTLED, _E.LAYOUTS_FREED): _S.SEARCHING,
+        (_S.SETTLED, _E.MEASURED_ANEW): _S.CONFIRMING,
+        **{(state, _E.RESULTS_WITHDRAWN): _S.SEARCHING for state in _S if state is not _S.SEARCHING},
+    }
+)  # fmt: skip
+INITIAL = CellState.SEARCHING
+# Events that may come in every state, and change nothing in those that the table lacks.
+EVERYWHERE = frozenset({_E.ATTEMPT_ENDED, _E.LAYOUTS_FREED, _E.MEASURED_ANEW, _E.RESULTS_WITHDRAWN})
+
+
+class IllegalCellTransition(ValueError):
+    """A cell cannot take this event in its state; nothing was changed."""
+
+
+def advance(state: CellState, event: CellEvent) -> CellState:
+    """Return the state that follows. Raises IllegalCellTransition for a pair that is not possible."""
+    if (state, event) in TRANSITIONS:
+        return TRANSITIONS[state, event]
+    if event in EVERYWHERE:
+        return state
+    raise IllegalCellTransition(f"{event} is not possible in state {state}")
+
+
+@dataclass(eq=False)
+class CellLife:
+    """The state of one cell, and why its search has ended."""
+
+    state: CellState = INITIAL
+    stopped: StopReason | None = None  # None: the cell is searched
+
+    @property
+    def is_searched(self) -> bool:
+        return self.state in (CellState.SEARCHING, CellState.RESTING)
+
+    @property
+    def may_be_confirmed(self) -> bool:
+        """True while a repeat may still be started, now or once the search has ended."""
+        return self.state not in (CellState.SETTLED, CellState.STOPPED)
+
+    def take(self, event: CellEvent, reason: StopReason | None = None) -> None:
+        """Move on. `reason`: why the search ends, or why nothing more of it is started."""
+        self.state = advance(self.state, event)
+        self.stopped = None if self.is_searched else reason or self.stopped
+
+    def stop(self, reason: StopReason) -> None:
+        """End the search, or what is left of it."""
+        self.take(CellEvent.SEARCH_ENDED if reason in CONFIRMED else CellEvent.GIVEN_UP, reason)
+
+
+def mermaid() -> str:
+    """Draw the table as a Mermaid state diagram: the picture in docs/architecture.md is this text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}"]
+    lines += [
+        f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()
+    ]
+    lines += [f"    {state} --> [*]" for state in (CellState.SETTLED, CellState.STOPPED)]
+    return "\n".join(lines)

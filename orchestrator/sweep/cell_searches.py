@@ -1,0 +1,81 @@
+"""Makes the search of each cell, from what the store teaches about the cell's relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.search.planner import plan_cell
+from orchestrator.core.search.trial_cost import TrialCost
+from orchestrator.search.searcher import Searcher
+from orchestrator.sweep.call import Call
+from orchestrator.sweep.cell_search import PlannedSearch
+from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned
+
+
+class CellSearches:
+    """Plans the searches of one call of `run_sweep`."""
+
+    def __init__(self, call: Call, hardware: Hardware | None) -> None:
+        """`hardware`: the device by its data sheet."""
+        self._call, self._spec, self._hardware = call, call.spec, hardware
+        self._num_ended = 0  # attempts of this call when the store was read
+        self._knowledge = self._learn()
+
+    def plan(self, cell: Cell, cell_id: int) -> PlannedSearch:
+        """Enumerate a cell's layouts, and begin a search over them that its relatives taught."""
+        knowledge, spec = self._knowledge, self._spec
+        candidates = plan_cell(
+            spec,
+            cell,
+            hardware=knowledge.hardware,
+            gpus_per_node=self._call.gpus_per_node,
+            calibration=knowledge.calibration(cell, with_own=False),
+            among=self._call.among(cell),
+        ).candidates
+        cost = self.trial_cost
+        searcher = Searcher(
+            candidates,
+            search=spec.search,
+            objective=spec.objective,
+            num_layers=cell.model.num_layers,
+            sequence=cell_id,
+            launch_seconds=cost.launch_seconds,
+            steps_per_trial=cost.num_steps,
+            dominance=spec.dominance,
+        )
+        steps = 0.0
+        if candidates.predict is not None:
+            steps = float(candidates.step_seconds[candidates.order[:1]].sum())
+        return PlannedSearch(
+            searcher=searcher, predicted_seconds=cost.launch_seconds + cost.num_steps * steps
+        )
+
+    @property
+    def trial_cost(self) -> TrialCost:
+        """What a trial holds in addition to its steps."""
+        return self._knowledge.trial_cost()
+
+    def has_news(self, num_ended: int) -> bool:
+        """Read the store anew if attempts have ended since it was read. Return whether it was.
+
+        `num_ended`: all attempts of this call that have ended.
+        """
+        if num_ended <= self._num_ended:
+            return False
+        self._knowledge, self._num_ended = self._learn(self._knowledge.fits), num_ended
+        return True
+
+    def _learn(self, begin: Mapping[str, Calibration] | None = None) -> PriorKnowledge:
+        slots = self._call.scheduler.slots
+        return learned(
+            self._call.store,
+            self._spec,
+            self._hardware,
+            device_name=slots.device_name,
+            gpus_per_node=self._call.gpus_per_node,
+            nodes=slots.nodes,
+            begin=begin,
+        )

@@ -1,0 +1,70 @@
+"""Waits for nodes that are gone, on behalf of cells whose gangs the nodes that are left cannot hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import inf
+
+from orchestrator.sweep.call import Call
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.node_pool import NodePool
+from orchestrator.sweep.placement import Placement
+from orchestrator.sweep.progress import StopReason
+
+logger = logging.getLogger(__name__)
+
+
+class MissingNodes:
+    """Decides how long the cells of one call of `run_sweep` wait for nodes."""
+
+    def __init__(self, call: Call, placement: Placement, node_pool: NodePool) -> None:
+        self._patience_seconds, self._clock = call.spec.measurement.wait_for_nodes, call.clock
+        self._placement, self._node_pool = placement, node_pool
+        self._since: dict[int, float] = {}  # cell -> when the nodes that are left became too few
+        self._nodes: dict[str, int] = {}  # those that can be used, with their slots
+        # The mapping that they were given by: to compare thousands of nodes takes time.
+        self._given: Mapping[str, int] = self._nodes
+        self._gone: set[str] = set()  # while cells waited, and just before
+        self._lost_at = -inf  # when the last of these went for the first time
+
+    def see(self, usable: Mapping[str, int]) -> None:
+        """Note which nodes can be used.
+
+        While cells wait, they wait anew for each node that goes for the first time.
+        """
+        if usable is self._given or usable == self._nodes:
+            return
+        self._given = usable
+        self._placement.see(usable)
+        if not self._since:
+            self._gone.clear()
+        if gone := self._nodes.keys() - usable.keys() - self._gone:
+            self._gone |= gone
+            self._lost_at = self._clock()
+        self._nodes = dict(usable)
+
+    def gave_up(self, search: CellSearch) -> StopReason | None:
+        """Return NODES once the nodes that a cell needs were waited for long enough."""
+        if self._placement.is_possible(search.shape):
+            self._since.pop(search.id, None)
+            return None
+        if search.id not in self._since:
+            self._since[search.id] = self._clock()
+            logger.warning(
+                "%s: the nodes that are left cannot hold its gangs; it waits %.0f s for others"
+                " (measurement.wait_for_nodes)",
+                search.cell.key,
+                self._patience_seconds,
+            )
+        waited = self._clock() - max(self._since[search.id], self._lost_at)
+        is_over = waited > self._patience_seconds and not self._node_pool.is_looking
+        return StopReason.NODES if is_over else None
+
+    def waits(self, search: CellSearch) -> bool:
+        """Return whether a cell still waits for nodes.
+
+        What is left of a search that has ended is given up without a reason of its own.
+        """
+        is_left = search.stopped is None or self.gave_up(search) is None
+        return is_left and search.id in self._since

@@ -1,0 +1,151 @@
+"""Opens a sweep: takes up what earlier calls left, opens its cells, and returns a loop that is ready.
+
+Whatever was killed, the same call goes on: finished trials are told to the search from the store,
+and attempts of a dead orchestrator are given back first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from orchestrator.cluster.contract import Prober, shapes_of
+from orchestrator.core.machines.packing import Shape
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.sweepfile.budget import Price, budget_of, price_of
+from orchestrator.core.sweepfile.sections import Exclusive
+from orchestrator.core.trial.failure_kinds import HANG_KINDS, FailureKind
+from orchestrator.sweep.budgets import Budgets
+from orchestrator.sweep.call import Call
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.cell_searches import CellSearches
+from orchestrator.sweep.dispatch import Dispatch
+from orchestrator.sweep.loop import Loop
+from orchestrator.sweep.measured_peaks import MeasuredPeaks
+from orchestrator.sweep.missing_nodes import MissingNodes
+from orchestrator.sweep.node_pool import NodePool
+from orchestrator.sweep.outcomes import Outcomes
+from orchestrator.sweep.placement import Placement
+from orchestrator.sweep.recovery import Recovery
+from orchestrator.sweep.snapshots import Snapshots
+from orchestrator.sweep.spending import Spending
+
+logger = logging.getLogger(__name__)
+
+
+def open_loop(call: Call) -> Loop:
+    """Write down what was left, and open the session and the cells. Raises ResourcesInsufficient."""
+    spec, store, scheduler = call.spec, call.store, call.scheduler
+    _take_up_what_was_left(call)
+    prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None
+    node_pool = NodePool(call.sweep_id, call.epoch, store=store, prober=prober, clock=call.clock)
+    node_pool.refresh(now=True)
+    hardware = call.hardware(scheduler.slots)
+    stored_peaks, device_name = store.measured_peaks(call.sweep_id), scheduler.slots.device_name
+    outcomes = Outcomes(call, MeasuredPeaks(stored_peaks, device_name=device_name))
+    spending = _begin_session(call, price_of(spec, hardware))
+    cell_searches = CellSearches(call, hardware)
+    shapes = shapes_of(spec.cells(), scheduler.slots, gpus_per_node=call.gpus_per_node)
+    node_pool.usable(scheduler.slots.nodes)  # they answer while cells are opened
+    for cell, shape in shapes.items():
+        _open_cell(call, cell, shape, outcomes, cell_searches)
+        if call.lease.is_due:  # a space of many cells takes a while to enumerate
+            call.lease.renew(scheduler.leased())
+    placement = Placement(
+        scheduler.slots.nodes,
+        exclusive=spec.measurement.exclusive is Exclusive.NODE,
+        shares_budget=spending.is_shared,
+    )
+    dispatch = Dispatch(
+        call,
+        outcomes=outcomes,
+        node_pool=node_pool,
+        placement=placement,
+        missing_nodes=MissingNodes(call, placement, node_pool),
+        budgets=Budgets(call, spending),
+        cell_searches=cell_searches,
+    )
+    newest = [search.confirmation.newest or 0.0 for search in call.searches.values()]
+    return Loop(
+        call,
+        outcomes=outcomes,
+        node_pool=node_pool,
+        cell_searches=cell_searches,
+        dispatch=dispatch,
+        snapshots=Snapshots(call, outcomes, spending),
+        # Later than all stored dates, also those of a simulated clock.
+        began_unix_seconds=max(time.time(), *newest),
+    )
+
+
+def _take_up_what_was_left(call: Call) -> None:
+    """Write down what earlier calls could not, and then what they left under way."""
+    if call.spool is not None:
+        recovery = Recovery(
+            store=call.store,
+            sweep_id=call.sweep_id,
+            epoch=call.epoch,
+            plan=call.spec.measurement.plan,
+            code=call.code,
+            device_name=call.scheduler.slots.device_name,
+        )
+        if (found := recovery.take_up(call.spool)) > 0:
+            logger.warning(
+                "Written down: %d %s of an earlier call that ended while the database was away",
+                found,
+                "trial" if found == 1 else "trials",
+                extra={"action": "recovered"},
+            )
+    if lost := call.store.reap(call.sweep_id, call.epoch):
+        logger.warning(
+            "%d %s again",
+            len(lost),
+            "trial of a dead orchestrator waits"
+            if len(lost) == 1
+            else "trials of a dead orchestrator wait",
+            extra={"action": "reaped"},
+        )
+
+
+def _begin_session(call: Call, price: Price | None) -> Spending:
+    """Note that this call works, and what it may spend in addition to what was held before it."""
+    store, scheduler = call.store, call.scheduler
+    spending = Spending(
+        budget_of(call.spec, price),
+        max_wall_seconds=call.spec.search.max_wall_time,
+        # What was given back by now is included.
+        earlier_gpu_seconds=store.held(call.sweep_id).total.held,
+        leased=scheduler.leased,
+        clock=call.clock,
+    )
+    store.begin_session(
+        call.sweep_id,
+        call.epoch,
+        num_gpus=scheduler.slots.total,
+        price_per_gpu_hour=price.per_gpu_hour if price is not None else None,
+        leased=scheduler.leased(),
+    )
+    return spending
+
+
+def _open_cell(
+    call: Call, cell: Cell, shape: Shape, outcomes: Outcomes, cell_searches: CellSearches
+) -> None:
+    store = call.store
+    cell_id = store.ensure_cell(call.sweep_id, cell, epoch=call.epoch)
+    planned = cell_searches.plan(cell, cell_id)
+    search = CellSearch(
+        id=cell_id,
+        cell=cell,
+        shape=shape,
+        objective=call.spec.objective,
+        searcher=planned.searcher,
+        predicted_seconds=planned.predicted_seconds,
+        attempts=call.attempts.of_cell(cell_id),
+    )
+    call.searches[cell_id] = search
+    outcomes.take_up(search)
+    search.needs_own_nodes = bool(store.trials_that_met(cell_id, FailureKind.OOM_HOST))
+    search.suspects = store.trials_that_met(cell_id, FailureKind.NODE_LOST)
+    hung = [trial.id for trial in search.waiting if trial.failure_kind in HANG_KINDS]
+    search.hung_on = {i: frozenset(store.trial(i).attempts[-1].nodes or ()) for i in hung}

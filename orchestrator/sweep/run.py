@@ -1,0 +1,83 @@
+"""Runs a sweep: takes its lease, opens a scheduler, lets the loop work, and gives the lease back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from db.store import Store
+from orchestrator.cluster.contract import Scheduler, Slots
+from orchestrator.core.errors import StoreUnavailable
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.fingerprint import Fingerprint
+from orchestrator.sweep.call import Call
+from orchestrator.sweep.lease import acquire
+from orchestrator.sweep.opening import open_loop
+from orchestrator.sweep.progress import Snapshot, Stop, SweepResult
+from orchestrator.sweep.spool import FOLDER, Spool
+
+
+def run_sweep(
+    spec: SweepSpec,
+    *,
+    store: Store,
+    open_scheduler: Callable[[], Scheduler],
+    code: Fingerprint,
+    hardware: Callable[[Slots], Hardware | None],
+    clock: Callable[[], float],
+    stop: Callable[[], Stop] = lambda: Stop.GO_ON,
+    observe: Callable[[Snapshot], None] = lambda _: None,
+    takeover: bool = False,
+    among: Callable[[Cell], Collection[Layout] | None] = lambda _: None,
+    run_root: Callable[[str], Path] | None = None,
+) -> SweepResult:
+    """Work on a sweep until every cell is done, a budget is spent, or somebody asks to stop.
+
+    `among`: all that can be run in a cell. `run_root` gives the folder of a sweep's run folder on
+    this machine: ends of attempts wait there while the database does not answer (None: only in
+    memory). Raises SweepChanged, SweepHeld, ResourcesInsufficient, StoreUnavailable and
+    ClusterUnavailable. What was acknowledged by then is in the store, and what was measured is
+    there or in that folder, for the next call.
+    """
+    lease = acquire(spec, store, takeover=takeover)
+    result: SweepResult | None = None
+    is_reachable = True
+    scheduler: Scheduler | None = None
+    try:
+        # Start the scheduler only once the lease is ours.
+        scheduler = open_scheduler()
+        asked = spec.gpus_per_node
+        folder = run_root(lease.before.run_folder) / FOLDER if run_root is not None else None
+        call = Call(
+            spec=spec,
+            store=store,
+            lease=lease,
+            scheduler=scheduler,
+            spool=Spool(folder) if folder is not None else None,
+            code=code,
+            hardware=hardware,
+            clock=clock,
+            stop=stop,
+            observe=observe,
+            among=among,
+            gpus_per_node=asked if isinstance(asked, int) else scheduler.slots.per_node,
+            began=clock(),
+        )
+        try:
+            result = open_loop(call).run()
+            return result
+        finally:
+            scheduler.close()
+    except StoreUnavailable:
+        is_reachable = False  # nor would it hear of this; the lease ends by itself
+        raise
+    finally:
+        store.while_away(time.sleep)
+        # The scheduler is closed by now: this is all that it ever will have held.
+        leased = scheduler.leased() if scheduler is not None else None
+        if is_reachable:
+            lease.release(result, leased)

@@ -1,0 +1,201 @@
+"""Tells whoever watches how far a sweep is. It reads the parts of the loop and changes none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from orchestrator.core.trial.purpose import REASONS
+from orchestrator.sweep.call import Call
+from orchestrator.sweep.cell_search import CellSearch
+from orchestrator.sweep.outcomes import Outcomes, RecordedAttempt
+from orchestrator.sweep.progress import (
+    BUDGETS,
+    DECIDED,
+    Running,
+    SearchEnded,
+    Snapshot,
+    Stop,
+    StopReason,
+    SweepResult,
+    TimeLeft,
+    TrialEnded,
+    time_left,
+)
+from orchestrator.sweep.spending import Spending
+
+logger = logging.getLogger(__name__)
+
+SHOW_SECONDS = 0.1  # between two snapshots
+
+
+class Snapshots:
+    """The snapshots and the result of one call of `run_sweep`."""
+
+    def __init__(self, call: Call, outcomes: Outcomes, spending: Spending) -> None:
+        self._call, self._outcomes, self._spending = call, outcomes, spending
+        self._settings, self._attempts = call.spec.search, call.attempts
+        self._shown = 0.0  # monotonic
+        self._ended: list[TrialEnded] = []  # for the next snapshot
+        self._searched: list[SearchEnded] = []  # as well
+        self._told_as_searched: set[int] = set()  # cells
+
+    def show(self, requested: Stop, *, at_once: bool = False) -> None:
+        """Show a snapshot, unless the last one was shown just now."""
+        if not at_once and time.monotonic() - self._shown < SHOW_SECONDS:
+            return
+        self._shown = time.monotonic()
+        ended, self._ended = self._ended, []
+        searched, self._searched = self._searched, []
+        most_trials = {
+            search.id: self._most_trials(search) for search in self._call.searches.values()
+        }
+        self._call.observe(
+            Snapshot(
+                sweep=self._call.spec.name,
+                counts=self._outcomes.counts,
+                untried=self._untried,
+                num_launched=self._num_launched,
+                at_most=sum(most_trials.values()),
+                launched_now=self._attempts.num_recorded,
+                running=[
+                    Running(
+                        trial_id=one.trial_id,
+                        cell=one.cell,
+                        layout=one.layout,
+                        phase=one.phase,
+                        step=one.step,
+                        since=one.since,
+                    )
+                    for one in self._attempts.running
+                ],
+                best={
+                    one.cell: one.best
+                    for one in self._call.searches.values()
+                    if one.best is not None
+                },
+                gpu_seconds=self._spending.held_gpu_seconds,
+                seconds=self._call.seconds,
+                left=self._time_left(most_trials, requested),
+                ended=ended,
+                searched=searched,
+            )
+        )
+
+    def note_ended(self, recorded: Iterable[RecordedAttempt], *, num_launched: int) -> None:
+        """Log how attempts ended, and show it with the next snapshot."""
+        for one in recorded:
+            attempt = one.attempt
+            num = attempt.cell.num_gpus
+            repeated = f" again {REASONS[attempt.purpose]}" if attempt.is_repeat else ""
+            gpus = f"{num} {'GPU' if num == 1 else 'GPUs'}"
+            line = (
+                f"trial {attempt.trial_id}{repeated}, {gpus}, {attempt.layout.short}: {one.outcome}"
+            )
+            extra = {"action": "finished", "trial_id": attempt.trial_id, "attempt": attempt.number}
+            logger.info("%s", line, extra=extra)
+            self._ended.append(
+                TrialEnded(
+                    text=line,
+                    seconds=self._call.seconds,
+                    counts=one.counts,
+                    num_launched=num_launched,
+                    num_running=one.num_running,
+                )
+            )
+
+    def note_searched(self) -> None:
+        """Show with the next snapshot which searches have ended since."""
+        for search in self._call.searches.values():
+            if search.stopped is None:
+                self._told_as_searched.discard(search.id)  # it may have begun anew
+            elif search.id not in self._told_as_searched:
+                self._told_as_searched.add(search.id)
+                self._searched.append(
+                    SearchEnded(
+                        cell=search.cell,
+                        reason=search.stopped,
+                        untried=_untried_of(search),
+                        seconds=self._call.seconds,
+                    )
+                )
+
+    def result(self, *, interrupted: bool) -> SweepResult:
+        """Return how the call ended."""
+        searches, confirm = self._call.searches.values(), self._settings.confirm
+        return SweepResult(
+            sweep_id=self._call.sweep_id,
+            counts=self._outcomes.counts,
+            stopped={one.cell: one.stopped or StopReason.INTERRUPTED for one in searches},
+            interrupted=interrupted,
+            nothing_feasible=[one.cell for one in searches if one.has_nothing and not interrupted],
+            nothing_fits={
+                one.cell: one.nothing_fits for one in searches if one.nothing_fits is not None
+            },
+            tied={one.cell: one.confirmation.tied() for one in searches if one.best is not None},
+            untried=self._untried,
+            num_fingerprints=len(self._outcomes.fingerprints),
+            launched={one.cell: one.launched for one in searches},
+            unconfirmed=[
+                one.cell
+                for one in searches
+                if one.stopped in BUDGETS and one.confirmation.repeat_of_best(confirm) is not None
+            ],
+        )
+
+    @property
+    def _untried(self) -> int:
+        return sum(map(_untried_of, self._call.searches.values()))
+
+    @property
+    def _num_launched(self) -> int:
+        return sum(search.launched for search in self._call.searches.values())
+
+    def _most_trials(self, search: CellSearch) -> int:
+        """Return the most trials that a cell will have, those that were launched included."""
+        if search.stopped is not None:
+            return search.launched
+        waiting = sum(trial.num_attempts == 0 for trial in search.waiting)
+        possible = search.launched + waiting + _untried_of(search)
+        return min(possible, self._settings.max_trials or possible)
+
+    def _time_left(self, most_trials: Mapping[int, int], requested: Stop) -> TimeLeft | None:
+        """`most_trials`: of each cell."""
+        settings, confirm = self._settings, self._settings.confirm
+        new_of = {
+            one.id: most_trials[one.id] - one.launched + len(one.waiting)
+            for one in self._call.searches.values()
+        }
+        searching = [one for one in self._call.searches.values() if one.stopped is None]
+        anchors = 0
+        if settings.anchor_every and confirm.repeats:
+            anchors = sum(new_of[one.id] // settings.anchor_every + 1 for one in searching)
+        # Counted only once a search has ended: the runs of thousands of trials are not gone
+        # through for every snapshot.
+        confirming = [one for one in self._call.searches.values() if one.stopped in DECIDED]
+        to_confirm = sum(
+            one.confirmation.most_to_confirm(confirm)
+            for one in confirming
+            if one.life.may_be_confirmed
+        )
+        # Of a machine that does not drift.
+        most = confirm.contenders * confirm.repeats
+        repeats = anchors + most * len(searching) + to_confirm
+        goes_on, spending = requested is Stop.GO_ON, self._spending
+        return time_left(
+            seconds=self._call.seconds,
+            num_ended=self._attempts.num_recorded,
+            num_running=len(self._attempts.running),
+            most_to_come=sum(new_of.values()) + repeats if goes_on else 0,
+            may_end_early=bool(repeats)
+            or settings.plateau is not None
+            or settings.bound is not None,
+            wall_seconds_left=spending.wall_seconds_left,
+            gpu_seconds_left=spending.gpu_seconds_left,
+            gpu_seconds=spending.held_gpu_seconds - spending.earlier_gpu_seconds,
+        )
+
+
+def _untried_of(search: CellSearch) -> int:
+    return search.searcher.untried + (search.ahead is not None)
