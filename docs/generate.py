@@ -48,6 +48,7 @@ from orchestrator.core.sweepfile.workload_options import DRIFTS, FAULTS, WORKLOA
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import RankResult
+from orchestrator.sweep.cell_life import mermaid as cell_mermaid
 
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
@@ -171,6 +172,7 @@ def _part(name: str) -> str:
         ),
         "modules": module_tables,
         "states": lambda: f"```mermaid\n{mermaid()}\n```",
+        "cell-states": lambda: f"```mermaid\n{cell_mermaid()}\n```",
         "failures": failure_table,
         "models": model_table,
         "devices": device_table,
