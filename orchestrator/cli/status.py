@@ -217,10 +217,10 @@ def _without_drift(
 ) -> tuple[list[CellStatus], list[str]]:
     """The cells with the best that `sweep best` names, and how the machine has changed while each was measured, where it was seen to."""
     from orchestrator.core.trial.winner import CONSIDERED  # numpy
-    from orchestrator.sweep.confirmation import repeated_contest  # needs SQLAlchemy
+    from orchestrator.sweep.confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
     drifted = {
-        cell.cell.id for cell in cells if repeated_contest(store, cell.cell.id).change is not None
+        cell.cell.id for cell in cells if confirmation_of_repeats(store, cell.cell.id).change is not None
     }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, found = [], []

@@ -53,7 +53,7 @@ class Budgets:
         return self._spending.passed_by(expected, to_come=to_come)
 
     def may_recover(self, reason: StopReason) -> bool:
-        """Return whether what runs may hold less than it should, so that the budget is not passed."""
+        """Return whether what runs may still hold less than foreseen, and leave the budget."""
         return reason in SPENT and bool(self._call.attempts)
 
     def expected(

@@ -49,7 +49,7 @@ TRANSITIONS: Mapping[tuple[CellState, CellEvent], CellState] = MappingProxyType(
         (_S.CONFIRMING, _E.LAYOUTS_FREED): _S.SEARCHING,
         (_S.SETTLED, _E.LAYOUTS_FREED): _S.SEARCHING,
         (_S.SETTLED, _E.MEASURED_ANEW): _S.CONFIRMING,
-        **{(state, _E.RESULTS_WITHDRAWN): _S.SEARCHING for state in _S if state is not _S.SEARCHING},
+        **{(s, _E.RESULTS_WITHDRAWN): _S.SEARCHING for s in _S if s is not _S.SEARCHING},
     }
 )  # fmt: skip
 INITIAL = CellState.SEARCHING
@@ -62,7 +62,7 @@ class IllegalCellTransition(ValueError):
 
 
 def advance(state: CellState, event: CellEvent) -> CellState:
-    """Return the state that follows. Raises IllegalCellTransition for a pair that is not possible."""
+    """Return the state that follows. Raises IllegalCellTransition for an impossible pair."""
     if (state, event) in TRANSITIONS:
         return TRANSITIONS[state, event]
     if event in EVERYWHERE:
@@ -97,7 +97,7 @@ class CellLife:
 
 
 def mermaid() -> str:
-    """Draw the table as a Mermaid state diagram: the picture in docs/architecture.md is this text."""
+    """Draw the table as a Mermaid state diagram, which docs/architecture.md shows."""
     lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}"]
     lines += [
         f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()

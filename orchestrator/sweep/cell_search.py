@@ -1,4 +1,4 @@
-"""One cell of a running sweep: its search, its life, what waits to be started, and its best so far."""
+"""One cell of a running sweep: its search, its life, what waits, and its best so far."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ class CellSearch:
         self.ended.append(value)
 
     def correct_search(self) -> None:
-        """Tell the search what layouts take on the machine as it is now, if it was seen to change."""
+        """Tell the search step times on the machine as it is now, if that was seen to change."""
         if self.confirmation.change is not None:
             for trial_id, seconds in self.confirmation.seconds.items():
                 layout = self.confirmation.layout_of(trial_id)
@@ -396,7 +396,7 @@ class CellSearch:
 
 
 def _proving(known: Known | None, trial_id: int, num_proofs: Mapping[int, int] | None) -> Known:
-    """Return the known outcome of a trial with the number of attempts that prove it does not fit."""
+    """Return the known outcome with the number of attempts that prove the trial does not fit."""
     if isinstance(known, OutOfMemory) and num_proofs is not None:
         return replace(known, num_proofs=num_proofs.get(trial_id, 0))
     return known or SetAside()

@@ -1,6 +1,7 @@
-"""The measured layouts of one cell and all their runs: which is the best so far, and which to measure once more, and why.
+"""The measured layouts of one cell and all their runs: which is the best, what to repeat, and why.
 
-All of it under one fingerprint: runs with other software are not compared. The machine's drift is taken out where repeats show it (core/trial/drift.py).
+All runs have one fingerprint, since runs with other software are not compared. The machine's drift
+is taken out if repeats show it (core/trial/drift.py).
 """
 
 from __future__ import annotations
@@ -53,36 +54,32 @@ class Repeat:
 
 @dataclass(eq=False)
 class Confirmation:
-    """The measured trials of one cell. Filled from the store and by attempts that end, in the order of time."""
+    """The measured trials of one cell, filled from the store and by attempts, in order of time.
+
+    `repeating`: the trials of which a repeat is under way, from the ledger of attempts.
+    """
 
     repeating: Mapping[int, Purpose] = field(default_factory=dict)
     was_paused: bool = False  # the machine may be another since the last run
     _layouts: dict[int, Layout] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
     _failures: dict[int, Counter[FailureKind]] = field(default_factory=dict)  # of repeats
-    _given_up: set[int] = field(
-        default_factory=set
-    )  # trials whose repeat failed: what they have is all there will be
-    _leader: int | None = None  # the trial of the fastest layout, where that is known
-    _is_over: bool = (
-        False  # what runs now is other software than what was measured: no repeat can count
-    )
+    _given_up: set[int] = field(default_factory=set)  # trials whose repeats failed for good
+    _leader: int | None = None  # the trial of the fastest layout, if it is known
+    _is_over: bool = False  # the software has changed: no repeat can count
     _fitted: Drift | None = None  # since the last repeat; None: not worked out
     _judged: tuple[Confirm, Verdict] | None = None  # since anything happened; None: not judged
     _since_anchor: int = 0  # trials measured since the anchor was
     _num_anchored: int = 0
     _num_repeated: int = 0
-    # Trials that were not compared with physics yet.
-    _unchecked: set[int] = field(default_factory=set)
+    _unchecked: set[int] = field(default_factory=set)  # trials not compared with physics yet
     _is_compared: bool = False  # all trials with each other, as the machine is now
-    _alike: dict[Layout, list[int]] = field(
-        default_factory=dict
-    )  # trials that may contradict each other
+    _alike: dict[Layout, list[int]] = field(default_factory=dict)  # may contradict each other
     # Trials of contradictions, in the order in which they are repeated, and why.
     _wrong: list[tuple[int, str]] = field(default_factory=list)
 
     def note(self, trial_id: int, layout: Layout, run: Run) -> None:
-        """A run was measured."""
+        """Add a run that was measured."""
         self._layouts[trial_id] = layout
         self._judged, self._is_compared = None, False
         some = self._runs.setdefault(trial_id, [])
@@ -108,16 +105,16 @@ class Confirmation:
             self._num_anchored += 1
 
     def begin(self, trial_id: int) -> None:
-        """Note that a repeat of the trial, which is in `repeating` now, was started."""
+        """Note that a repeat of the trial was started. It is in `repeating` by now."""
         self._judged = None
         self._wrong = [one for one in self._wrong if one[0] != trial_id]
 
     def pause(self) -> None:
-        """Nothing ran for so long that the machine may be another."""
+        """Note that nothing ran for so long that the machine may be another."""
         self.was_paused = True
 
     def fail(self, trial_id: int, kind: FailureKind) -> TrialEvent:
-        """A repeat came to nothing. REQUEUED: it may be tried again, as often as a first attempt."""
+        """Note that a repeat failed. REQUEUED: it may be tried again, like a first attempt."""
         self._judged = None
         failures = self._failures.get(trial_id, Counter()) + Counter([kind])
         if kind is not FailureKind.CANCELLED:
@@ -128,11 +125,11 @@ class Confirmation:
         return event
 
     def end(self, trial_id: int) -> None:
-        """A repeat was measured with other software than its trial: no repeat can count any more."""
+        """Note a repeat with other software than its trial: no repeat can count any more."""
         self._is_over = True
 
     def was_repeated(self, trial_id: int) -> bool:
-        """Whether a repeat of the trial was begun, however it ended."""
+        """Return whether a repeat of the trial was begun, however it ended."""
         return (
             len(self._runs.get(trial_id, ())) > 1
             or trial_id in self.repeating
@@ -145,13 +142,13 @@ class Confirmation:
         return self._num_repeated
 
     def was_doubted(self, trial_id: int) -> bool:
-        """Say whether a repeat other than an anchor was begun: anchors tell of the machine, not of the first run."""
+        """Return whether a repeat other than an anchor was begun: anchors only test the machine."""
         others = any(run.purpose is not Purpose.ANCHOR for run in self._runs.get(trial_id, ())[1:])
         is_doubted_now = self.repeating.get(trial_id, Purpose.ANCHOR) is not Purpose.ANCHOR
         return others or is_doubted_now or trial_id in self._failures
 
     def best(self) -> tuple[Layout, float] | None:
-        """The fastest layout, and the seconds of a step that stand for it."""
+        """Return the fastest layout and its step time in seconds."""
         if not self._runs:
             return None
         if self._leader is None:
@@ -166,7 +163,7 @@ class Confirmation:
 
     @property
     def is_best_repeated(self) -> bool:
-        """True where a repeat of the fastest layout was begun, or none can count any more; False where nothing was measured."""
+        """True if a repeat of the fastest layout was begun, or none can count any more."""
         if not self._runs or self._is_over:
             return bool(self._runs)
         if self._leader is None:
@@ -177,14 +174,14 @@ class Confirmation:
         return self.seconds_of(trial_id), trial_id
 
     def seconds_of(self, trial_id: int) -> float:
-        """The seconds of a step that stand for a trial's runs; as the machine is now, where it was seen to change."""
+        """Return a trial's step time in seconds, as the machine is now if it was seen to change."""
         if self.change is None:
             return median_run(self._runs[trial_id]).step_seconds
         return self._corrected([trial_id])[trial_id]
 
     @property
     def seconds(self) -> dict[int, float]:
-        """The seconds of a step of every trial, as `seconds_of` gives them."""
+        """The step time of every trial, as `seconds_of` gives it."""
         return self._seconds(list(self._runs))
 
     def _seconds(self, trial_ids: Sequence[int]) -> dict[int, float]:
@@ -195,7 +192,7 @@ class Confirmation:
         return self._corrected(trial_ids)
 
     def _corrected(self, trial_ids: Sequence[int]) -> dict[int, float]:
-        """The mean of each trial's runs, each as it would be now."""
+        """Return the mean of each trial's runs, each as it would be now."""
         found = self._drift()
         assert found is not None, "a change is told by repeats"
         runs = [run for trial_id in trial_ids for run in self._runs[trial_id]]
@@ -208,29 +205,32 @@ class Confirmation:
 
     @property
     def change(self) -> SpeedChange | None:
-        """How the machine has changed meanwhile. None: by no more than noise, or no repeat tells."""
+        """How the machine has changed. None: by no more than noise, or no repeat tells."""
         found = self._drift()
         return None if found is None else found.change
 
     def _drift(self) -> Drift | None:
-        """The drift that the repeats tell. None: there are no repeats."""
+        """Return the drift that the repeats tell. None: there are no repeats."""
         if self._fitted is None and self._num_repeated:
             with one_blas_thread():
                 self._fitted = fit(self._runs)
         return self._fitted
 
     def layout_of(self, trial_id: int) -> Layout:
-        """The layout of a measured trial."""
+        """Return the layout of a measured trial."""
         return self._layouts[trial_id]
 
     def trial_of(self, layout: Layout) -> int | None:
-        """The measured trial of a layout."""
+        """Return the measured trial of a layout."""
         return next((trial_id for trial_id, mine in self._layouts.items() if mine == layout), None)
 
-    # -- what to measure once more -----------------------------------------------------------------------------------------------
+    # -- what to measure once more -----------------------------------------------------------------
 
     def next_check(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
-        """The trial to measure once more while the search goes on: an anchor that is due, else one that contradicts physics. None: nothing is due."""
+        """Return what to repeat while the search goes on; None: nothing.
+
+        That is an anchor that is due, else a trial that contradicts physics.
+        """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         gap = (
@@ -247,7 +247,10 @@ class Confirmation:
         return self._next_wrong()
 
     def next_repeat(self, confirm: Confirm, *, anchor_every: int) -> Repeat | None:
-        """The trial to measure once more after the search has ended. None: the cell is settled, or its repeats are spent or under way."""
+        """Return what to repeat after the search has ended.
+
+        None: the cell is settled, or its repeats are spent or under way.
+        """
         if self._is_over or not confirm.repeats or not self._runs:
             return None
         if (
@@ -266,7 +269,10 @@ class Confirmation:
         return wanted
 
     def repeat_of_best(self, confirm: Confirm) -> Repeat | None:
-        """The first repeat of the fastest layout, where a budget leaves no more than that; None: it was begun, or cannot count."""
+        """Return the first repeat of the fastest layout, all that a spent budget leaves.
+
+        None: it was begun, or cannot count.
+        """
         if not confirm.repeats or not self._runs or self.is_best_repeated:
             return None
         assert self._leader is not None, "something was measured"
@@ -277,7 +283,7 @@ class Confirmation:
         )
 
     def most_to_confirm(self, confirm: Confirm) -> int:
-        """The most repeats that it may still take to confirm the winner, as far as is known."""
+        """Return the most repeats that it may still take to confirm the winner."""
         verdict = self._judge(confirm) if self._runs and confirm.repeats else None
         if verdict is None:
             return 0
@@ -302,9 +308,10 @@ class Confirmation:
         return self._again(verdict.repeat, Purpose.CONFIRMATION, why)
 
     def _judge(self, confirm: Confirm) -> Verdict | None:
-        """The verdict since the last run ended; worked out once, asked for often."""
+        """Return the verdict on all runs so far. It is worked out once, and asked for often."""
         if self._judged is None or self._judged[0] != confirm:
-            # A repeat under way counts as one that confirms: what else is asked for should not depend on its result.
+            # A repeat under way counts as one that confirms: what else is asked for should not
+            # depend on its result.
             with one_blas_thread():
                 verdict = judge(
                     self._runs,
@@ -321,12 +328,16 @@ class Confirmation:
         anchor = self._anchor()
         if anchor is None or self.repeating:
             return None  # one at a time, and of its own
-        measured = f"after {self._since_anchor} measured {'trial' if self._since_anchor == 1 else 'trials'}"
+        num = self._since_anchor
+        measured = f"after {num} measured {'trial' if num == 1 else 'trials'}"
         why = "after a pause" if self.was_paused else measured
         return self._again(anchor, Purpose.ANCHOR, f"to see whether the machine has changed, {why}")
 
     def _anchor(self) -> int | None:
-        """The trial that is measured again and again: the first that was measured and can be. Where two could not, no third is tried."""
+        """Return the trial that is measured again and again: the first that can be.
+
+        If two could not be repeated, no third is tried.
+        """
         if len(self._given_up) > 1:
             return None
         able = (
@@ -337,12 +348,12 @@ class Confirmation:
         first = next(able, None)
         if first is None:
             return None
-        # Of trials that ended together the one with the smallest id: a later call reads them from the store in that order.
+        # Of trials that ended together, the smallest id: so a later call reads them from the store.
         at = self._runs[first][0].at
         return min((first, *takewhile(lambda trial_id: self._runs[trial_id][0].at == at, able)))
 
     def _next_wrong(self) -> Repeat | None:
-        """A trial of a pair that contradicts physics, each once."""
+        """Return a trial of a pair that contradicts physics; each is repeated once."""
         if self._unchecked:
             self._check()
         for trial_id, why in self._wrong:
@@ -357,7 +368,7 @@ class Confirmation:
         )
 
     def _check(self) -> None:
-        """Hold what is new against physics."""
+        """Compare what is new with physics."""
         unchecked, self._unchecked = self._unchecked, set()
         near = {
             other
@@ -392,20 +403,21 @@ class Confirmation:
 
     def _why_wrong(self, one: Contradiction) -> str:
         less, more = self._layouts[one.less].short, self._layouts[one.more].short
-        return f"trial {one.less} ({less}) does less work than trial {one.more} ({more}), and was {one.slower:.0%} slower: both once more"
+        does_less = f"trial {one.less} ({less}) does less work than trial {one.more} ({more})"
+        return f"{does_less}, and was {one.slower:.0%} slower: both once more"
 
     def _again(self, trial_id: int, purpose: Purpose, why: str) -> Repeat:
         return Repeat(trial_id=trial_id, layout=self._layouts[trial_id], purpose=purpose, why=why)
 
-    # -- the order so far -----------------------------------------------------------------------------------------------------------
+    # -- the order so far --------------------------------------------------------------------------
 
     def verdict(self) -> Verdict | None:
-        """The order at the top so far. None: nothing was measured."""
+        """Return the order at the top so far. None: nothing was measured."""
         with one_blas_thread():
             return judge(self._runs, contenders=1, repeats=0, drift=self._drift())
 
     def tied(self) -> Sequence[Layout]:
-        """The layouts that share the first place, fastest first: one alone is the winner."""
+        """Return the layouts that share the first place, fastest first; one alone is the winner."""
         verdict = self.verdict()
         return [] if verdict is None else [self._layouts[trial_id] for trial_id in verdict.tied]
 
@@ -428,9 +440,9 @@ def confirmation_of(
     repeating: Mapping[int, Purpose] | None = None,
     was_paused: bool = False,
 ) -> Confirmation:
-    """The confirmation of stored trials that were measured under the current fingerprint; `repeats` as the store gives them.
+    """Return the confirmation of stored trials that have the current fingerprint.
 
-    `under_way` is the confirmation that this one replaces: its repeats under way are kept.
+    `repeats`: as the store gives them; `repeating`: trials with a repeat under way.
     """
     confirmation = Confirmation(repeating=repeating if repeating is not None else {})
     measured = {
@@ -454,7 +466,7 @@ def confirmation_of(
                 confirmation.fail(trial_id, kind)
         if repeats[trial_id].num_apart:
             confirmation.end(trial_id)
-    # In the order of time, as they came in; what has no time comes first, and of what ended together, first runs.
+    # In the order of time. What has no time comes first; of what ended together, first runs do.
     for run, trial_id, _ in sorted(
         runs, key=lambda one: (-inf if one[0].at is None else one[0].at, one[2] > 0, one[1])
     ):
@@ -476,8 +488,8 @@ def _only_run(trial: TrialRow) -> Run:
     )
 
 
-def repeated_contest(store: Store, cell_id: int) -> Confirmation:
-    """The confirmation of all that was repeated in a cell: it tells how the machine has changed."""
+def confirmation_of_repeats(store: Store, cell_id: int) -> Confirmation:
+    """Return the confirmation of all that was repeated in a cell: it tells the machine's drift."""
     repeats = store.repeats(cell_id)
     return confirmation_of(store.trials_by_id(list(repeats)), repeats)
 
@@ -485,9 +497,10 @@ def repeated_contest(store: Store, cell_id: int) -> Confirmation:
 def leading_confirmation(
     store: Store, sweep_id: int, cell_id: int, leading: Sequence[TrialRow]
 ) -> tuple[Confirmation, list[TrialRow]]:
-    """The confirmation of a cell's fastest as the store has them, and all that was repeated; and these trials, the fastest first.
+    """Return the confirmation of a cell's fastest and repeated trials, and these, fastest first.
 
-    `leading` are the fastest by their stored numbers. Where the machine was seen to change, more of them are read: order tells less then.
+    `leading` are the fastest by their stored numbers. If the machine was seen to change, more of
+    them are read, since their order tells less then.
     """
     repeats = store.repeats(cell_id)
     found = {trial.id: trial for trial in leading[:CONSIDERED]}

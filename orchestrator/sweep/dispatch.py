@@ -151,7 +151,7 @@ class Dispatch:
         return False
 
     def _may_retry(self, search: CellSearch) -> bool:
-        """Return whether what waits is started after the search. A budget leaves it to later calls."""
+        """Return whether what waits may start after the search. A spent budget keeps it waiting."""
         return bool(search.waiting) and search.stopped in DECIDED
 
     def _next_repeat(self, search: CellSearch) -> Repeat | None:
@@ -343,7 +343,7 @@ class Dispatch:
         proposal: Proposal | None = None,
         alone: bool = False,
     ) -> None:
-        """Put an attempt into the ledger and take its nodes. It starts with the others of this turn."""
+        """Put an attempt into the ledger and take its nodes; `_launch` starts it."""
         attempt = self._attempts.decide(
             cell_id=search.id,
             cell=search.cell,

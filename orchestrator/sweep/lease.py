@@ -1,4 +1,4 @@
-"""The lease on a sweep: it is acquired before anything starts, renewed while it works, and released."""
+"""The lease on a sweep: acquired before anything starts, renewed meanwhile, and released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits for nodes that are gone, on behalf of cells whose gangs the nodes that are left cannot hold."""
+"""Waits for nodes that are gone, if those that are left cannot hold the gangs of a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a sweep: takes up what earlier calls left, opens its cells, and returns a loop that is ready.
+"""Opens a sweep: takes up what earlier calls left, opens its cells, and returns a loop.
 
 Whatever was killed, the same call goes on: finished trials are told to the search from the store,
 and attempts of a dead orchestrator are given back first.
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_loop(call: Call) -> Loop:
-    """Write down what was left, and open the session and the cells. Raises ResourcesInsufficient."""
+    """Write down what was left; open the session and cells. Raises ResourcesInsufficient."""
     spec, store, scheduler = call.spec, call.store, call.scheduler
     _take_up_what_was_left(call)
     prober = scheduler if spec.measurement.preflight and isinstance(scheduler, Prober) else None

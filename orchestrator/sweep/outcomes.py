@@ -166,7 +166,7 @@ class Outcomes:
         return recorded
 
     def _store_ends(self, endings: list[_Ending]) -> tuple[dict[int, TrialEvent], list[Recorded]]:
-        """Have the store record them all. What it refuses becomes a bad result, in `endings` too."""
+        """Record them all. What the store refuses becomes a bad result, in `endings` too."""
         failed = [ending for ending in endings if isinstance(ending.outcome, Failure)]
         events = self._events_of(failed)
         try:
@@ -194,7 +194,7 @@ class Outcomes:
         return trials
 
     def _num_proofs(self, search: CellSearch, trials: Sequence[TrialRow]) -> Mapping[int, int]:
-        """Count the attempts that prove that a trial does not fit, by trial that ran out of memory."""
+        """Count, by trial that ran out of memory, the attempts that prove it."""
         if not any(trial.state is TrialState.OUT_OF_MEMORY for trial in trials):
             return {}
         on_cpu = self._slots.device is Device.CPU

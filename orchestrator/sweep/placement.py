@@ -29,7 +29,7 @@ class Placement:
     ) -> None:
         """`exclusive`: every gang gets its nodes for itself.
 
-        `shares_budget`: cells go in the order of sharing.py; else what fills the cluster goes first.
+        `shares_budget`: cells go in the order of sharing.py, else what fills the cluster first.
         """
         self._free_slots = FreeSlots(slots_of)
         self._exclusive, self._shares_budget = exclusive, shares_budget
@@ -113,5 +113,5 @@ class Placement:
         self._free_slots.give_back(attempt.id)
 
     def _is_exclusive(self, search: CellSearch) -> bool:
-        """Return whether gangs of the cell share no node: as asked, or since a node ran out of memory."""
+        """Return whether gangs of the cell share no node."""
         return self._exclusive or search.needs_own_nodes

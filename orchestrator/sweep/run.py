@@ -1,4 +1,4 @@
-"""Runs a sweep: takes its lease, opens a scheduler, lets the loop work, and gives the lease back."""
+"""Runs a sweep: takes its lease, opens a scheduler, lets the loop work, releases the lease."""
 
 from __future__ import annotations
 
