@@ -112,7 +112,7 @@ class Planning:
 def planning(spec: SweepSpec, store: Store | None) -> Planning:
     """Find out what is known of a sweep's device and relatives."""
     from orchestrator.node.gpu_monitor import device_name
-    from orchestrator.sweep.prior_knowledge import learned
+    from orchestrator.sweep.prior_knowledge import read_prior_knowledge
 
     hardware = planned_hardware(spec)
     has_gpus = spec.device != "cpu" and (hardware is not None or device_name() is not None)
@@ -124,7 +124,7 @@ def planning(spec: SweepSpec, store: Store | None) -> Planning:
         if has_gpus
         else os.cpu_count() or 1
     )
-    known = learned(store, spec, hardware, device_name=name, gpus_per_node=per_node)
+    known = read_prior_knowledge(store, spec, hardware, device_name=name, gpus_per_node=per_node)
     return Planning(
         spec=spec,
         hardware=hardware,

@@ -12,7 +12,7 @@ from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.search.searcher import Searcher
 from orchestrator.sweep.call import Call
 from orchestrator.sweep.cell_search import PlannedSearch
-from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned
+from orchestrator.sweep.prior_knowledge import PriorKnowledge, read_prior_knowledge
 
 
 class CellSearches:
@@ -70,7 +70,7 @@ class CellSearches:
 
     def _learn(self, begin: Mapping[str, Calibration] | None = None) -> PriorKnowledge:
         slots = self._call.scheduler.slots
-        return learned(
+        return read_prior_knowledge(
             self._call.store,
             self._spec,
             self._hardware,

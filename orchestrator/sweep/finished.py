@@ -1,6 +1,7 @@
-"""Whether an earlier call of this program has finished a sweep under this very file, told from the store alone.
+"""Tells from the store alone whether an earlier call has finished a sweep under this very file.
 
-Such a sweep needs no cluster: enumerating its cells again would find every layout known, or its budget spent.
+Such a sweep needs no cluster: to enumerate its cells again would find every layout known, or its
+budget spent.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def finished_before(
     program_version: str,
     this_host: str | None,
 ) -> SweepResult | None:
-    """How the sweep ended then; None where anything may be left to do, or cannot be known without asking the cluster.
+    """Return how the sweep ended then; None if anything may be left, or only the cluster knows.
 
-    `this_host` is where a local Ray would run, None for a cluster. Where the file leaves device or node size to the cluster, only a sweep
-    that was measured on this host is known to mean the same layouts again. `code` tells what would be measured now.
+    `this_host` is where a local Ray would run, None for a cluster. If the file leaves device or
+    node size to the cluster, only a sweep that was measured on this host is known to mean the same
+    layouts again. `code` tells what would be measured now.
     """
     row = next((sweep for sweep in store.sweeps() if sweep.name == spec.name), None)
     if (
@@ -133,7 +135,7 @@ def _num_launched(cell: CellStatus) -> int:
 def _fingerprint_of(
     store: Store, trial: TrialRow, this_host: str | None, *, any_node: bool
 ) -> Fingerprint | None:
-    """What a trial was measured with; None where it ran elsewhere and the file would be read otherwise there."""
+    """Return what a trial was measured with; None if the file may mean something else here."""
     attempt = next(
         (a for a in reversed(store.trial(trial.id).attempts) if a.measurement is not None), None
     )

@@ -1,6 +1,7 @@
-"""The peaks that the MFUs of one sweep rest on, where no data sheet tells: one per host, precision and device, the largest that a trial measured.
+"""The peaks that the MFUs of one sweep rest on, if no data sheet tells them.
 
-What is known is what the store holds, so a sweep that goes on after a kill goes on with the same peaks.
+There is one per host, precision and device: the largest that a trial measured. They are in the
+store, so a sweep that goes on after a kill goes on with the same peaks.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _Key = tuple[Precision, str, str | None]
 
 
 class MeasuredPeaks:
-    """Knows nothing of a device whose peak is in the makers' table: nobody measures there."""
+    """Measured peaks. Nobody measures a device whose peak is in the makers' table."""
 
     def __init__(self, stored: Iterable[PeakRow], *, device_name: str | None) -> None:
-        """Start from what a store has; `device_name` is the cluster's, for ranks that do not name theirs."""
+        """`stored`: what a store has. `device_name`: for ranks that do not name theirs."""
         self._known: dict[_Key, KnownPeak] = {}
         self._device_name = device_name
         for row in stored:
             self.learn(row)
 
     def of(self, precision: Precision) -> tuple[KnownPeak, ...]:
-        """What a trial of this precision is told."""
+        """Return what a trial of this precision is told."""
         return tuple(
             peak
             for (known_precision, _, _), peak in self._known.items()
@@ -41,7 +42,10 @@ class MeasuredPeaks:
         )
 
     def learn(self, row: PeakRow) -> None:
-        """Take up what an attempt's MFU rested on. Over several nodes that was the slowest's, and stands for each of them until more is known."""
+        """Take up what an attempt's MFU rested on.
+
+        Over several nodes that was the slowest one's; it counts for each until more is known.
+        """
         if not row.source.startswith(MEASURED_PEAK):
             return
         for node in row.nodes:
@@ -82,9 +86,10 @@ class MeasuredPeaks:
         layout: Layout,
         plan: MeasurementPlan,
     ) -> Measurement:
-        """`core.measurement.measure`, on the peaks that are known: trials that began together each measured one of their own.
+        """Call `core.measurement.measure` on the known peaks.
 
-        Where a trial was faster than a known peak allows, its own is taken; raises ImplausibleMeasurement where that allows it no more.
+        Trials that began together each measured one of their own. If a trial was faster than a
+        known peak allows, its own is taken. Raises ImplausibleMeasurement if that is too low, too.
         """
         own = [
             outcome.result

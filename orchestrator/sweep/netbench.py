@@ -1,4 +1,4 @@
-"""Measures how fast collectives are on a machine or cluster: gang after gang of the spans that layouts use, each written down as it ends.
+"""Measures how fast collectives are, gang after gang of the spans that layouts use.
 
 It places gangs through the scheduler as a sweep does, and knows nothing of Ray.
 """
@@ -42,7 +42,7 @@ LIMITS = PhaseLimits(
 
 @dataclass(frozen=True, kw_only=True)
 class SpanResult:
-    """What one gang measured, or what it died of."""
+    """What one gang measured, or how it failed."""
 
     span: Span
     nodes: tuple[str, ...]
@@ -51,7 +51,7 @@ class SpanResult:
 
 
 def sizes(largest_bytes: int) -> list[int]:
-    """From 1 KiB on, each four times the one before."""
+    """Return sizes from 1 KiB on, each four times the one before."""
     found = [SMALLEST_BYTES]
     while found[-1] * 4 <= largest_bytes:
         found.append(found[-1] * 4)
@@ -59,7 +59,10 @@ def sizes(largest_bytes: int) -> list[int]:
 
 
 def shapes(slots_of: Mapping[str, int]) -> list[Shape]:
-    """The gangs that show inside and between: on one node 2, 4, ... of its slots; over 2, 4, ... nodes one rank each, and all of their slots."""
+    """Return the gangs that show the links inside nodes and between them.
+
+    On one node: 2, 4, ... of its slots. Over 2, 4, ... nodes: one rank each, and all slots.
+    """
     most, least, num_nodes = (
         max(slots_of.values(), default=0),
         min(slots_of.values(), default=0),
@@ -92,9 +95,10 @@ def measure_links(
     collectives: Sequence[Collective] = tuple(Collective),
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[SpanResult]:
-    """Measure span after span, one at a time: two at once would share links. What is measured is in the store when it is given.
+    """Measure span after span, one at a time, since two at once would share links.
 
-    The spans are those of the nodes that are there at first; one for which too few of them are left, and come back, has failed.
+    Each is in the store when it is yielded. The spans are those of the nodes that are there at
+    first; one fails if too few of them are left and come back.
     """
     slots = scheduler.slots
     options = {
@@ -122,7 +126,7 @@ def measure_links(
 def _nodes_for(
     scheduler: Scheduler, shape: Shape, lost: Collection[str], patience_seconds: float
 ) -> tuple[str, ...]:
-    """Nodes for a gang, those last of which one was lost; fewer where they do not come back in time: one in doubt is not among those that are there."""
+    """Return nodes for a gang, last those that lost one; fewer if they do not come back in time."""
     until = time.monotonic() + patience_seconds
     while True:
         roomy = [
@@ -154,7 +158,7 @@ def _span_of(shape: Shape) -> Span:
 def _request(
     run_token: str, number: int, shape: Shape, device: Device, options: Mapping[str, object]
 ) -> TrialRequest:
-    """A trial of no layout: the ranks' number is all that counts."""
+    """Return a trial of no layout: only the number of ranks counts."""
     return TrialRequest(
         sweep=f"netbench-{run_token}",
         trial_id=number,

@@ -1,4 +1,4 @@
-"""Which nodes a running sweep uses: those that are fit when they are looked at, and are not benched for being slow or failing.
+"""Decides which nodes a running sweep uses: fit ones that are not benched as slow or failing.
 
 It decides nothing about trials, but says of which cells some have to be measured again.
 """
@@ -23,16 +23,18 @@ from orchestrator.sweep.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
-FAULTS, FAULTS_SECONDS = (
-    2,
-    1800.0,
-)  # trials that fail by a node's fault within so long: then it is not bad luck
-PATIENCE_SECONDS = 20.0  # at the start of a call with nodes that have not answered, once others that hold a gang have
+# So many trials that fail by a node's fault within so many seconds are no accident.
+FAULTS, FAULTS_SECONDS = 2, 1800.0
+# A call begins after so long without nodes that have not answered, if others hold a gang.
+PATIENCE_SECONDS = 20.0
 MORE_RUNS = 0.02  # by so much the measurements have to have grown for nodes to be scored anew
-RUNS_PER_NODE = 1.0  # or by so many for each node, where that is more: to score thousands of nodes takes most of a second
-REFRESH_SECONDS = 5.0  # how often the store is asked whether a person has benched a node: by this machine's clock, whatever clock the sweep goes by
+# Or by so many for each node, if that is more: to score thousands of nodes takes most of a second.
+RUNS_PER_NODE = 1.0
+# How often the store is asked whether a person has benched a node, by this machine's clock.
+REFRESH_SECONDS = 5.0
 
-# Failures whose node is to blame, also in a gang of several: where ranks wait for each other, others name one that only waited.
+# Failures whose node is at fault, also in a gang of several. Ranks wait for each other, so other
+# kinds may name a node that only waited.
 OF_ITS_NODE = frozenset(
     {
         FailureKind.DEVICE_ERROR,
@@ -48,7 +50,11 @@ OF_THE_GANG = frozenset({FailureKind.NCCL}) | HANG_KINDS  # counted where the ga
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Hang:
-    """A gang on one node hung. That counts against the node once the same trial did not hang on another: else it is what its layout does."""
+    """A gang on one node hung.
+
+    That counts against the node once the same trial did not hang on another node. Else the layout
+    hangs.
+    """
 
     node: str
     failure: Failure
@@ -57,7 +63,7 @@ class _Hang:
 
 
 class NodePool:
-    """Decides which nodes one call of `run_sweep` may use. Without a prober nodes are taken as fit."""
+    """Decides which nodes one call of `run_sweep` may use. Without a prober all nodes are fit."""
 
     def __init__(
         self,
@@ -73,28 +79,29 @@ class NodePool:
         self._opened = clock()
         self._nodes: dict[str, int] = {}  # with their slots, as last asked about
         self._usable: dict[str, int] = {}  # of them
-        # The mapping that they were last asked about by: nobody changes one, and to compare thousands of nodes takes time.
+        # The mapping that they were last asked about by: to compare thousands of nodes takes time.
         self._given: Mapping[str, int] | None = None
         self._shapes: set[Shape] = set()  # of the gangs that have to find room
         self._benched: dict[str, BenchRow] = {}
         self._asked_at = time.monotonic()
         self._hangs: dict[int, _Hang] = {}  # by trial: its last attempt's, if it hung
-        self._faults: dict[
-            str, list[tuple[float, int]]
-        ] = {}  # node -> when it was known, and which trial
+        # By node: when each fault was known, and of which trial.
+        self._faults: dict[str, list[tuple[float, int]]] = {}
         self._num_measured, self._num_scored = 0, 0
-        self._left: set[int] = (
-            set()
-        )  # trials that were under way when others were told to wait again
-        self._spared: set[str] = set()  # told to be sick, and needed all the same
+        # Trials that were under way when others were told to wait again.
+        self._left: set[int] = set()
+        self._spared: set[str] = set()  # sick, and needed all the same
 
     @property
     def is_looking(self) -> bool:
-        """Whether any node has still to say how it is."""
+        """True while a node has still to say how it is."""
         return self._preflight.is_looking
 
     def usable(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """Return those of these nodes, with their slots, that may be used by now. Begin to look at those that are new; they are used once they answer."""
+        """Return those of these nodes, with their slots, that may be used by now.
+
+        New ones are looked at; they are used once they have answered.
+        """
         if not self._benched and not self._preflight.looks:
             if nodes is not self._given and nodes != self._nodes:
                 self._nodes = self._usable = dict(nodes)
@@ -109,9 +116,10 @@ class NodePool:
         return self._usable
 
     def may_begin(self, shapes: Iterable[Shape], nodes: Mapping[str, int]) -> bool:
-        """Whether enough nodes have said how they are to begin with these gangs: all, or after a while those that hold one.
+        """Return whether enough nodes have said how they are to begin with these gangs.
 
-        Raises ClusterUnavailable where all have, and what may be used of them holds none, though all of them together would.
+        That is all of them, or after a while those that hold one gang. Raises ClusterUnavailable if
+        all have answered and the fit ones hold no gang, though all of them together would.
         """
         self._shapes = set(shapes)
         free_slots = FreeSlots(self.usable(nodes))
@@ -126,12 +134,17 @@ class NodePool:
             for node, row in sorted(self._benched.items())
         ]
         raise ClusterUnavailable(
-            f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor --cluster` shows all of it), or use them as they"
-            " are with measurement.preflight=false; the same command goes on"
+            f"no node that is left can be used: {'; '.join(why)}. Mend them (`sweep doctor"
+            " --cluster`"
+            " shows all of it), or use them as they are with measurement.preflight=false; the same"
+            " command goes on"
         )
 
     def refresh(self, in_flight: Collection[int] = (), *, now: bool = False) -> set[int]:
-        """Ask the store, from time to time or now, what a person has benched. Returns the cells of which trials wait again for it."""
+        """Ask the store, from time to time or now, which nodes a person has benched.
+
+        Return the cells of which trials wait again because of it.
+        """
         if not now and time.monotonic() - self._asked_at < REFRESH_SECONDS:
             return set()
         self._asked_at = time.monotonic()
@@ -144,7 +157,10 @@ class NodePool:
     def ended(
         self, trial_id: int, event: Finished, in_flight: Collection[int], *, began: float
     ) -> set[int]:
-        """An attempt is over, that began then. Returns the cells of which trials wait again, since a node that they were measured on is sick."""
+        """Note that an attempt is over. `began`: when it did.
+
+        Return the cells of which trials wait again, since a node that measured them is sick.
+        """
         is_due = trial_id in self._left
         self._left.discard(trial_id)
         self._judge_hang(trial_id, event, began=began)
@@ -174,10 +190,13 @@ class NodePool:
             self._sweep_id, self._epoch, self._bad, except_trials=in_flight
         )
 
-    # -- sick, by what happens on it -----------------------------------------------------------------------------------------
+    # -- sick, by what happens on it -------------------------------------------------------------
 
     def _judge_hang(self, trial_id: int, event: Finished, *, began: float) -> None:
-        """Remember a hang, and judge the one before it: a trial that then ended by itself elsewhere has shown that its node was to blame."""
+        """Remember a hang, and judge the one before it.
+
+        A trial that hung and then ended by itself elsewhere has shown that its node is at fault.
+        """
         before = self._hangs.pop(trial_id, None)
         failure, nodes = event.failure, {report.node for report in event.reports}
         if failure is not None and failure.kind in HANG_KINDS:
@@ -219,7 +238,7 @@ class NodePool:
             )
 
     def _bench_the_slow(self) -> bool:
-        """Score the nodes, when enough was measured since; whether one more is benched now."""
+        """Score the nodes if enough was measured since. Return whether one more is benched now."""
         enough = max(1.0, MORE_RUNS * self._num_scored, RUNS_PER_NODE * len(self._nodes))
         if len(self._nodes) < 2 or self._num_measured - self._num_scored < enough:
             return False
@@ -274,7 +293,7 @@ class NodePool:
         return True
 
     def _can_spare(self, node: str) -> bool:
-        """Whether every gang that has room now has room without this node."""
+        """Return whether every gang that the usable nodes hold fits without this node."""
         usable = {name: slots for name, slots in self._usable.items() if name not in self._benched}
         with_it, without = (
             FreeSlots(usable),

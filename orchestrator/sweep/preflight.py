@@ -1,4 +1,4 @@
-"""Which nodes are fit, as they say when they are looked at: newcomers while trials run elsewhere, and the unfit again after a while.
+"""Looks at nodes: newcomers while trials run elsewhere, and unfit ones again after a while.
 
 It waits for no node, and knows of none how trials fare on it.
 """
@@ -17,10 +17,11 @@ from orchestrator.node.probe import versions_here
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 600.0  # after which an unfit node is looked at again: another job may have had its GPUs, or somebody has mended it
-TOGETHER_SECONDS = (
-    5.0  # that an answer waits at most for others: to judge a thousand nodes takes most of a second
-)
+# An unfit node is looked at again after so long: another job may have had its GPUs, or somebody has
+# mended it.
+AGAIN_SECONDS = 600.0
+# An answer waits so long for others: to judge a thousand nodes takes most of a second.
+TOGETHER_SECONDS = 5.0
 
 
 class Preflight:
@@ -53,7 +54,7 @@ class Preflight:
 
     @property
     def looks(self) -> bool:
-        """Whether nodes are looked at at all."""
+        """True if nodes are looked at at all."""
         return self._prober is not None
 
     @property
@@ -63,11 +64,14 @@ class Preflight:
 
     @property
     def is_looking(self) -> bool:
-        """Whether any node has still to answer."""
+        """True while a node has still to answer."""
         return bool(self._awaited)
 
     def fit(self, nodes: Collection[str]) -> Collection[str]:
-        """Those of these nodes that have said that they are well. Looks begin at those that are new or back again, and unfit for long."""
+        """Return those of these nodes that are fit.
+
+        Nodes that are new or back again are looked at, and so are those that were unfit for long.
+        """
         if self._prober is None:
             return nodes
         now = self._clock()
@@ -99,7 +103,7 @@ class Preflight:
             self._unheard.pop(node, None)
 
     def _hear(self, now: float) -> None:
-        """Take in what nodes have answered. Whoever has to wait for the others is not kept waiting for long."""
+        """Take in what nodes have answered. An answer waits for the others only for a while."""
         assert self._prober is not None
         said = self._prober.looks()
         self._awaited -= said.keys()
@@ -115,7 +119,7 @@ class Preflight:
             self._judge(said)
 
     def _judge(self, asked: Collection[str]) -> None:
-        """Judge all nodes anew, since each is held against the others, and write down of whom something is new."""
+        """Judge all nodes anew, since each is compared with the others. Write down what is new."""
         checks = judge_nodes(list(self._facts.values()), own=self._own_versions)
         checks |= {
             node: (Check(name="answers", status=Status.FAIL, found=text),)

@@ -1,7 +1,8 @@
-"""What a store teaches about a sweep that is to be planned or begun: constants fitted to what its relatives measured, nearest first.
+"""What a store teaches about a sweep: constants fitted to what its relatives measured.
 
-Relatives are trials of any sweep on the same device, with the same workload and the options of it that change its physics. Of them,
-those taken with the newest software count in full, and older ones as the prior of these. A cell's own trials come last.
+Relatives are trials of any sweep on the same device, with the same workload and the options of it
+that change its physics, nearest first. Trials with the newest software count in full, older ones as
+the prior of these. A cell's own trials come last.
 """
 
 from __future__ import annotations
@@ -21,41 +22,22 @@ from orchestrator.core.physics.fit_quality import agreement
 from orchestrator.core.physics.links import Network, network_of
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.hardware import (
-    DEVICES,
-    GIB,
-    UNLIMITED_BYTES,
-    Hardware,
-    from_driver_name,
-)
-from orchestrator.core.problem.layout import Precision
+from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware, from_driver_name
 from orchestrator.core.search.planner import trainer_of
 from orchestrator.core.search.trial_cost import TrialCost
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.protocol import MEASURED_PEAK
+from orchestrator.sweep.trial_devices import data_sheet, devices_of, is_wanted, may_be_wanted
 
-# Options that neither time nor memory of a layout depend on, or only the limit that memory is held against.
+# Options that change neither time nor memory of a layout, or only the limit of memory.
 UNPHYSICAL = frozenset({
-    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes", "noise", "sleep", "faults", "env_from", "pass_env", "one_rank_per_node",
+    "learning_rate", "token_file", "token_dtype", "memory_limit_bytes", "device_memory_bytes",
+    "noise", "sleep", "faults", "env_from", "pass_env", "one_rank_per_node",
     "table_id",  # runs that others measured on such a device are relatives
 })  # fmt: skip
-PRETENDED = frozenset({"synthetic", "replay"})  # workloads whose trials nothing is computed in
-SIMULATED = "synthetic "  # how workload synthetic begins the name of a device
-TABLE_PEAK = "table: "  # how a peak's source begins that is a data sheet's
-
+PRETENDED = frozenset({"synthetic", "replay"})  # workloads that compute nothing
 WAITED_SHARE = 0.5  # of its timed steps, that phase steady has to have lasted
-ENOUGH_ROWS, FAR_OFF = (
-    3,
-    2.0,
-)  # rows of a cell, and standard deviations of their median error, that show that a fit has missed it
-
-# Bytes per FLOP of a device that no data sheet is known of, for a first guess that trials correct: a core with its share of a server's
-# memory (10 GB/s for 100 GFLOP/s) and of its loopback, and a GPU as those of the table have (2 TB/s and 300 GB/s for 300 TFLOP/s).
-CPU_FLOPS = 1e13  # fewer, and it is no GPU
-CPU_BYTES_PER_FLOP, GPU_BYTES_PER_FLOP = (
-    (0.1, 0.02, 0.01),
-    (0.007, 0.001, 0.0001),
-)  # memory, inside a node, between nodes
+# Rows of a cell, and standard deviations of their median error, that show that a fit missed it.
+ENOUGH_ROWS, FAR_OFF = 3, 2.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +51,7 @@ class Taught:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PriorKnowledge:
-    """The device that a sweep is predicted for, and its relatives' trials. Fits are made when they are asked for, each once."""
+    """The device of a sweep, and its relatives' trials. Each fit is made once."""
 
     spec: SweepSpec
     hardware: Hardware | None  # None: no data sheet has the device, and nothing was measured on it
@@ -77,14 +59,13 @@ class PriorKnowledge:
     links: Sequence[LinkRow] = ()  # of the newest `sweep netbench` on such devices
     # Relatives' trials that teach nothing, since the speed of their device is not known.
     num_unplaced: int = 0
-    begin: Mapping[str, Calibration] = field(
-        default_factory=dict
-    )  # `fits` of what was learned before, to begin from
+    # `fits` of earlier knowledge, to begin from.
+    begin: Mapping[str, Calibration] = field(default_factory=dict)
     _fits: dict[tuple[str, Cell | None], Calibration] = field(default_factory=dict)
 
     @property
     def fits(self) -> Mapping[str, Calibration]:
-        """Those of all relatives, by which of them; where none was made, what it would have begun from."""
+        """The fits of all relatives, by which of them; else what they would have begun from."""
         return {
             **self.begin,
             **{which: found for (which, without), found in self._fits.items() if without is None},
@@ -92,7 +73,7 @@ class PriorKnowledge:
 
     @cached_property
     def network(self) -> Network | None:
-        """What the links say of the constants of step times; None: they were not measured."""
+        """What the links tell of the constants of step times; None: they were not measured."""
         return (
             network_of([row.sample for row in self.links], self.hardware)
             if self.hardware is not None
@@ -109,7 +90,7 @@ class PriorKnowledge:
 
     @cached_property
     def launch_seconds(self) -> float | None:
-        """Seconds that a trial holds its GPUs for beyond the steps after its first, in the mean, since sums are asked for; None where nobody measured it."""
+        """Mean seconds that a trial holds its GPUs beyond its steps after the first."""
         found = [
             taught.row.held_seconds - taught.row.steady_seconds
             for taught in self.rows
@@ -121,20 +102,21 @@ class PriorKnowledge:
 
     @cached_property
     def timed_steps(self) -> float | None:
-        """Timed steps of a trial: the median; None where nobody measured any."""
+        """Timed steps of a trial: the median; None: nobody measured any."""
         found = [taught.row.num_steps for taught in self.rows if taught.row.num_steps is not None]
         return float(median(found)) if found else None
 
     def trial_cost(self) -> TrialCost:
-        """What a trial of the sweep holds its GPUs for beside its steps, and how many they are: a plan and a search rest on the same."""
+        """Return what a trial holds in addition to its steps, and how many steps it has."""
         return TrialCost.of(
             self.spec.measurement, launch_seconds=self.launch_seconds, timed_steps=self.timed_steps
         )
 
     def calibration(self, cell: Cell | None = None, *, with_own: bool = True) -> Calibration:
-        """The constants for a cell, or of all relatives together. Of nothing measured, the prior.
+        """Return the constants for a cell, or of all relatives together; without any, the prior.
 
-        The trials of the cell in this very sweep are counted only `with_own`: a search that is told them would count them twice.
+        The trials of the cell in this very sweep are counted only `with_own`: a search that is told
+        them would count them twice.
         """
         own = self._own.get(cell, []) if cell is not None else []
         mine = set(map(id, own))
@@ -175,7 +157,7 @@ class PriorKnowledge:
         return self._fits[key]
 
 
-def learned(
+def read_prior_knowledge(
     store: Store | None,
     spec: SweepSpec,
     hardware: Hardware | None,
@@ -185,10 +167,11 @@ def learned(
     nodes: Collection[str] | None = None,
     begin: Mapping[str, Calibration] | None = None,
 ) -> PriorKnowledge:
-    """What the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
+    """Return what the store has of a sweep's relatives. `begin`: the `fits` of what it had before.
 
-    `hardware` is the device by its data sheet; where there is none, `device_name` is how its driver calls it, None for processor cores.
-    `gpus_per_node` stands in for trials whose nodes are not known. Links count that were measured on one of these `nodes`; None: on any.
+    `hardware` is the device by its data sheet. Without one, `device_name` is how its driver calls
+    it; None: processor cores. `gpus_per_node` replaces that of trials whose nodes are unknown.
+    `nodes`: links count that were measured on one of these; None: on any.
     """
     varying = set(spec.axes.options)
     wanted = _without(_physics(spec.workload.options.conditions()), varying)
@@ -197,7 +180,7 @@ def learned(
         return _without(_physics(_options_of(conditions)), varying) == wanted
 
     def _is_device(name: str, peak_sources: Sequence[str]) -> bool:
-        return _may_be_meant(_data_sheet(name, peak_sources), name, hardware, device_name)
+        return may_be_wanted(data_sheet(name, peak_sources), name, hardware, device_name)
 
     rows = (
         store.observations(
@@ -206,12 +189,12 @@ def learned(
         if store is not None
         else []
     )
-    devices = _devices(rows)
+    devices = devices_of(rows)
     options = {row.sweep.id: _physics(_options_of(row.sweep.conditions)) for row in rows}
     found = [
         (row, device)
         for row in rows
-        if (device := devices.of(row)) is not None and _is_meant(row, device, hardware, device_name)
+        if (device := devices.of(row)) is not None and is_wanted(row, device, hardware, device_name)
     ]
     if not found:
         unplaced = sum(devices.of(row) is None for row in rows)
@@ -260,7 +243,7 @@ def learned(
 def _links(
     store: Store | None, spec: SweepSpec, hardware: Hardware | None, nodes: Collection[str] | None
 ) -> list[LinkRow]:
-    """The newest measurement of the links of such devices. A trial that is only pretended sends nothing over them."""
+    """Return the newest measurement of the links of such devices; a pretended trial uses none."""
     if store is None or hardware is None or spec.workload.name in PRETENDED:
         return []
     found = [
@@ -273,7 +256,7 @@ def _links(
 
 
 def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
-    """Whether a driver calls such a device so; cores go by their name."""
+    """Return whether a driver calls such a device so. Cores go by their name."""
     if device_name is None:
         return False
     known = from_driver_name(device_name)
@@ -283,7 +266,10 @@ def _is_hardware(device_name: str | None, hardware: Hardware) -> bool:
 def _fitted(
     observations: Sequence[Observation], prior: Calibration, begin: Calibration | None
 ) -> Calibration:
-    """Fit, and once more where whole cells stay far off: of errors that are all large none pulls, as if each were a disturbed run."""
+    """Fit, and fit again if whole cells stay far off.
+
+    Of errors that are all large none pulls, as if each were a disturbed run.
+    """
     found = calibrate(observations, prior, begin=begin)
     times = agreement(observations, found).step_time
     errors: dict[tuple[Cell, str], list[float]] = {}
@@ -325,128 +311,13 @@ def _stack(row: ObservationRow) -> tuple[str | None, ...]:
     return row.torch, row.cuda, row.driver
 
 
-def _may_be_meant(
-    sheet: Hardware | None, name: str, hardware: Hardware | None, device_name: str | None
-) -> bool:
-    """Whether trials of a device by its name and data sheet may be of the one that is asked about: then `_is_meant` looks at each."""
-    if hardware is not None:
-        return sheet is None or sheet.name == hardware.name
-    return name == device_name if device_name is not None else from_driver_name(name) is None
-
-
-def _is_meant(
-    row: ObservationRow, device: Hardware, hardware: Hardware | None, device_name: str | None
-) -> bool:
-    """Whether a trial ran on the device that is asked about."""
-    if hardware is not None:
-        return device.name == hardware.name
-    if device_name is not None:
-        return row.device_name in (device_name, None)
-    # Processor cores, or a device that is simulated on them.
-    simulated = (row.device_name or SIMULATED).startswith(SIMULATED)
-    return simulated or (
-        from_driver_name(row.device_name or "") is None and not row.is_peak_reserved
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Devices:
-    """Data sheets by the names that drivers give, and a device of each sweep: what its file says, else that of its newest trial."""
-
-    by_name: Mapping[str, Hardware]
-    of_sweep: Mapping[int, Hardware]
-
-    def of(self, row: ObservationRow) -> Hardware | None:
-        """A run out of memory may leave no name behind: then the sweep's device, if it is known."""
-        return (
-            self.by_name.get(row.device_name)
-            if row.device_name is not None
-            else self.of_sweep.get(row.sweep.id)
-        )
-
-    def name_of(self, row: ObservationRow) -> str | None:
-        found = self.of(row)
-        return found.name if found is not None else None
-
-
-def _devices(rows: Sequence[ObservationRow]) -> _Devices:
-    named: dict[str, list[ObservationRow]] = {}
-    for row in rows:
-        if row.device_name is not None:
-            named.setdefault(row.device_name, []).append(row)
-    by_name = {
-        name: device for name, some in named.items() if (device := _device(name, some)) is not None
-    }
-    of_sweep: dict[int, Hardware] = {}
-    for row in rows:
-        said = DEVICES.get(str(row.sweep.conditions.get("device")))
-        found = said or (by_name.get(row.device_name) if row.device_name is not None else None)
-        if found is not None:
-            of_sweep[row.sweep.id] = found
-    return _Devices(by_name=by_name, of_sweep=of_sweep)
-
-
-def _device(name: str, rows: Sequence[ObservationRow]) -> Hardware | None:
-    """By its data sheet, else by the peaks that were measured on it; None where there is neither."""
-    known = _data_sheet(name, [row.peak_flops_source for row in rows])
-    if known is not None:
-        return known
-    peaks: dict[Precision, list[float]] = {}
-    for row in rows:
-        if row.peak_flops is not None and (row.peak_flops_source or "").startswith(MEASURED_PEAK):
-            peaks.setdefault(row.layout.precision, []).append(row.peak_flops)
-    if not peaks:
-        return None
-    memory = max(
-        (row.device_memory_bytes for row in rows if row.device_memory_bytes is not None),
-        default=None,
-    )
-    return measured_hardware(
-        name, {precision: median(found) for precision, found in peaks.items()}, memory_bytes=memory
-    )
-
-
-def _data_sheet(name: str, peak_sources: Iterable[str | None]) -> Hardware | None:
-    """Find a device's data sheet by what its driver calls it, else by what the peaks of its trials were read from."""
-    return from_driver_name(name) or next(
-        (DEVICES[sheet] for source in peak_sources if (sheet := _sheet(source)) in DEVICES), None
-    )
-
-
-def _sheet(source: str | None) -> str:
-    """The name of the device in `table: h200 bf16 dense`."""
-    return (
-        source.removeprefix(TABLE_PEAK).split()[0]
-        if source is not None and source.startswith(TABLE_PEAK)
-        else ""
-    )
-
-
-def measured_hardware(
-    name: str, peak_flops: Mapping[Precision, float], *, memory_bytes: int | None
-) -> Hardware:
-    """A device of which only peaks are known, and perhaps its memory: the rest is guessed, for trials to correct.
-
-    Bandwidths in proportion to the largest peak; a precision that was not measured is taken to be as fast as the fastest that was.
-    """
-    peak = max(peak_flops.values())
-    memory, inside, between = (
-        peak * ratio for ratio in (CPU_BYTES_PER_FLOP if peak < CPU_FLOPS else GPU_BYTES_PER_FLOP)
-    )
-    return Hardware(
-        name=name,
-        peak_flops=dict.fromkeys(Precision, peak) | dict(peak_flops),
-        memory_bytes=memory_bytes if memory_bytes is not None else UNLIMITED_BYTES,
-        memory_bandwidth=memory,
-        intra_node_bandwidth=inside,
-        inter_node_bandwidth=between,
-    )
-
-
 def _observation(
     row: ObservationRow, device: Hardware, *, gpus_per_node: int, has_this_trainer: bool
 ) -> Observation:
-    """What calibration takes of a trial. Options that vary may make another trainer of it: then its memory tells nothing of this one's."""
+    """Return what calibration takes of a trial.
+
+    Options that vary may make another trainer of it: its memory then tells nothing of this one's.
+    """
     said, in_file = (
         row.sweep.conditions.get("gpus_per_node"),
         row.sweep.conditions.get("device_memory_gib"),
@@ -474,14 +345,14 @@ def _observation(
 
 
 def _waited_for_its_steps(row: ObservationRow) -> bool:
-    """Say whether its steps took the time that it tells. Workload synthetic waits only where it is asked to."""
+    """Return whether its steps took the time that it tells: workload synthetic may not wait."""
     if row.steady_seconds is None or row.num_steps is None or row.step_seconds is None:
         return True
     return row.steady_seconds >= WAITED_SHARE * row.num_steps * row.step_seconds
 
 
 def sweeps_of(rows: Iterable[Taught]) -> dict[str, int]:
-    """How many trials of each sweep, the most first."""
+    """Return how many trials each sweep has, the most first."""
     counts: dict[str, int] = {}
     for taught in rows:
         counts[taught.row.sweep.name] = counts.get(taught.row.sweep.name, 0) + 1

@@ -1,4 +1,4 @@
-"""How far a sweep is and how it ended, as values: what the loop says to whoever watches it, and what they ask of it."""
+"""How far a sweep is and how it ended, as values for whoever watches it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEnded:
-    """An attempt that ended, and how the sweep stood then: several may have ended since whoever watches looked last."""
+    """An attempt that ended, and how the sweep was then."""
 
     text: str  # the trial and its outcome
     seconds: float  # since this call began
@@ -94,9 +94,10 @@ def time_left(
     gpu_seconds_left: float | None = None,
     gpu_seconds: float = 0.0,
 ) -> TimeLeft | None:
-    """Estimate it from the attempts of this call; None where nothing tells.
+    """Estimate it from the attempts of this call; None: nothing tells.
 
-    `most_to_come`: attempts that may still be started, repeats included. `may_end_early`: a search may find that it needs fewer.
+    `most_to_come`: attempts that may still be started, repeats included. `may_end_early`: a search
+    may find that it needs fewer.
     """
     bounds = [] if wall_seconds_left is None else [max(wall_seconds_left, 0.0)]
     if num_ended < FEWEST_TO_TELL or seconds <= 0:
@@ -141,10 +142,8 @@ class SweepResult:
     interrupted: bool
     # Cells without a measurement: their trials failed, or a budget was spent before.
     nothing_feasible: Sequence[Cell]
-    nothing_fits: Mapping[Cell, str]  # of these, those of which nothing can: the evidence
-    tied: Mapping[
-        Cell, Sequence[Layout]
-    ]  # that share the first place of a cell, fastest first: one alone is the winner
+    nothing_fits: Mapping[Cell, str]  # those of them in which nothing can run: the evidence
+    tied: Mapping[Cell, Sequence[Layout]]  # share the first place, fastest first; one: the winner
     # Layouts that were neither launched nor condemned. None: they were not counted.
     untried: int | None
     num_fingerprints: int  # distinct ones among what was measured
@@ -155,7 +154,7 @@ class SweepResult:
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do without a wider axis or budget."""
+        """True if nothing is left to do without a wider axis or budget."""
         return not self.interrupted and not {
             StopReason.WALL_TIME,
             StopReason.NODES,

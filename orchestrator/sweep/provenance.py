@@ -1,4 +1,4 @@
-"""Which code is measured: the git state of the project that holds the workload, and of somebody's program the files that git does not know."""
+"""Identifies the code that is measured, by git state, or by files that git does not know."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 20.0
-UNKNOWN = (
-    "unknown"  # in place of a digest where git does not tell: it is not None, which says clean
-)
+UNKNOWN = "unknown"  # a digest that git does not tell; None says that all is committed
 PACKAGE = Path(__file__).resolve().parent.parent
-# New files that may be part of a program. Data, logs and sweep files come and go while a sweep is measured, and are none.
+# New files that may be part of a program. Data, logs and sweep files come and go while a sweep
+# runs, and are not.
 SOURCE_SUFFIXES = frozenset(
     {".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"}
 )
-MAX_UNTRACKED_FILES = 1_000  # beyond them only the number counts: nobody writes so many sources, a forgotten environment holds them
+# Beyond them only the number counts: so many are no sources but a forgotten environment.
+MAX_UNTRACKED_FILES = 1_000
 MAX_UNTRACKED_BYTES = 1 << 20  # of a file; of a larger one only the size counts
-# Of a program without git. Beyond them names, sizes and times count, not contents: the sweep is to start within a second.
+# Of a program without git. Beyond them names, sizes and times count, not contents, since the sweep
+# is to start within a second.
 MAX_PROGRAM_FILES = 2_000
 MAX_PROGRAM_BYTES = 64 << 20  # of all files
 MAX_PROGRAM_ENTRIES = 50_000  # looked at; a home folder as `cwd` has more
 
 
 def code_fingerprint(project: Path) -> Fingerprint:
-    """The code's part of a fingerprint; the stack is added by what the ranks saw. Outside a checkout the git fields are None.
+    """Return the code's part of a fingerprint. Outside a checkout the git fields are None.
 
-    A repository around this package counts only where it tracks the package: installed in an environment inside somebody's project,
-    the package is not that project's code, and the project's commits change nothing that is measured.
+    The software stack is added by what the ranks saw. A repository around this package counts only
+    if it tracks the package: an environment inside somebody's project may hold the package, and
+    the project's commits change nothing that is measured.
     """
     checkout = _checkout(project)
     if checkout is None:
@@ -53,11 +55,13 @@ def code_fingerprint(project: Path) -> Fingerprint:
 def program_fingerprint(
     argv: Sequence[str], *, cwd: Path | None, skip: Sequence[Path] = ()
 ) -> Fingerprint:
-    """The code of somebody's program, by its arguments and the folder that it runs in; None is a new folder for each run.
+    """Return the fingerprint of somebody's program, by its arguments and the folder it runs in.
 
-    Its project is `cwd`, or the folder of a script that `argv` names elsewhere. In a checkout its git state counts, and the files that
-    `argv` names and git does not know. Outside of one, `dirty_diff_digest` is that of the files that `argv` names, and of the project's
-    sources, without what lies under `skip`. Where nothing of it can be found, it is taken for this package's own.
+    `cwd` is its project, or the folder of a script that `argv` names elsewhere. None: a new folder
+    for each run. In a checkout its git state counts, and the files that `argv` names and git does
+    not know. Outside of one, `dirty_diff_digest` is that of the files that `argv` names and of the
+    project's sources, without what lies under `skip`. If nothing of it can be found, it is taken
+    for this package's own.
     """
     named = list(_named_files(argv, cwd))
     script = next((path for _, path in named if path.suffix in SOURCE_SUFFIXES), None)
@@ -86,7 +90,7 @@ def measured_with(code: Fingerprint, stack: Stack, settings: Mapping[str, str]) 
 
 
 def _owns(project: Path) -> bool:
-    """Whether the repository around a folder is the code's own. A folder that somebody names as his project is taken at his word."""
+    """Return whether the repository around a folder is the code's own, or was named by a person."""
     if not project.resolve().is_relative_to(PACKAGE):
         return True
     return _git(PACKAGE, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
@@ -101,7 +105,7 @@ class _Checkout:
 
 
 def _checkout(project: Path) -> _Checkout | None:
-    """The repository that a folder's code is of, with what is not committed."""
+    """Return the repository that a folder's code belongs to, with what is not committed."""
     top = _git(project, "rev-parse", "--show-toplevel")
     sha = _git(project, "rev-parse", "HEAD") if top is not None and _owns(project) else None
     if top is None or sha is None:
@@ -110,7 +114,8 @@ def _checkout(project: Path) -> _Checkout | None:
     listed = _git(Path(top), "ls-files", "--others", "--exclude-standard", "-z")
     if diff is None or listed is None:
         logger.warning(
-            "Git does not tell what is uncommitted in %s, so numbers are kept apart from those of a clean checkout. `git status` there says why",
+            "Git does not tell what is uncommitted in %s, so numbers are kept apart from those of a"
+            " clean checkout. `git status` there says why",
             top,
         )
         return _Checkout(top=Path(top), sha=sha, dirty_digest=UNKNOWN)
@@ -129,7 +134,7 @@ def _checkout(project: Path) -> _Checkout | None:
 
 
 def _untracked_sources(top: Path, names: Sequence[str]) -> list[str]:
-    """A line per new source file that git does not ignore: its name and its content's digest."""
+    """Return a line per new source file that git does not ignore: its name and digest."""
     lines = [f"\n? {name} {_content_digest(top / name)}" for name in names[:MAX_UNTRACKED_FILES]]
     return lines if len(names) <= MAX_UNTRACKED_FILES else [*lines, f"\n? {len(names)} files"]
 
@@ -144,7 +149,7 @@ def _is_small(file: Path) -> bool:
 def _unknown_to_git(
     named: Sequence[tuple[str, Path]], checkout: _Checkout
 ) -> list[tuple[str, Path]]:
-    """Those of the named files that a checkout's state says nothing of: ignored, new but no source, or elsewhere."""
+    """Return the named files that git's state does not cover: ignored, no source, or elsewhere."""
     top = checkout.top.resolve()
     # Of a link both ends: git knows where a link leads, not what is there.
     places = {path: {path.parent.resolve() / path.name, path.resolve()} for _, path in named}
@@ -185,7 +190,10 @@ class _File:
 def _program_digest(
     named: Sequence[tuple[str, Path]], project: Path | None, skip: Sequence[Path]
 ) -> str | None:
-    """`files:` and a digest of names and contents; where they are too many for that, `stat:` and one of names, sizes and times."""
+    """Return `files:` and a digest of names and contents.
+
+    If they are too many for that: `stat:` and a digest of names, sizes and times.
+    """
     files = [file for name, path in named if (file := _file(name, path, follow=True)) is not None]
     complete = True
     if project is not None:
@@ -211,7 +219,8 @@ def _program_digest(
         else f"more than {MAX_PROGRAM_ENTRIES} entries"
     )
     logger.warning(
-        "Which code is measured is told by names, sizes and times of files, not by what they hold: %s %s. A git repository tells better",
+        "The code that is measured is identified by names, sizes and times of files, not by their"
+        " contents: %s %s. A git repository is more exact",
         seen,
         f"in {project}" if project is not None else "that argv and env name",
     )
@@ -221,7 +230,7 @@ def _program_digest(
 
 
 def _named_files(argv: Sequence[str], cwd: Path | None) -> Iterator[tuple[str, Path]]:
-    """The arguments, also as `--name=value`, that name existing files."""
+    """Return the arguments, also as `--name=value`, that name existing files."""
     for argument in argv:
         for text in dict.fromkeys((argument, argument.partition("=")[2])):
             path = (cwd or Path()) / text
@@ -237,7 +246,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _entries(folder: Path, skip: Sequence[Path]) -> Iterator[Path]:
-    """What is in a folder and those below it, in a fixed order; not in hidden ones, caches, environments, links and what is to be skipped."""
+    """Yield what is in a folder and below it, in a fixed order.
+
+    Hidden folders, caches, environments, links and what is to be skipped are left out.
+    """
     for current, folders, names in os.walk(folder):
         here = Path(current)
         folders[:] = sorted(
@@ -253,7 +265,7 @@ def _entries(folder: Path, skip: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_source(path: Path) -> bool:
-    """Whether a file that nobody names is part of a program: a source by its suffix, or something without one that can be run."""
+    """Return whether a file is part of a program: a source, or something without suffix to run."""
     return path.suffix in SOURCE_SUFFIXES or (not path.suffix and os.access(path, os.X_OK))
 
 

@@ -1,6 +1,7 @@
-"""What an earlier orchestrator of this machine had been told and could not write down: from its spool into the store, before anything is given up.
+"""Writes into the store what an earlier orchestrator of this machine could not: its spool.
 
-An attempt that has ended in the store meanwhile, or is not its trial's latest, changes nothing there: its result is kept beside what counts.
+If an attempt has ended in the store meanwhile, or is not its trial's latest, nothing changes there:
+its result is kept in addition to the one that counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Under the epoch of who holds the sweep now; `device_name` is the cluster's, for ranks that do not name theirs."""
+    """`epoch`: of who holds the sweep now. `device_name`: for ranks that do not name theirs."""
 
     store: Store
     sweep_id: int
@@ -35,7 +36,7 @@ class Recovery:
     device_name: str | None
 
     def take_up(self, spool: Spool) -> int:
-        """Write down all that lies in a spool; how many ends that were. What the store refuses is set aside, and said."""
+        """Write down all that is in a spool. Return how many ends; refused ones are set aside."""
         found, num_refused = list(spool.left()), 0
         peaks = MeasuredPeaks(
             self.store.measured_peaks(self.sweep_id) if found else (), device_name=self.device_name
@@ -43,7 +44,8 @@ class Recovery:
         for spooled in found:
             try:
                 self._record(spooled, self.store.trial(spooled.end.trial_id), peaks)
-            except REFUSED as exc:  # also where there is no such trial or attempt: the store is not the one that it was
+            # Also raised if there is no such trial or attempt: the store is another than it was.
+            except REFUSED as exc:
                 said = str(exc).partition("\n")[0]
                 logger.warning(
                     "The store refuses a spooled result, which is set aside as %s: %s",

@@ -12,13 +12,15 @@ from orchestrator.core.trial.reserved_time import Leased
 from orchestrator.sweep.progress import StopReason
 
 REASONS = {Limit.GPU_HOURS: StopReason.GPU_HOURS, Limit.COST: StopReason.COST}
-SPENT = frozenset(
-    REASONS.values()
-)  # of what is held: a cell may still stay within it when what runs has held less than it should
+# Budgets of GPU time. A cell may still keep within one if what runs holds less than foreseen.
+SPENT = frozenset(REASONS.values())
 
 
 class Spending:
-    """Counts what one call of `run_sweep` spends. `leased` tells what its gangs have held so far; budgets count that, idle or not, and not what succeeded."""
+    """Counts what one call of `run_sweep` spends.
+
+    `leased`: what its gangs have held so far, idle or not. Budgets count that, not what succeeded.
+    """
 
     def __init__(
         self,
@@ -39,12 +41,12 @@ class Spending:
 
     @property
     def held_gpu_seconds(self) -> float:
-        """By all calls."""
+        """Held by all calls."""
         return self.earlier_gpu_seconds + self._leased().held
 
     @property
     def gpu_seconds_left(self) -> float | None:
-        """GPU-seconds left of the budget of what is held. None: there is no such budget."""
+        """What is left of the budget of GPU time. None: there is no such budget."""
         return None if self._budget is None else max(self._left(self._budget), 0.0)
 
     @property
@@ -58,16 +60,16 @@ class Spending:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is any budget of what is held."""
+        """True if there is a budget of GPU time."""
         return self._budget is not None
 
     @property
     def is_shared(self) -> bool:
-        """True where the cells share a budget of any kind."""
+        """True if the cells share a budget of any kind."""
         return self._budget is not None or self._max_wall_seconds is not None
 
     def out_of_time(self, seconds: float) -> StopReason | None:
-        """The budget of time, where what takes so long would not end within it."""
+        """Return the budget of time that an attempt of so many seconds would exceed, if any."""
         if self._max_wall_seconds is None:
             return None
         return (
@@ -77,7 +79,7 @@ class Spending:
         )
 
     def spent(self) -> StopReason | None:
-        """The budget of which nothing is left."""
+        """Return the budget of which nothing is left."""
         if self._budget is not None and self.held_gpu_seconds >= self._budget.gpu_seconds:
             return REASONS[self._budget.limit]
         if (
@@ -88,7 +90,7 @@ class Spending:
         return None
 
     def passed_by(self, expected_gpu_seconds: float, *, to_come: float) -> StopReason | None:
-        """The budget that an attempt should pass, beside what is under way."""
+        """Return the budget that an attempt should exceed, in addition to what is under way."""
         if self._budget is None:
             return None
         return (
@@ -98,15 +100,15 @@ class Spending:
         )
 
     def why(self, expected_gpu_seconds: float, *, kept: float = 0.0) -> str:
-        """What `passed_by` goes by, for people, when nothing is under way any more."""
+        """Explain `passed_by` to people, when nothing is under way any more."""
         assert self._budget is not None
         left = max(self._left(self._budget), 0.0) / 3600
         for_others = (
             f", of which {kept / 3600:.3g} are kept for first trials and repeats" if kept else ""
         )
         return (
-            f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and search.{self._budget.limit} leaves {left:.3g}"
-            + for_others
+            f"the next trial should hold {expected_gpu_seconds / 3600:.3g} GPU-hours, and"
+            f" search.{self._budget.limit} leaves {left:.3g}" + for_others
         )
 
     def _left(self, budget: Budget) -> float:

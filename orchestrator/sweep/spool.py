@@ -1,6 +1,7 @@
-"""Ended attempts that the database has not heard of: one file each, flushed to disk before anything else is done, until it has.
+"""Keeps ended attempts that the database has not heard of: one file each, flushed to disk at once.
 
-It knows neither the store nor who waits: loop.py keeps and drops, recovery.py takes up what an earlier orchestrator left.
+It knows neither the store nor who waits: loop.py keeps and drops them, recovery.py takes up what an
+earlier orchestrator left.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Spooled:
 
     @property
     def name(self) -> str:
-        """What is kept twice is the same file."""
+        """The same attempt has the same file."""
         return f"trial-{self.end.trial_id}-attempt-{self.attempt}.json"
 
 
@@ -45,7 +46,7 @@ class Spool:
         self._kept: set[str] = set()
 
     def keep(self, spooled: Spooled) -> None:
-        """Write it down, once; when this returns it survives a kill and a power cut. Raises OSError."""
+        """Write it down, once; it then survives a kill and a power cut. Raises OSError."""
         if spooled.name in self._kept:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -59,19 +60,23 @@ class Spool:
         self._kept.add(spooled.name)
 
     def drop(self, spooled: Spooled) -> None:
-        """The database has it. To be told so of what was never kept costs nothing."""
+        """Remove the file, if there is one: the database has the end."""
         if spooled.name in self._kept:
             (self._folder / spooled.name).unlink(missing_ok=True)
             self._kept.discard(spooled.name)
 
     def set_aside(self, spooled: Spooled) -> Path:
-        """The database will never have it: a person may want to look at it. Returns where it lies from now on."""
+        """Rename what the database will never have, for a person to see. Return the new name."""
         kept = self._folder / spooled.name
         self._kept.discard(spooled.name)
         return kept.rename(kept.with_suffix(".refused"))
 
     def left(self) -> Iterator[Spooled]:
-        """What lies here, oldest first. A file that cannot be read is set aside, and said. Raises UsageInvalid where the folder cannot be."""
+        """Yield what is in the folder, oldest first.
+
+        A file that cannot be read is set aside with a warning. Raises UsageInvalid if the folder
+        cannot be read.
+        """
         try:
             kept = [file for file in self._folder.iterdir() if file.suffix == ".json"]
             files = sorted(kept, key=lambda file: (file.stat().st_mtime_ns, file.name))
@@ -79,8 +84,10 @@ class Spool:
             return
         except OSError as exc:
             raise UsageInvalid(
-                f"the spool cannot be read: {exc.strerror}: {self._folder}. Results that the database has not heard of may lie there, and"
-                " would be measured again: make it readable, or move it away where they do not matter"
+                f"the spool cannot be read: {exc.strerror}: {self._folder}. Results that the"
+                " database"
+                " has not heard of may lie there, and would be measured again: make it readable, or"
+                " move it away if they do not matter"
             ) from exc
         for file in files:
             try:
@@ -98,7 +105,7 @@ class Spool:
             yield spooled
 
     def _flush_folder(self) -> None:
-        """A name is on disk when its folder is."""
+        """Flush the folder: a name is on disk once its folder is."""
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -1,7 +1,7 @@
 """Judges failures by what they have in common: one cell, or everything that is tried.
 
-A layout's own failures are the search's. A cell that fails again and again is stopped by itself while others run. Only where nothing works
-anywhere is it the machine's fault, or the program's.
+A layout's own failures are the search's. A cell that fails again and again is stopped by itself
+while others run. Only if nothing works anywhere is it the machine's fault, or the program's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from orchestrator.core.trial.failure_kinds import (
     Fault,
 )
 
-# Then it is not bad luck: a full disk, a foreign process on the GPU; going on would use up every trial's retries.
+# So many are no accident: a full disk, a foreign process on the GPU. To go on would use up every
+# trial's retries.
 MACHINE_FAULTS_IN_A_ROW = 5
-# Word for word, before anything was measured: a wrong option or path, told once instead of once per layout.
+# Word for word, before anything was measured: a wrong option or path, told once instead of once
+# per layout.
 SAME_FAILURES = 5
 
 
 @dataclass(eq=False, kw_only=True)
 class _Streak:
-    """Faults in a row that the machine may be to blame for. What began before the last one was known is the same event."""
+    """Faults in a row that the machine may cause.
+
+    An attempt that began before the last fault was known adds none.
+    """
 
     num: int = 0
     cells: set[int] = field(default_factory=set)
@@ -63,12 +68,12 @@ class StopRules:
 
     @property
     def suspects_the_machine(self) -> bool:
-        """True where the last attempt failed in a way that the machine may be to blame for."""
+        """True if the last attempt failed in a way that the machine may cause."""
         return bool(self._streak.cells)
 
     @property
     def suspected_cells(self) -> Collection[int]:
-        """Cells that let others go first: it is these that show whether anything works."""
+        """Cells that let others go first, which show whether anything works."""
         return self._streak.cells | self._same_cells
 
     def note_measured(self, cell_id: int, *, now: float) -> None:
@@ -76,7 +81,11 @@ class StopRules:
         self._nothing_measured, self._same_failures, self._same_cells = False, 0, set()
 
     def note_failure(self, failure: Failure, *, cell_id: int, began: float, now: float) -> None:
-        """`began`: when its attempt did. One that began before the last fault was known says nothing new: a lost node takes all that it ran."""
+        """Count a failure of an attempt that began at `began`.
+
+        One that began before the last fault was known says nothing new: a lost node takes all that
+        it ran.
+        """
         # We ended it: several at once say the same words.
         if POLICIES[failure.kind].fault is Fault.NOBODY:
             return
@@ -94,21 +103,24 @@ class StopRules:
 
     @property
     def may_stop(self) -> bool:
-        """Whether so many failures are alike that `stuck_cells` may have something to say."""
+        """True if so many failures are alike that `stuck_cells` may return some."""
         faults = [self._streak, *self._streak_of.values()]
         return self._same_failures >= SAME_FAILURES or any(
             streak.num >= MACHINE_FAULTS_IN_A_ROW for streak in faults
         )
 
     def stuck_cells(self, open_cells: Collection[int]) -> set[int]:
-        """The cells to stop: of the open ones, those that may go on, the ones that fail again and again while others work or may work.
+        """Return the cells to stop: they fail again and again while others work or may work.
 
-        Raises UsageInvalid for the program's mistake, ClusterUnavailable for the machine's.
+        `open_cells`: those that may go on. Raises UsageInvalid for the program's mistake,
+        ClusterUnavailable for the machine's.
         """
         if self._same_failures >= SAME_FAILURES and self._same_cells.issuperset(open_cells):
             raise UsageInvalid(
-                f"the first {self._same_failures} trials failed in the same way, so it is not their layouts: {self._first_failure}."
-                f" Mend it, then have them measured: sweep invalidate --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
+                f"the first {self._same_failures} trials failed in the same way, so it is not their"
+                f" layouts: {self._first_failure}. Mend it, then have them measured:"
+                f" sweep invalidate"
+                f" --sweep {self._sweep} --where \"state = 'failed'\" --yes;"
                 " where the file itself changes, give the sweep a new name"
             )
         if not open_cells:
@@ -120,18 +132,20 @@ class StopRules:
         )
         if is_everywhere and not stuck and not self._is_a_hang_of_some(self._streak):
             raise ClusterUnavailable(
-                f"{self._streak.num} attempts one after the other failed by the machine's fault{self._on_one_node()}, the last one:"
-                f" {self._streak.last}. Mend it (`sweep doctor` helps to find it); the same command goes on"
+                f"{self._streak.num} attempts one after the other failed by the machine's fault"
+                f"{self._on_one_node()}, the last one: {self._streak.last}. Mend it (`sweep doctor`"
+                " helps to find it); the same command goes on"
             )
         return stuck
 
     def told_stuck(self, cell_id: int) -> str:
-        """Why a cell is stopped."""
+        """Return why a cell is stopped."""
         streak = self._streak_of[cell_id]
-        return f"{streak.num} attempts in a row failed{self._on_one_node(streak)}, the last one: {streak.last}"
+        told = f"{streak.num} attempts in a row failed{self._on_one_node(streak)}"
+        return f"{told}, the last one: {streak.last}"
 
     def forget(self, cell_id: int) -> None:
-        """A cell was stopped: the others are judged without it."""
+        """Judge the others without a cell that was stopped."""
         self._streak_of.pop(cell_id, None)
         self._streak.cells.discard(cell_id)
         if not self._streak.cells:
@@ -148,7 +162,7 @@ class StopRules:
         return others_may_work or others_worked or self._is_a_hang_of_some(own)
 
     def _is_a_hang_of_some(self, streak: _Streak) -> bool:
-        """Say whether all of these hung in a call in which something worked: then their layouts hang, and the machine is not at fault."""
+        """Return whether all of these hung while something worked: then their layouts hang."""
         return streak.kinds <= HANG_KINDS and bool(self._worked_at)
 
     def _on_one_node(self, streak: _Streak | None = None) -> str:
@@ -156,7 +170,7 @@ class StopRules:
         return f", all on node {next(iter(nodes))}" if len(nodes) == 1 and None not in nodes else ""
 
     def _note_worked(self, cell_id: int, now: float) -> None:
-        """An attempt ended by itself: its machine is well, and so is its cell."""
+        """Note that an attempt ended by itself: its machine works, and so does its cell."""
         self._worked_at[cell_id] = now
         self._streak = _Streak()
         self._streak_of.pop(cell_id, None)

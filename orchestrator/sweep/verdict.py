@@ -1,6 +1,7 @@
-"""Judges what an attempt came to, by the reports of its nodes: a measurement or a failure, and all that is known besides.
+"""Judges what an attempt came to, by the reports of its nodes: a measurement or a failure.
 
-The same function judges an attempt that ends now and one whose end an earlier orchestrator left on disk. It writes nothing.
+The same function judges an attempt that ends now and one whose end an earlier orchestrator left on
+disk. It writes nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class AttemptVerdict:
     def ended(
         self, trial_id: int, attempt: int, *, event: TrialEvent, stepped: bool = False
     ) -> Ended:
-        """The end of the attempt as the store is told it. `event` is what becomes of a trial whose attempt failed."""
+        """Return the end of the attempt as the store is told it.
+
+        `event`: what becomes of a trial whose attempt failed.
+        """
         outcome: MeasuredEnd | FailedEnd
         if isinstance(self.outcome, Measurement):
             outcome = MeasuredEnd(
@@ -78,9 +82,9 @@ def judge_attempt(
     device_name: str | None,
     at: dt.datetime | None = None,
 ) -> AttemptVerdict:
-    """Judge how an attempt of a layout ended. `device_name` is the cluster's, for ranks that do not name theirs.
+    """Judge how an attempt of a layout ended.
 
-    `at`: when it ended, by the clock that the sweep goes by; None: the store's clock counts.
+    `device_name` is the cluster's, for ranks that do not name theirs. `at`: when it ended, by the clock that the sweep goes by; None: the store's clock counts.
     """
     results = [
         outcome.result
@@ -143,7 +147,7 @@ def attempt_facts(
     num_gpus: int,
     measurement: Measurement | None = None,
 ) -> AttemptFacts:
-    """What an attempt cost, however it ended. A phase took as long as the slowest rank's."""
+    """Return what an attempt cost, however it ended. A phase took as long as the slowest rank's."""
     notes = [
         outcome.failure
         for report in event.reports
@@ -184,7 +188,10 @@ def attempt_facts(
 def fingerprint_of(
     event: Finished, results: Sequence[RankResult], *, code: Fingerprint, device_name: str | None
 ) -> Fingerprint:
-    """What an attempt was measured with, as its ranks saw it; a foreign program that says nothing of its device ran on the cluster's."""
+    """Return what an attempt was measured with, as its ranks saw it.
+
+    A foreign program that does not name its device ran on the cluster's.
+    """
     stack = results[0].stack
     stack = (
         stack
@@ -196,7 +203,7 @@ def fingerprint_of(
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:
-    """The mean over nodes that could tell."""
+    """Return the mean over nodes that could tell."""
     told = [report.gpu for report in reports if report.gpu.num_samples]
     return GpuUsage(
         utilisation=_mean([g.utilisation for g in told]),
@@ -211,7 +218,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
-    """The parts of the rank that held most, so that they add up."""
+    """Return the parts of the rank that held most, so that they add up."""
     return (
         max(
             (r.memory_bytes_by_part for r in results),
@@ -223,7 +230,7 @@ def worst_parts(results: Sequence[RankResult]) -> dict[str, int] | None:
 
 
 def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None]:
-    """Bytes that the rank which ran out of memory had allocated, and its device's."""
+    """Return the bytes that the rank out of memory had allocated, and its device's."""
     notes = [
         o.failure
         for r in reports
@@ -240,9 +247,10 @@ def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None
 def relative_excess(
     peak_bytes: int | None, device_bytes: int | None, said: str | None
 ) -> float | None:
-    """How far over its device a failed run is known to have been: with the allocation that failed, on top of what it then held.
+    """Return how far over its device a failed run is known to have been, relative.
 
-    None where that does not come to more than the device: of what an allocator held beside, nothing is known.
+    That counts the allocation that failed on top of what it then held. None if that does not come
+    to more than the device: what an allocator held in addition is not known.
     """
     refused = refused_allocation(said or "")
     needed = peak_bytes or 0

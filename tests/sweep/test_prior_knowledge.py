@@ -30,7 +30,8 @@ from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.protocol import Phase
-from orchestrator.sweep.prior_knowledge import PriorKnowledge, learned, measured_hardware, sweeps_of
+from orchestrator.sweep.prior_knowledge import PriorKnowledge, read_prior_knowledge, sweeps_of
+from orchestrator.sweep.trial_devices import measured_hardware
 from tests.db.builders import (
     begin_trial,
     failure,
@@ -187,7 +188,7 @@ def ask(
     hardware: Hardware | None = H100,
     device_name: str | None = None,
 ) -> PriorKnowledge:
-    return learned(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
+    return read_prior_knowledge(store, chosen, hardware, device_name=device_name, gpus_per_node=8)
 
 
 @pytest.fixture
@@ -272,7 +273,9 @@ def test_what_is_learned_is_the_same_wherever_the_fits_began(
         measure(*one)
     anew, on = (
         ask(store, spec()),
-        learned(store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits),
+        read_prior_knowledge(
+            store, spec(), H100, device_name=None, gpus_per_node=8, begin=before.fits
+        ),
     )
     assert set(on.begin) == {"current"}
     for cell in cells.values():
@@ -602,7 +605,7 @@ def share_of(known: PriorKnowledge) -> float:
 
 def test_measured_links_stand_in_for_what_is_usual(store: Store) -> None:
     measure_links(store, 0.01)
-    known = learned(store, spec(), H100, device_name=None, gpus_per_node=8)
+    known = read_prior_knowledge(store, spec(), H100, device_name=None, gpus_per_node=8)
     assert share_of(known) == pytest.approx(0.01, rel=0.25)
     assert known.network is not None and known.network.num_samples == 10
 
@@ -611,7 +614,7 @@ def test_the_newest_measurement_of_links_counts(store: Store) -> None:
     measure_links(store, 0.01)
     measure_links(store, 0.3, run_token="second")
     assert share_of(
-        learned(store, spec(), H100, device_name=None, gpus_per_node=8)
+        read_prior_knowledge(store, spec(), H100, device_name=None, gpus_per_node=8)
     ) == pytest.approx(0.3, rel=0.25)
 
 
@@ -626,7 +629,9 @@ def test_links_of_others_tell_nothing(
     store: Store, why: str, changes: dict[str, str], where: list[str] | None
 ) -> None:
     measure_links(store, 0.01, **changes)
-    known = learned(store, spec(), H100, device_name=None, gpus_per_node=8, nodes=where)
+    known = read_prior_knowledge(
+        store, spec(), H100, device_name=None, gpus_per_node=8, nodes=where
+    )
     assert known.network is None, why
     assert share_of(known) == pytest.approx(StepTimeConstants().inter_node_share)
 
@@ -634,7 +639,10 @@ def test_links_of_others_tell_nothing(
 def test_trials_that_are_only_pretended_send_nothing_over_links(store: Store) -> None:
     measure_links(store, 0.01)
     pretended = spec(workload={"name": "synthetic"})
-    assert learned(store, pretended, H100, device_name=None, gpus_per_node=8).network is None
+    assert (
+        read_prior_knowledge(store, pretended, H100, device_name=None, gpus_per_node=8).network
+        is None
+    )
 
 
 def test_a_slow_network_changes_the_plan(store: Store) -> None:
@@ -649,7 +657,7 @@ def test_a_slow_network_changes_the_plan(store: Store) -> None:
     best = []
     for token, share in (("fast", 0.4), ("slow", 0.01)):
         measure_links(store, share, run_token=token)
-        known = learned(store, asked, H100, device_name=None, gpus_per_node=8)
+        known = read_prior_knowledge(store, asked, H100, device_name=None, gpus_per_node=8)
         found = plan_cell(
             asked, cell, hardware=H100, gpus_per_node=8, calibration=known.calibration(cell)
         ).candidates
