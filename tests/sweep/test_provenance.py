@@ -285,7 +285,7 @@ def test_of_more_files_than_the_bound_names_sizes_and_times_count_and_that_is_sa
     before = program_digest(program)
     assert before is not None
     assert before.startswith("stat:")
-    assert "told by names, sizes and times of files" in caplog.text
+    assert "identified by names, sizes and times of files" in caplog.text
     assert program_digest(program) == before
     os.utime(program / "train.py", (1, 1))
     assert program_digest(program) != before
