@@ -84,7 +84,8 @@ def judge_attempt(
 ) -> AttemptVerdict:
     """Judge how an attempt of a layout ended.
 
-    `device_name` is the cluster's, for ranks that do not name theirs. `at`: when it ended, by the clock that the sweep goes by; None: the store's clock counts.
+    `device_name` is the cluster's, for ranks that do not name theirs. `at`: when it ended, by the
+    clock that the sweep goes by; None: the store's clock counts.
     """
     results = [
         outcome.result

@@ -1,4 +1,7 @@
-"""A scheduler that runs nothing: each attempt ends as a script says. The loop cannot tell it from Ray."""
+"""A scheduler that runs nothing: each attempt ends as a script says.
+
+The loop cannot tell it from Ray.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ EVIDENCE = {FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory"}
 
 
 class FakeScheduler:
-    """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were started, one per poll, held for `seconds`."""
+    """`slots` free slots on one node, or those of `nodes`; attempts end in the order they were
+    started, one per poll, held for `seconds`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Budgets of what is held: what they count, what they let start, and how a sweep ends that has spent one."""
+"""Budgets of what is held: what they count, what they let start, and how a sweep ends that has
+spent one.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_a_limit_of_money_without_a_price_is_refused_before_anything_is_started(
 def test_a_budget_is_passed_by_no_more_than_one_trial_before_anything_was_known(
     store: Store, slots: int, budget: float
 ) -> None:
-    """A usual launch alone, which is what is guessed, would pass it: so the first shows what one holds, however many slots there are."""
+    """A usual launch alone, which is what is guessed, would pass it: so the first shows what one
+    holds, however many slots there are.
+    """
     scheduler = FakeScheduler(fast, slots=slots, device=Device.CUDA, seconds=lambda _: 2.0)
     result, _ = run(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": budget / HOUR}), scheduler=scheduler
@@ -137,7 +141,8 @@ def test_a_trial_that_must_wait_for_what_runs_is_started_when_that_held_less(sto
         return 3.0 if len(order) == 1 else 0.1
 
     scheduler = FakeScheduler(fast, slots=2, device=Device.CUDA, seconds=seconds)
-    # After the first, the third should hold 3 as well: beside it nothing fits, and when it held 0.1 all do.
+    # After the first, the third should hold 3 as well: beside it nothing fits, and when it held 0.1
+    # all do.
     result, _ = run(
         store, fast, spec=spec(gpus=1, search={"max_gpu_hours": 6.15 / HOUR}), scheduler=scheduler
     )
@@ -155,7 +160,8 @@ def test_a_cell_waits_for_what_another_cell_runs_too(store: Store) -> None:
         return 4.0 if len(large) == 1 else 0.1
 
     scheduler = FakeScheduler(fast, nodes={"a": 2, "b": 1}, device=Device.CUDA, seconds=seconds)
-    # The second large one should hold 8 like the first, beside which no small one fits; it holds 0.2, and all twelve come to 15.
+    # The second large one should hold 8 like the first, beside which no small one fits; it holds
+    # 0.2, and all twelve come to 15.
     result, _ = run(
         store,
         fast,

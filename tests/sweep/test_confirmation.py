@@ -223,7 +223,9 @@ def test_what_contradicts_physics_is_measured_again_both_in_turn_and_once() -> N
 
 
 def test_a_search_that_has_ended_wants_what_the_next_call_would_want() -> None:
-    """The next call reads all runs from the store and compares all of them; by then the machine was seen to change."""
+    """The next call reads all runs from the store and compares all of them; by then the machine was
+    seen to change.
+    """
     none, full = (
         Layout(data_parallel_size=1),
         Layout(data_parallel_size=1, recompute=Recompute.parse("full")),

@@ -1,4 +1,6 @@
-"""What the store alone tells of a sweep that an earlier call finished, with a scripted scheduler and a real SQLite store."""
+"""What the store alone tells of a sweep that an earlier call finished, with a scripted scheduler
+and a real SQLite store.
+"""
 
 from __future__ import annotations
 

@@ -543,7 +543,9 @@ def test_what_a_fallen_proof_frees_is_chosen_again_like_any_other_layout(store: 
 
 
 class Thinking:
-    """A clock for a search that takes a second to think and trials that take so many; notes how many ran while it thought."""
+    """A clock for a search that takes a second to think and trials that take so many; notes how
+    many ran while it thought.
+    """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, script: Script, *, trial_seconds: float
@@ -803,7 +805,9 @@ def test_what_starts_together_is_one_commit_unless_the_search_thinks_long(
 
 def test_of_what_ends_by_one_poll_only_the_newest_software_is_compared(store: Store) -> None:
     class Upgraded(Together):
-        """The last of the first poll runs on other software than those before it, and so does all that follows."""
+        """The last of the first poll runs on other software than those before it, and so does all
+        that follows.
+        """
 
         def poll(self, timeout_seconds: float) -> list[Any]:
             events = super().poll(timeout_seconds)
@@ -923,7 +927,8 @@ def test_what_stands_at_the_top_is_measured_again_until_one_is_the_winner(store:
         now[0] += 60.0
         return noisy(request)
 
-    # At random: a search with a model doubts the slow one between the two, which is not what this is about.
+    # At random: a search with a model doubts the slow one between the two, which is not what this
+    # is about.
     wanted = spec(gpus=1, repeats=2, search={"strategy": "random"})
     result, _ = run(store, a_minute_each, spec=wanted, clock=lambda: now[0])
     assert {2, 3, 4} >= {noisy.taken[first], noisy.taken[second]}
@@ -1076,7 +1081,7 @@ def test_a_cell_begins_from_what_the_cells_before_it_taught(
     assert (len(scheduler.started), result.counts[TrialState.MEASURED]) == (12, 12)
 
 
-# -- one cell's trouble ------------------------------------------------------------------------------------------------------------
+# -- one cell's trouble ----------------------------------------------------------------------------
 
 
 def hanging(*gpus: int) -> Script:
@@ -1211,9 +1216,23 @@ def test_a_trial_is_given_time_by_what_its_step_is_predicted_to_take(store: Stor
         requests.append(request)
         return 80.0
 
-    large = spec(model="llama-3.1-70b", gpus=16, gpus_per_node=8, sequence_length=4096, global_batch_size=256, precision="bf16",
-                 axes={"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "micro_batch_size": 1, "zero_stage": 0, "recompute": "full"},
-                 workload="synthetic", repeats=1)  # fmt: skip
+    large = spec(
+        model="llama-3.1-70b",
+        gpus=16,
+        gpus_per_node=8,
+        sequence_length=4096,
+        global_batch_size=256,
+        precision="bf16",
+        axes={
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 2,
+            "micro_batch_size": 1,
+            "zero_stage": 0,
+            "recompute": "full",
+        },
+        workload="synthetic",
+        repeats=1,
+    )
     scheduler = FakeScheduler(script, device=Device.CUDA, nodes={"a": 8, "b": 8})
     run_sweep(
         large,

@@ -1,4 +1,6 @@
-"""Which peak a trial's MFU rests on: one per node, whoever measured first, unless somebody was faster than it allows."""
+"""Which peak a trial's MFU rests on: one per node, whoever measured first, unless somebody was
+faster than it allows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Links measured gang after gang: which spans, what is written down of each, and the ranks themselves, over gloo."""
+"""Links measured gang after gang: which spans, what is written down of each, and the ranks
+themselves, over gloo.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_sizes_grow_fourfold_up_to_the_largest() -> None:
 
 
 class Links(FakeScheduler):
-    """Two nodes with two slots: an all-reduce takes 10 us and 1 GB/s; the gang over all four slots fails."""
+    """Two nodes with two slots: an all-reduce takes 10 us and 1 GB/s; the gang over all four slots
+    fails.
+    """
 
     def __init__(self) -> None:
         super().__init__(lambda _: 1.0, device=Device.CUDA, nodes={"a": 2, "b": 2})
@@ -148,7 +152,10 @@ def test_what_each_span_measured_is_kept_and_one_that_fails_stops_nobody(store: 
 
 
 class LosesANode(FakeScheduler):
-    """One of its nodes is lost with the first gang that needs it. `back`: after so many further looks it is there again."""
+    """One of its nodes is lost with the first gang that needs it.
+
+    `back`: after so many further looks it is there again.
+    """
 
     def __init__(self, node: str, *, nodes: dict[str, int], back: int | None = None) -> None:
         super().__init__(lambda _: 1.0, device=Device.CUDA, nodes=nodes)

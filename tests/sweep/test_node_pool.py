@@ -1,4 +1,6 @@
-"""Which nodes a sweep uses: those that are fit when looked at, and not those that turn out to be sick. Scripted nodes, a real store."""
+"""Which nodes a sweep uses: those that are fit when looked at, and not those that turn out to be
+sick. Scripted nodes, a real store.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ CODE = Fingerprint(orchestrator_version="test")
 
 
 class ProbedScheduler(FakeScheduler):
-    """Its nodes say of themselves what the test says, after so many polls as it says. Each poll takes a second of its clock."""
+    """Its nodes say of themselves what the test says, after so many polls as it says.
+
+    Each poll takes a second of its clock.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ def used(scheduler: FakeScheduler) -> set[str]:
     return {name for nodes in scheduler.nodes_of.values() for name in nodes}
 
 
-# -- when they are looked at -------------------------------------------------------------------------------------------------------
+# -- when they are looked at -----------------------------------------------------------------------
 
 
 def test_a_node_that_is_not_fit_gets_no_trial_and_its_reason_is_kept(store: Store) -> None:
@@ -271,7 +276,7 @@ def test_a_stored_sweep_reads_as_before_where_nobody_asked() -> None:
     assert '"preflight":false' in spec(measurement={"preflight": False}).model_dump_json()
 
 
-# -- sick, by what is measured on them ---------------------------------------------------------------------------------------------
+# -- sick, by what is measured on them -------------------------------------------------------------
 
 
 def many_layouts() -> SweepSpec:
@@ -391,7 +396,7 @@ def test_what_a_person_benches_is_seen_while_the_sweep_runs(
     assert superseded_on(store) == {("n5",)}
 
 
-# -- sick, by what fails on them ---------------------------------------------------------------------------------------------------
+# -- sick, by what fails on them -------------------------------------------------------------------
 
 
 def failing_on(bad: str, kind: FailureKind, *, times: int = 1000) -> FakeScheduler:

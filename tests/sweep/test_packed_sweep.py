@@ -1,4 +1,6 @@
-"""The loop on several nodes: gangs of all sizes get their turn, beside each other where they fit, and nodes that go are done without."""
+"""The loop on several nodes: gangs of all sizes get their turn, beside each other where they fit,
+and nodes that go are done without.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def store(sqlite_store: Store) -> Store:
 
 
 class Nodes(FakeScheduler):
-    """Notes who ran beside whom, and may lose nodes or find them again, by the number of attempts that have ended."""
+    """Notes who ran beside whom, and may lose nodes or find them again, by the number of attempts
+    that have ended.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ def test_who_wants_clean_numbers_has_its_nodes_for_itself(store: Store) -> None:
     assert scheduler.most_at_once == 2, "one gang of less than a node on each of the two"
 
 
-def test_what_is_tried_again_after_the_host_ran_out_of_memory_has_its_node_for_itself_while_others_go_on(
+def test_a_retry_after_the_host_ran_out_of_memory_has_its_node_alone_while_others_go_on(
     store: Store,
 ) -> None:
     def script(request: TrialRequest) -> float | FailureKind:
@@ -220,7 +224,9 @@ def test_how_long_nodes_are_waited_for_is_the_files_to_say(store: Store, patienc
 def test_each_node_that_goes_is_waited_for_anew_and_one_that_comes_and_goes_is_not(
     store: Store,
 ) -> None:
-    """Of four nodes one is gone from the first end on, another after 50 s, and this one comes and goes ever after."""
+    """Of four nodes one is gone from the first end on, another after 50 s, and this one comes and
+    goes ever after.
+    """
     now = [0.0]
     all_nodes = {"a": 2, "b": 2, "c": 2, "d": 2}
     without_d = dict.fromkeys("abc", 2)
@@ -266,7 +272,9 @@ def test_nodes_that_come_back_are_used_again(store: Store) -> None:
 
 
 def test_a_search_that_waits_for_its_last_trial_holds_up_nobody(store: Store) -> None:
-    """The large cell has nothing left to launch while its last trial runs: no nodes are kept for it."""
+    """The large cell has nothing left to launch while its last trial runs: no nodes are kept for
+    it.
+    """
     order: list[Any] = []
 
     class Watching(Nodes):

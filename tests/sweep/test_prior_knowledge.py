@@ -1,4 +1,6 @@
-"""What relatives in the store teach: which trials count as such, in which order they are believed, and what comes of it for a new cell."""
+"""What relatives in the store teach: which trials count as such, in which order they are believed,
+and what comes of it for a new cell.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def spec(**changes: Any) -> SweepSpec:
 
 
 class Past:
-    """Writes trials into a store as a sweep leaves them: a formula of what is predicted, in place of a cluster."""
+    """Writes trials into a store as a sweep leaves them: a formula of what is predicted, in place
+    of a cluster.
+    """
 
     def __init__(
         self,
@@ -282,7 +286,7 @@ def test_what_is_learned_is_the_same_wherever_the_fits_began(
         assert ratio(on, cell) == pytest.approx(ratio(anew, cell), rel=0.02)
 
 
-def test_a_cells_own_trials_do_not_leak_into_a_fit_without_them_that_begins_where_one_with_them_ended(
+def test_a_cells_own_trials_do_not_leak_into_a_fit_that_begins_where_one_with_them_ended(
     store: Store,
 ) -> None:
     small, large = spec().cells()
@@ -420,7 +424,7 @@ def test_another_device_is_no_relative(store: Store) -> None:
     ).rows  # cores are no GPU, whatever was measured on one
 
 
-def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_their_memory_is_another_trainers(
+def test_an_option_that_is_an_axis_matches_sweeps_that_fixed_it_but_for_their_memory(
     store: Store,
 ) -> None:
     eager = spec(name="eager", workload={"name": "llama", "options": {"attention": "eager"}})
@@ -560,7 +564,7 @@ def test_the_uncertainty_of_a_new_cell_shrinks_with_relatives_and_never_below_wh
     assert exp(after.step_residual_sd) > 1.01
 
 
-# -- links -------------------------------------------------------------------------------------------------------------------------
+# -- links -----------------------------------------------------------------------------------------
 
 
 def measure_links(
@@ -571,7 +575,9 @@ def measure_links(
     node: str = "n0",
     device_name: str = DRIVER_NAME,
 ) -> None:
-    """As `sweep netbench` leaves them: collectives over two nodes of H100s whose network gives that share of its data sheet."""
+    """As `sweep netbench` leaves them: collectives over two nodes of H100s whose network gives that
+    share of its data sheet.
+    """
     constants = StepTimeConstants(inter_node_share=share)
     span = Span(num_ranks=16, num_nodes=2)
     sizes = [4.0**power for power in range(5, 15)]
@@ -646,7 +652,9 @@ def test_trials_that_are_only_pretended_send_nothing_over_links(store: Store) ->
 
 
 def test_a_slow_network_changes_the_plan(store: Store) -> None:
-    """Of a 3B model on 16 GPUs: over a slow network gradients that all 16 replicas share cost more than two stages of a pipeline."""
+    """Of a 3B model on 16 GPUs: over a slow network gradients that all 16 replicas share cost more
+    than two stages of a pipeline.
+    """
     asked = spec(
         gpus=16,
         global_batch_size=32,

@@ -1,4 +1,6 @@
-"""What a call says of itself while it works: the state as of each end, in order, what runs, and how long it may still take."""
+"""What a call says of itself while it works: the state as of each end, in order, what runs, and how
+long it may still take.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,8 @@ def test_what_runs_is_named_with_its_phase_and_how_long_all_may_take(
     )
     later = Running(trial_id=5, cell=CELL, layout=LAYOUT, phase=None, step=0, since=0.0)
     assert said(capsys, running=[running, later], left=TimeLeft(least=60.0, most=240.0)) == [
-        "[1:15] 3 of at most 10 launched: 2 measured, 1 min to 4 min left | trial 4, 2 GPUs, dp2 mbs4 ga1 none bf16: first step; and 1 more"
+        "[1:15] 3 of at most 10 launched: 2 measured, 1 min to 4 min left"
+        " | trial 4, 2 GPUs, dp2 mbs4 ga1 none bf16: first step; and 1 more"
     ]
 
 
@@ -172,6 +175,7 @@ def test_each_end_is_told_with_the_state_as_of_then_in_order(
     searched = SearchEnded(cell=CELL, reason=StopReason.TRIALS, untried=7, seconds=60.0)
     assert said(capsys, ended=[first, second], searched=[searched]) == [
         "[0:10] 2 of at most 10 launched: 1 measured, 1 running | trial 1 a: 100",
-        "[1:00] llama-tiny_2gpu_s64_gb8: no new layout is started: max_trials reached; 7 layouts never tried",
+        "[1:00] llama-tiny_2gpu_s64_gb8: no new layout is started: max_trials reached;"
+        " 7 layouts never tried",
         "[1:10] 3 of at most 10 launched: 2 measured | trial 2 b: 200",
     ]

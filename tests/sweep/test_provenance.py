@@ -1,4 +1,6 @@
-"""The code that a fingerprint names is the measured project's own, as git has it; not that of a repository that happens to lie around it."""
+"""The code that a fingerprint names is the measured project's own, as git has it; not that of a
+repository that happens to lie around it.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,17 @@ def state(found: Fingerprint) -> tuple[str | None, str | None]:
 
 def fingerprint_by_the_package_in(folder: Path) -> Fingerprint:
     """As the package that is installed in this folder says it, of itself."""
-    ask = "from orchestrator.sweep import provenance as p; print(p.code_fingerprint(p.PACKAGE / 'cli').model_dump_json())"
+    ask = (
+        "from orchestrator.sweep import provenance as p;"
+        " print(p.code_fingerprint(p.PACKAGE / 'cli').model_dump_json())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", ask], cwd=folder, check=True, capture_output=True, text=True
     )
     return Fingerprint.model_validate_json(done.stdout)
 
 
-def test_a_package_installed_inside_somebody_s_project_does_not_take_that_project_s_commits_for_its_own(
+def test_a_package_installed_inside_somebody_s_project_does_not_take_that_project_s_commits(
     project: Path,
 ) -> None:
     installed = project / ".venv" / "site-packages"
@@ -145,7 +150,8 @@ def slow_the_diff(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = project.parent / f"{project.name}-tools"
     tools.mkdir()
     (tools / "git").write_text(
-        f'#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\nexec {shutil.which("git")} "$@"\n'
+        '#!/bin/sh\ncase "$*" in *" diff "*) exec sleep 60;; esac\n'
+        f'exec {shutil.which("git")} "$@"\n'
     )
     (tools / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
@@ -184,7 +190,7 @@ def test_this_checkout_is_tracked_by_its_own_repository() -> None:
     assert code_fingerprint(PACKAGE).git_sha == head
 
 
-# --- somebody's program outside a checkout --------------------------------------------------------------------------------------
+# --- somebody's program outside a checkout --------------------------------------------------------
 
 
 ARGV = ["python", "train.py", "--settings=run.toml", "{micro_batch_size}"]

@@ -1,4 +1,6 @@
-"""Trials that are launched again after they were measured: how often, beside what, and what is remembered of it over calls."""
+"""Trials that are launched again after they were measured: how often, beside what, and what is
+remembered of it over calls.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def test_other_code_repeats_nothing_that_cannot_count_more_than_once(store: Stor
 
 
 class Mixed(FakeScheduler):
-    """Each attempt reports the torch that it was given; the repeat of trial 1 ends after what runs beside it."""
+    """Each attempt reports the torch that it was given; the repeat of trial 1 ends after what runs
+    beside it.
+    """
 
     def __init__(
         self, script: Script, torch_of: Callable[[TrialRequest], str], **kwargs: Any
@@ -379,7 +383,9 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_rather_than_belie
     best, second, *_ = names(store)
 
     class Busy(FakeScheduler):
-        """Others use the machine while each layout is launched for the first time, and the best suffers most."""
+        """Others use the machine while each layout is launched for the first time, and the best
+        suffers most.
+        """
 
         def poll(self, timeout_seconds: float) -> list[SchedulerEvent]:
             events = super().poll(timeout_seconds)
@@ -459,7 +465,9 @@ def test_a_finished_sweep_is_not_looked_at_again(store: Store) -> None:
 def test_an_orchestrator_that_stood_still_looks_at_the_machine(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after SIGSTOP, or the sleep of a laptop: the loop's own clock may not have gone on, the time of day has."""
+    """As after SIGSTOP, or the sleep of a laptop: the loop's own clock may not have gone on, the
+    time of day has.
+    """
     now, polls = [time.time()], [0]
 
     class Stopped(FakeScheduler):

@@ -1,4 +1,6 @@
-"""What a sweep concludes from layouts that run out of memory, whose memory is known and whose is not; live and after a restart."""
+"""What a sweep concludes from layouts that run out of memory, whose memory is known and whose is
+not; live and after a restart.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def both_ways(request: TrialRequest) -> float | FailureKind:
 
 
 def test_a_run_that_contradicts_a_proof_frees_what_it_ruled_out(store: Store) -> None:
-    """Two at once: while `full` runs out of memory, `none` with a micro-batch as large is under way, and runs."""
+    """Two at once: while `full` runs out of memory, `none` with a micro-batch as large is under
+    way, and runs.
+    """
     scheduler = FakeScheduler(both_ways, slots=6)
     wanted = spec(gpus=1, search={"strategy": "random", "seed": 5, "max_parallel_trials": 3})
     result, _ = run(store, both_ways, spec=wanted, scheduler=scheduler)
@@ -190,6 +194,7 @@ def test_exhaustive_stops_at_no_plateau_and_says_so(store: Store) -> None:
     assert len(scheduler.started) == 6
     assert set(result.stopped.values()) == {StopReason.EXHAUSTED}
     assert wanted.remarks() == (
-        "search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",
+        "search.plateau is ignored: strategy exhaustive measures every layout;"
+        " leave one of the two out",
     )
     assert spec(search={"plateau": {"trials": 1, "gain": 0.5}}).remarks() == ()

@@ -1,4 +1,6 @@
-"""All trials of a sweep rest on one peak per node, and a sweep that goes on after a kill on the same one."""
+"""All trials of a sweep rest on one peak per node, and a sweep that goes on after a kill on the
+same one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ FLOPS_OF_A_STEP = (
 
 
 class Measuring(FakeScheduler):
-    """Its ranks have a peak to rest on, as those of workload llama: the one they are told, else what they measure, each trial something else."""
+    """Its ranks have a peak to rest on, as those of workload llama: the one they are told, else
+    what they measure, each trial something else.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Several cells and one budget: each gets its first trial and a confirmed best before any is refined, and what got nothing is said."""
+"""Several cells and one budget: each gets its first trial and a confirmed best before any is
+refined, and what got nothing is said.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ OF_THE_PROGRAM = [
 
 
 def told(stop_rules: StopRules, kind: FailureKind, *messages: str) -> StopRules:
-    """The stop rules after failures of a kind, one after the other, none of which was enough so far."""
+    """The stop rules after failures of a kind, one after the other, none of which was enough so
+    far.
+    """
     for message in messages:
         stop_rules.stuck_cells(OPEN)
         stop_rules.note_failure(Failure(kind=kind, message=message), cell_id=1, began=0.0, now=0.0)
@@ -106,7 +108,8 @@ def test_faults_of_the_machine_in_a_row_are_the_machine_s_even_after_a_measureme
     last = re.escape(f"the last one: node-a is gone, {MACHINE_FAULTS_IN_A_ROW - 1}.")
     with pytest.raises(
         ClusterUnavailable,
-        match=rf"{MACHINE_FAULTS_IN_A_ROW} attempts one after the other failed by the machine's fault, {last}",
+        match=rf"{MACHINE_FAULTS_IN_A_ROW} attempts one after the other failed by the machine's"
+        rf" fault, {last}",
     ):
         stop_rules.stuck_cells(OPEN)
 
@@ -169,7 +172,7 @@ def test_what_was_cancelled_says_nothing_of_the_machine() -> None:
         stop_rules.stuck_cells(OPEN)
 
 
-# -- several cells -------------------------------------------------------------------------------------------------------------
+# -- several cells ---------------------------------------------------------------------------------
 
 
 def failing(
@@ -180,7 +183,7 @@ def failing(
     message: str = "it stood still",
     node: str | None = None,
 ) -> float:
-    """Tell failures of these cells, one after the other, a second apart; when the last of them was."""
+    """Tell failures of these cells, a second apart. Return when the last of them was."""
     for now, cell_id in enumerate(cells, int(at)):
         stop_rules.note_failure(
             Failure(kind=kind, message=message, node=node),

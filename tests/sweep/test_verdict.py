@@ -7,8 +7,14 @@ import pytest
 from orchestrator.sweep.verdict import relative_excess
 
 GIB = 1 << 30
-REFUSED = "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0.90 GiB is free."
-HELD = " Of the allocated memory 78.00 GiB is allocated by PyTorch, and 0.10 GiB is reserved by PyTorch but unallocated."
+REFUSED = (
+    "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 80.00 GiB of"
+    " which 0.90 GiB is free."
+)
+HELD = (
+    " Of the allocated memory 78.00 GiB is allocated by PyTorch, and"
+    " 0.10 GiB is reserved by PyTorch but unallocated."
+)
 
 
 @pytest.mark.parametrize(
