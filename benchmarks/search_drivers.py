@@ -68,7 +68,7 @@ class LayoutDriver:
         self._searcher.tell(self._layouts[row], _outcome(run))
 
     def again(self) -> bool:
-        return self._searcher.again() is not None
+        return self._searcher.doubtful() is not None
 
     def nothing_fits(self) -> bool:
         return self._searcher.nothing_fits() is not None

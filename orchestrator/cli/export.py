@@ -379,8 +379,9 @@ def _export_optuna(
 ) -> None:
     """One study per cell, named SWEEP/CELL: what the search would be told of it today, without what waits."""
     # Optuna takes 0.5 s to import.
+    from db.connection.foreign_storage import errors_in_one_line
     from orchestrator.core.sweepfile.sections import Objective
-    from orchestrator.search.searcher import export_study
+    from orchestrator.search.optuna_storage import export_study
     from orchestrator.sweep.cell_search import known_of
 
     if output is None:
@@ -400,7 +401,8 @@ def _export_optuna(
                 if (fact := known_of(trial, objective)) is not None
             ]
             study = f"{row.name}/{cell.cell.key}"
-            studies[study] = export_study(output, study, known, objective=objective)
+            with errors_in_one_line("Optuna study", example="sqlite:///optuna.db"):
+                studies[study] = export_study(output, study, known, objective=objective)
     names = ", ".join(row.name for row in rows)
     if as_json:
         write_json(

@@ -1,6 +1,8 @@
-"""Keep numpy's linear algebra to one thread for a while. Its matrices are small here, and beside running trials its threads wait for each other.
+"""Keep numpy's linear algebra to one thread for a while.
 
-Measured on 2 busy cores, 150 asks of a search over 800 layouts: 2.3 to 3.0 s with threads, 0.7 s without.
+Its matrices are small here, and with running trials on the same cores its threads wait for each
+other. Measured on 2 busy cores, 150 asks of a search over 800 layouts: 2.3 to 3.0 s with threads,
+0.7 s without.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _NAMES = (
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """For the length of a with block, where numpy brought its own OpenBLAS; elsewhere nothing changes."""
+    """Within the block use one thread, if numpy brought its own OpenBLAS; else change nothing."""
     library = _openblas()
     if library is None:
         yield

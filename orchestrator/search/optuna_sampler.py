@@ -1,16 +1,27 @@
-"""The search of this project for anyone's own Optuna study: a sampler over a finite set of layouts, given as dictionaries of parameters.
+"""The search of this project for any Optuna study: a sampler over a finite set of layouts.
 
-    layouts = [{"tp": tp, "mbs": mbs, "recompute": r} for tp in (1, 2, 4) for mbs in (1, 2, 4) for r in ("none", "full") if tp * mbs <= 8]
-    sampler = LayoutSampler(layouts, memory_bytes=predicted, memory_limit_bytes=79 * 2**30, seed=0)
+A layout is a dictionary of parameters:
+
+    layouts = [
+        {"tp": tp, "mbs": mbs, "recompute": recompute}
+        for tp in (1, 2, 4)
+        for mbs in (1, 2, 4)
+        for recompute in ("none", "full")
+        if tp * mbs <= 8
+    ]
+    sampler = LayoutSampler(
+        layouts, memory_bytes=predicted, memory_limit_bytes=79 * 2**30, seed=0
+    )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     trial = study.ask(sampler.distributions)
     ...                                                # measure trial.params
     trial.set_user_attr("peak_memory_bytes", peak)     # if it was read
     study.tell(trial, tokens_per_second)
 
-Of an out-of-memory: `trial.set_constraint("memory", excess)` with how far over the limit it was, relative (0.05 where unknown), and tell
-`state=TrialState.FAIL`. A failure without a constraint, or an infinite value, is one by the fault of the layout or the code. Of a pruned
-trial nothing is learned, and its layout is not asked for again.
+For an out-of-memory call `trial.set_constraint("memory", excess)` with how far it was over the
+limit, relative (0.05 if unknown), and tell `state=TrialState.FAIL`. A failure without a constraint,
+or an infinite value, is the fault of the layout or the code. Nothing is learned from a pruned
+trial, and its layout is not asked for again.
 """
 
 from __future__ import annotations
@@ -31,8 +42,9 @@ from orchestrator.core.search.proposer import Told
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.row_searcher import RowSearcher, RowStatus
 
-PEAK_MEMORY = "peak_memory_bytes"  # the user attribute of a trial that says what it read
-PREDICTED_LEVEL_SD, PREDICTED_RESIDUAL_SD = 0.5, 0.25  # of the logarithm of predicted seconds
+PEAK_MEMORY = "peak_memory_bytes"  # the user attribute of a trial that read it
+# How far predictions may be off, in the logarithm: all of them together, and each besides.
+STEP_LEVEL_SD, STEP_RESIDUAL_SD = 0.5, 0.25
 MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD = 0.15, 0.12
 
 
@@ -41,7 +53,10 @@ class LayoutsExhausted(UsageInvalid):
 
 
 class LayoutSampler(BaseSampler):
-    """Proposes each layout at most once, the most promising per second first. Objectives must be positive: a time, or a throughput."""
+    """Proposes each layout at most once, the most promising per second first.
+
+    Objectives must be positive: a time, or a throughput.
+    """
 
     def __init__(
         self,
@@ -53,7 +68,8 @@ class LayoutSampler(BaseSampler):
         lattice: Lattice | None = None,
         seed: int = 0,
     ) -> None:
-        """Predicted seconds and bytes, one per layout, are used as far as they prove right; `lattice` takes the place of both.
+        """Predicted seconds and bytes, one per layout, count for less the more they prove wrong;
+        `lattice` replaces both.
 
         Raises UsageInvalid when layouts differ in their parameters or two are the same.
         """
@@ -61,28 +77,20 @@ class LayoutSampler(BaseSampler):
         self._names = _names(self._params)
         self._rows_of = {self._key(params): row for row, params in enumerate(self._params)}
         if len(self._rows_of) < len(self._params):
-            raise UsageInvalid(
-                f"{len(self._params) - len(self._rows_of)} of {len(self._params)} layouts repeat another: give each once"
-            )
-        axes = tuple(
-            axis
-            for name in self._names
-            if len(axis := _axis(name, [params[name] for params in self._params])) > 1
-        )
+            repeated, num = len(self._params) - len(self._rows_of), len(self._params)
+            raise UsageInvalid(f"{repeated} of {num} layouts repeat another: give each once")
+        num = len(layouts)
         if lattice is None:
+            axes = (_axis(name, [params[name] for params in self._params]) for name in self._names)
             lattice = Lattice(
-                axes=axes,
-                seconds=_belief(
-                    step_seconds, len(layouts), PREDICTED_LEVEL_SD, PREDICTED_RESIDUAL_SD
-                ),
-                memory=_belief(memory_bytes, len(layouts), MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD),
+                axes=tuple(axis for axis in axes if len(axis) > 1),
+                seconds=_belief(step_seconds, num, STEP_LEVEL_SD, STEP_RESIDUAL_SD),
+                memory=_belief(memory_bytes, num, MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD),
                 memory_limit_bytes=memory_limit_bytes,
             )
-        order = (
-            np.argsort(lattice.seconds.mean, kind="stable")
-            if lattice.seconds is not None
-            else np.arange(len(layouts))
-        )
+        order = np.arange(num)
+        if lattice.seconds is not None:
+            order = np.argsort(lattice.seconds.mean, kind="stable")
         self._rows = RowSearcher(
             order=order,
             lattice=lattice.take,
@@ -90,29 +98,25 @@ class LayoutSampler(BaseSampler):
             search=Search(strategy=Strategy.AUTO, seed=seed),
             memory=None if lattice.memory is None else lattice.memory.mean,
         )
-        self._offset: float | None = (
-            0.0 if lattice.seconds is None else None
-        )  # of a throughput's logarithm to that of seconds
+        # Log seconds plus log throughput; None until the first throughput shows it.
+        self._offset: float | None = 0.0 if lattice.seconds is None else None
         self._prior = lattice.seconds
-        self._next = 0  # number of the first trial not looked at
-        self._unfinished: dict[int, int | None] = {}  # number of a trial -> its row, where known
+        self._next = 0  # number of the first trial not read yet
+        self._unfinished: dict[int, int | None] = {}  # number of a trial -> its row, if known
         self._fallback = RandomSampler(seed=seed)
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """For `study.ask`: every parameter at once, so that the trial is one of the layouts."""
+        values = {name: {params[name] for params in self._params} for name in self._names}
         return {
-            name: CategoricalDistribution(
-                sorted(
-                    {params[name] for params in self._params}, key=lambda v: (isinstance(v, str), v)
-                )
-            )
-            for name in self._names
+            name: CategoricalDistribution(sorted(some, key=lambda v: (isinstance(v, str), v)))
+            for name, some in values.items()
         }
 
     def num_left(self, study: Study) -> int:
-        """How many layouts no trial of the study has had."""
-        self._look_at(study, but=None)
+        """The number of layouts that no trial of the study has had."""
+        self._read_trials(study, but=None)
         return self._rows.count(RowStatus.UNTRIED)
 
     def infer_relative_search_space(
@@ -123,9 +127,12 @@ class LayoutSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the layout to measure next. Raises LayoutsExhausted when each was asked for."""
+        """The parameters of the layout to measure next.
+
+        Raises LayoutsExhausted when each was asked for.
+        """
         self._raise_error_if_multi_objective(study)
-        self._look_at(study, but=trial.number)
+        self._read_trials(study, but=trial.number)
         asked = self._rows.ask()
         if asked is None:
             study.tell(trial.number, state=TrialState.FAIL)  # else it would run for ever
@@ -146,8 +153,8 @@ class LayoutSampler(BaseSampler):
     def reseed_rng(self) -> None:
         self._fallback.reseed_rng()
 
-    def _look_at(self, study: Study, *, but: int | None) -> None:
-        """Take in how the study's trials ended, whoever ran them."""
+    def _read_trials(self, study: Study, *, but: int | None) -> None:
+        """Record how the study's trials ended, whoever ran them."""
         trials = study.get_trials(deepcopy=False)
         for number in [*self._unfinished, *range(self._next, len(trials))]:
             if number == but:
@@ -157,7 +164,7 @@ class LayoutSampler(BaseSampler):
             if row is None:
                 row = self._rows_of.get(self._key(trial.params))
                 if row is not None and self._rows.status(row) is RowStatus.UNTRIED:
-                    self._rows.hold(row)
+                    self._rows.start(row)
             if not trial.state.is_finished():
                 self._unfinished[number] = row
                 continue
@@ -171,25 +178,24 @@ class LayoutSampler(BaseSampler):
             ):
                 self._rows.forget(row)
             if ran is not None:
-                self._take_in(study, trial, ran)
+                self._record(study, trial, ran)
         self._next = len(trials)
         if but is not None and but < len(trials):
             self._unfinished.setdefault(but, None)
 
     def _ran(self, trial: FrozenTrial, asked: int | None) -> int | None:
-        """The row of a finished trial: of its parameters, some of which may have been enqueued, and not what it was asked to be."""
+        """The row of a finished trial, by its parameters: enqueued ones replace what was asked."""
         if all(name in trial.params for name in self._names):
             return self._rows_of.get(self._key(trial.params))
-        # It ended before it took up all parameters: it is what was asked for as far as it took them up.
-        if asked is not None and all(
+        # It ended before it took all parameters: the row asked for, if those that it took agree.
+        is_as_asked = asked is not None and all(
             self._params[asked].get(name) == value
             for name, value in trial.params.items()
             if name in self._names
-        ):
-            return asked
-        return None
+        )
+        return asked if is_as_asked else None
 
-    def _take_in(self, study: Study, trial: FrozenTrial, row: int) -> None:
+    def _record(self, study: Study, trial: FrozenTrial, row: int) -> None:
         if trial.state is TrialState.PRUNED and not _is_infeasible(trial):
             if self._rows.status(row) is not RowStatus.TOLD:
                 self._rows.set_aside(row)
@@ -197,31 +203,28 @@ class LayoutSampler(BaseSampler):
         self._rows.tell(self._told(study, trial, row))
 
     def _told(self, study: Study, trial: FrozenTrial, row: int) -> Told:
-        if (
-            trial.state is TrialState.COMPLETE
-            and not _is_infeasible(trial)
-            and isfinite(trial.value or 0.0)
-        ):
-            assert trial.value is not None
-            peak = trial.user_attrs.get(PEAK_MEMORY)
-            return Told(
-                row=row,
-                score=self._score(study, trial.value, row),
-                peak_memory_bytes=None if peak is None else float(peak),
-            )
         if _is_infeasible(trial):
             return Told(row=row, out_of_memory=True, excess=max(trial.constraints.values()))
-        return Told(row=row)
+        if trial.state is not TrialState.COMPLETE or not isfinite(trial.value or 0.0):
+            return Told(row=row)
+        assert trial.value is not None
+        peak = trial.user_attrs.get(PEAK_MEMORY)
+        return Told(
+            row=row,
+            score=self._score(study, trial.value, row),
+            peak_memory_bytes=None if peak is None else float(peak),
+        )
 
     def _score(self, study: Study, value: float, row: int) -> float:
         if not value > 0:
             raise UsageInvalid(
-                f"objective {value} of a trial: a LayoutSampler needs positive ones, a time or a throughput"
+                f"objective {value} of a trial: "
+                "a LayoutSampler needs positive ones, a time or a throughput"
             )
         if study.direction is StudyDirection.MINIMIZE:
             return log(value)
         if self._offset is None:
-            # A throughput in units of its own: the first one tells the scale, as predicted.
+            # The unit of a throughput is unknown: the first one is taken to be as predicted.
             assert self._prior is not None
             self._offset = log(value) + float(self._prior.mean[row])
         return self._offset - log(value)
@@ -237,7 +240,8 @@ def _names(params: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     for number, one in enumerate(params, 1):
         if set(one) != set(names):
             raise UsageInvalid(
-                f"layout {number} has parameters {', '.join(one)}, the first {', '.join(names)}: all have the same"
+                f"layout {number} has parameters {', '.join(one)}, the first {', '.join(names)}: "
+                "all have the same"
             )
     return names
 

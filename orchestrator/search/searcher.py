@@ -1,33 +1,26 @@
-"""Ask and tell: which layout of a cell to measure next, and what its outcome says about the others.
+"""Ask and tell: which layout of a cell to measure next, and what its outcome shows of the others.
 
-The candidates are finite and enumerated. SQL is the truth: a Searcher is rebuilt from it with `replay`. Layouts only: rows, models and
-Optuna's samplers are in row_searcher.py.
+The candidates are finite and enumerated. The store is the truth: `replay` rebuilds a Searcher from
+it. Layouts only: the states of rows, models and Optuna's samplers are in row_searcher.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from math import exp, inf, isnan, log
 
 import numpy as np
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.study import StudyDirection
-from optuna.trial import create_trial
-from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.core.errors import UsageInvalid
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.problem.layout_table import COLUMNS, Ints, Mask
+from orchestrator.core.problem.layout_table import Ints
 from orchestrator.core.problem.proofs import Dominance, MemoryProof, Proofs
 from orchestrator.core.search.planner import Candidates
 from orchestrator.core.search.proposer import Choice, Told
 from orchestrator.core.sweepfile.sections import Objective, Search
 from orchestrator.core.trial.limits import PredictedStep
 from orchestrator.search.axes import free_axes, lattice_of
-from orchestrator.search.optuna_proposals import HEADROOM, UNKNOWN_EXCESS
 from orchestrator.search.row_searcher import Asked, RowSearcher, RowStatus
 
 CORRECTED_FROM = 0.02  # of the logarithm: a smaller correction is within what runs vary by
@@ -35,20 +28,22 @@ CORRECTED_FROM = 0.02  # of the logarithm: a smaller correction is within what r
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    value: float  # of the sweep's objective; where it is no positive number, nothing is learned of it, and it is not asked for again
+    # Of the sweep's objective. From 0, infinity and NaN nothing is learned, and the layout is not
+    # asked for again.
+    value: float
     peak_memory_bytes: float | None = None  # as the prediction counts it; None: not read
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    excess: float | None = None  # how far over the limit, relative to it; None where unknown
+    excess: float | None = None  # over the limit, relative to it; None: unknown
     # Attempts whose failure proves that the layout does not fit. 0: the cause may be another.
     num_proofs: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """By the layout's or the code's fault. The machine's fault is not told: `Searcher.forget`."""
+    """The layout or the code is at fault. For the machine's fault, call `Searcher.forget`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class Condemned:
-    """Needs at least the memory of layouts that were out of it; never launched."""
+    """Needs at least the memory of layouts that ran out of it; never launched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +71,7 @@ class Proposal:
     why: str  # one line, for people
     predicted_tokens_per_second_per_gpu: float | None
     predicted_memory_bytes: int | None
-    predicted_step: PredictedStep | None = None  # None: of this device nothing is predicted
+    predicted_step: PredictedStep | None = None  # None: nothing is predicted on this device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +83,10 @@ class DoubtfulResult:
 
 
 class Searcher:
-    """The search over one cell's candidates. Several asks may be outstanding; no layout is asked twice unless it is forgotten."""
+    """The search over one cell's candidates.
+
+    Several asks may be outstanding; no layout is asked twice unless it is forgotten.
+    """
 
     def __init__(
         self,
@@ -102,16 +100,15 @@ class Searcher:
         steps_per_trial: float | None = None,
         dominance: Dominance = Dominance.TRUSTED,
     ) -> None:
-        """`num_layers` is the model's; `sequence` tells the cells of a sweep apart, so that each has random numbers of its own.
-        `dominance` says how many out-of-memories prove that what needs as much memory cannot run.
+        """`num_layers` is the model's; `sequence` numbers the cells of a sweep, so that each has
+        other random numbers; `dominance` is how many out-of-memories rule a layout out.
+        A trial costs `launch_seconds` and `steps_per_trial` steps; None: as is usual.
 
-        `launch_seconds` (of a trial beside its steps) and `steps_per_trial` are what a trial costs here; None: what is usual.
         Raises UsageInvalid when the strategy needs packages that are not installed.
         """
         self._candidates = candidates
-        self._num_layers = num_layers
         self._objective = objective
-        self._of_layout = {layout: row for row, layout in enumerate(candidates.table.layouts())}
+        self._row_of = {layout: row for row, layout in enumerate(candidates.table.layouts())}
         self._rows = RowSearcher(
             order=candidates.order,
             lattice=partial(lattice_of, candidates, num_layers=num_layers),
@@ -123,21 +120,19 @@ class Searcher:
             steps_per_trial=steps_per_trial,
         )
         self._scale = _scale(candidates)
-        self._doubted: set[int] = set()
+        self._repeated: set[int] = set()  # rows that `doubtful` has returned
         self._step_log_sd = candidates.step_log_sd()
         self._proofs = Proofs(candidates.table, num_layers=num_layers, dominance=dominance)
-        self._ruled_out: Mask = self._proofs.ruled_out
-        self._freed: list[Layout] = []
-        self._set_aside: set[int] = set()  # rows that no proof frees
+        self._freed: list[Layout] = []  # until `take_freed`
 
     def knows(self, layout: Layout) -> bool:
-        """Whether the layout is one of the candidates."""
-        return layout in self._of_layout
+        """True if the layout is one of the candidates."""
+        return layout in self._row_of
 
     def predicted_step(self, layout: Layout) -> PredictedStep | None:
         """The step time predicted when the search began. None: nothing is predicted."""
-        row = self._of_layout.get(layout)
-        return None if row is None or self._step_log_sd is None else self._predicted_step(row, None)
+        row = self._row_of.get(layout)
+        return None if row is None else self._predicted_step(row, None)
 
     @property
     def untried(self) -> int:
@@ -153,64 +148,72 @@ class Searcher:
 
     @property
     def condemned(self) -> int:
-        return self._rows.count(RowStatus.CONDEMNED)
+        """Layouts that are not launched: condemned or set aside."""
+        return self._rows.count(RowStatus.CONDEMNED) + self._rows.count(RowStatus.SET_ASIDE)
 
     def ask(self) -> Proposal | None:
-        """Propose a layout and hold it in flight; None when every one is told, in flight or condemned."""
+        """Propose an untried layout, which is in flight from now on; None when there is none."""
         asked = self._rows.ask()
         return None if asked is None else self._proposal(asked)
 
     def tell(self, layout: Layout, outcome: Outcome) -> list[Layout]:
-        """Record how a layout ended; of one measured again, what it comes to now.
+        """Record how a layout ended; a second telling replaces the first.
 
-        Returns the untried layouts that an out-of-memory condemns: they are not asked for. What a measurement frees, `take_freed` tells.
+        Returns the untried layouts that an out-of-memory condemns: they are not asked for.
+        `take_freed` returns those that a measurement frees.
         """
-        row = self._of_layout.get(layout)
-        if row is not None and _says_nothing(outcome):
+        row = self._row_of.get(layout)
+        if row is not None and _is_useless(outcome):
             self._rows.set_aside(row)
-            self._set_aside.add(row)
         elif row is not None:
             self._rows.tell(self._told(row, outcome))
         match outcome:
             case OutOfMemory(num_proofs=num) if num:
                 self._proofs.add(_proof(layout, outcome))
-                return [self._candidates.table.layout(r) for r in self._condemn()]
+                return self._layouts(self._rule_out())
             case Measured() if row is not None and self._proofs.ran(row):
-                self._free(np.flatnonzero(self._ruled_out & ~self._proofs.ruled_out))
-                self._condemn()
+                self._rule_out()
         return []
 
     def proofs_of(self, layout: Layout) -> tuple[MemoryProof, ...]:
         """The out-of-memories that condemn a layout: one, or two that agree."""
-        return self._proofs.of(self._of_layout[layout])
+        return self._proofs.of(self._row_of[layout])
 
     def take_freed(self) -> list[Layout]:
-        """Layouts that were condemned, and are not any more, since this was last asked: what condemned them is contradicted or withdrawn."""
+        """The layouts that are no longer condemned, since the last call.
+
+        What condemned them is contradicted or withdrawn.
+        """
         freed, self._freed = self._freed, []
         return freed
 
     def correct(self, layout: Layout, value: float) -> None:
-        """A measured layout has this objective, as the machine is now; what differs by no more than noise is left as it was told."""
-        row = self._of_layout.get(layout)
+        """Replace the objective of a measured layout, as the machine is now.
+
+        A difference within noise changes nothing.
+        """
+        row = self._row_of.get(layout)
         told = self._rows.told.get(row) if row is not None else None
         if row is None or told is None or told.score is None:
             return
-        score = self._told(row, Measured(value=value)).score
-        assert score is not None, "a measured layout has a score"
+        score = self._score(value)
         if abs(score - told.score) > CORRECTED_FROM:
             self._rows.tell(replace(told, score=score))
 
     def replay(self, known: Iterable[tuple[Layout, Known]]) -> dict[Layout, Layout]:
-        """Rebuild the state from the store. Returns what its out-of-memories condemn beyond what it knew: layout -> the one that proves it.
+        """Rebuild the state from the store.
 
-        A layout that is no candidate (the axes were narrowed since) is not counted, but its out-of-memory condemns candidates all the same.
+        Returns what its out-of-memories condemn beyond what it knew: layout -> the one that proves
+        it. A layout that is no candidate (the axes were narrowed since) is not counted, but its
+        out-of-memory condemns candidates all the same.
         """
-        told: dict[int, Told] = {}
-        in_flight, was_condemned, set_aside, ran, proofs = [], [], [], [], []
+        told: list[Told] = []
+        in_flight, set_aside, ran, proofs = [], [], [], []
+        was_condemned: dict[int, Layout] = {}
         for layout, fact in known:
             if isinstance(fact, OutOfMemory) and fact.num_proofs:
                 proofs.append(_proof(layout, fact))
-            row = self._of_layout.get(layout)
+            row = self._row_of.get(layout)
             if row is None:
                 continue
             if isinstance(fact, Measured):
@@ -219,133 +222,131 @@ class Searcher:
                 case InFlight():
                     in_flight.append(row)
                 case Condemned():
-                    was_condemned.append(row)
+                    was_condemned[row] = layout
                 case SetAside():
                     set_aside.append(row)
-                case Measured() if _says_nothing(fact):
+                case Measured() if _is_useless(fact):
                     set_aside.append(row)
                 case Measured() | OutOfMemory() | Failed():
-                    told[row] = self._told(row, fact)
-        self._rows.rebuild(told.values(), in_flight=in_flight, condemned=set_aside)
-        self._set_aside = set(set_aside)
+                    told.append(self._told(row, fact))
+        self._rows.rebuild(told, in_flight=in_flight, set_aside=set_aside)
         self._proofs.replace(proofs, np.array(ran, dtype=np.int64))
-        table, known_before = self._candidates.table, set(was_condemned)
-        self._ruled_out = np.zeros(len(table), dtype=np.bool_)
-        found = self._condemn()
-        self._freed = [table.layout(row) for row in was_condemned if not self._ruled_out[row]]
+        condemned = self._rule_out()
+        ruled_out = self._proofs.ruled_out
+        self._freed = [layout for row, layout in was_condemned.items() if not ruled_out[row]]
         return {
-            table.layout(row): self._proofs.of(row)[0].layout
-            for row in found
-            if row not in known_before
+            self._candidates.table.layout(row): self._proofs.of(row)[0].layout
+            for row in condemned.tolist()
+            if row not in was_condemned
         }
 
     def forget(self, layout: Layout) -> None:
-        """Put a layout back to untried: its attempts ended by the machine's fault, or its result was invalidated."""
-        row = self._of_layout.get(layout)
+        """Put a layout back to untried: the machine was at fault, or its result was invalidated."""
+        row = self._row_of.get(layout)
         if row is not None:
             self._rows.forget(row)
 
-    def again(self) -> DoubtfulResult | None:
-        """A measured layout that its neighbours contradict, where it would matter: to be measured once more before it is believed.
+    def doubtful(self) -> DoubtfulResult | None:
+        """A measured layout that its neighbours contradict, if that matters: measure it once more.
 
-        Each layout at most once. Tell what it comes to: it takes the place of what was told before.
+        Each layout at most once. Tell the new result: it replaces the first.
         """
-        found = self._rows.doubtful(but=self._doubted)
+        found = self._rows.doubtful(but=self._repeated)
         if found is None:
             return None
-        row, said = found
-        self._doubted.add(row)
+        row, expected = found
+        self._repeated.add(row)
         was = self._rows.told[row].score
         assert was is not None
         return DoubtfulResult(
             layout=self._candidates.table.layout(row),
-            why=f"measured {self._in_words(was)}, where its neighbours say {self._in_words(said)}: once more before it is believed",
+            why=f"measured {self._in_words(was)}, but its neighbours say "
+            f"{self._in_words(expected)}: measured once more before it is believed",
         )
 
     def expected_gain(self) -> float | None:
-        """The most that an untried layout is expected to gain over the best, relative; None: the strategy has no model, or nothing has run yet."""
+        """The largest expected gain of an untried layout over the best, relative.
+
+        None: the strategy has no model, or nothing has run yet.
+        """
         return self._rows.expected_gain()
 
     def nothing_fits(self) -> str | None:
-        """The evidence that no layout of the cell fits, or None: nothing was measured, and what needs least ran out of memory."""
+        """The evidence that no layout of the cell fits, or None.
+
+        Nothing was measured, and the layout that needs least ran out of memory.
+        """
         row = self._rows.hopeless()
         if row is None:
             return None
         layout, limit = self._candidates.table.layout(row), self._candidates.memory_limit_bytes
-        room = f" of {limit / 2**30:.1f} GiB" if limit is not None else ""
-        match sum(told.out_of_memory for told in self._rows.told.values()) - 1:
-            case 0:
-                others = ""
-            case 1:
-                others = ", and so did 1 other"
-            case num:
-                others = f", and so did {num} others"
-        return f"{layout.short}, predicted to need least, ran out of memory{room}{others}; none was measured"
+        memory = f" of {limit / 2**30:.1f} GiB" if limit is not None else ""
+        num = sum(told.out_of_memory for told in self._rows.told.values()) - 1
+        others = f", and so did {num} other{'s' if num > 1 else ''}" if num else ""
+        return (
+            f"{layout.short}, predicted to need least, ran out of memory{memory}{others}; "
+            "none was measured"
+        )
 
-    def _condemn(self) -> list[int]:
-        """Set aside what the proofs rule out by now. The rows that were untried."""
-        self._ruled_out = self._proofs.ruled_out
-        return self._rows.condemn(self._ruled_out)
+    def _rule_out(self) -> Ints:
+        """Condemn and free rows as the proofs have it by now. Returns the rows condemned."""
+        condemned, freed = self._rows.rule_out(self._proofs.ruled_out)
+        self._freed += self._layouts(freed)
+        return condemned
 
-    def _free(self, rows: Ints) -> None:
-        """Put rows that no proof rules out any more back to untried."""
-        rows = np.array([row for row in rows if row not in self._set_aside], dtype=np.int64)
-        self._freed += [self._candidates.table.layout(row) for row in self._rows.free(rows)]
+    def _layouts(self, rows: Ints) -> list[Layout]:
+        return [self._candidates.table.layout(row) for row in rows.tolist()]
 
-    # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------------------------------------
+    # -- scores: logarithms of the seconds of a step, or of what stands for them ------------------
 
     def _told(self, row: int, outcome: Outcome) -> Told:
         match outcome:
             case Measured(value=value, peak_memory_bytes=peak):
-                score = (
-                    log(value)
-                    if self._objective is Objective.STEP_SECONDS
-                    else log(self._scale / value)
-                )
-                return Told(row=row, score=score, peak_memory_bytes=peak)
+                return Told(row=row, score=self._score(value), peak_memory_bytes=peak)
             case OutOfMemory(excess=excess):
                 return Told(row=row, out_of_memory=True, excess=excess)
             case Failed():
                 return Told(row=row)
 
+    def _score(self, value: float) -> float:
+        return log(value if self._is_time else self._scale / value)
+
     def _in_words(self, score: float) -> str:
-        if self._objective is Objective.STEP_SECONDS:
+        if self._is_time:
             return f"{exp(score):,.3g} s a step"
         value = self._scale / exp(score)
         return f"{value:,.0f} tokens/s/GPU" if value >= 100 else f"{value:,.3g} tokens/s/GPU"
 
-    # -- what is said of a proposal -----------------------------------------------------------------------------------------------
+    @property
+    def _is_time(self) -> bool:
+        return self._objective is Objective.STEP_SECONDS
+
+    # -- the reasons of a proposal ----------------------------------------------------------------
 
     def _proposal(self, asked: Asked) -> Proposal:
-        row = asked.row
-        tokens, memory = (
-            float(self._candidates.tokens_per_second_per_gpu[row]),
-            float(self._candidates.memory_bytes[row]),
-        )
-        if asked.choice is not None:
-            why = self._expected(asked.choice, asked.row)
-            # Also of a device that nothing was predicted of at first, once neighbours that were measured tell: it is what the words say.
-            told = not isnan(tokens) or asked.choice.improvement is not None
-            if (
-                asked.choice.score is not None
-                and self._objective is not Objective.STEP_SECONDS
-                and told
-            ):
-                tokens = self._scale / exp(asked.choice.score)
-            if asked.choice.memory_bytes is not None and not isnan(memory):
-                memory = asked.choice.memory_bytes
-        else:
+        row, choice = asked.row, asked.choice
+        tokens = float(self._candidates.tokens_per_second_per_gpu[row])
+        memory = float(self._candidates.memory_bytes[row])
+        if choice is None:
             why = f"{asked.why}; {self._ranked(row)}" if asked.why else self._ranked(row)
+        else:
+            why = self._expected(choice, row)
+            # Measured neighbours predict a layout also on a device that physics does not know.
+            is_predicted = not isnan(tokens) or choice.improvement is not None
+            if choice.score is not None and not self._is_time and is_predicted:
+                tokens = self._scale / exp(choice.score)
+            if choice.memory_bytes is not None and not isnan(memory):
+                memory = choice.memory_bytes
         return Proposal(
             layout=self._candidates.table.layout(row),
             why=why,
             predicted_tokens_per_second_per_gpu=None if isnan(tokens) else tokens,
             predicted_memory_bytes=None if isnan(memory) else int(memory),
-            predicted_step=self._predicted_step(row, asked.choice),
+            predicted_step=self._predicted_step(row, choice),
         )
 
     def _predicted_step(self, row: int, choice: Choice | None) -> PredictedStep | None:
-        """The step time by physics, or by the search's model where trials of the cell show that it takes longer."""
+        """The step time by physics, or by the search's model if measured trials show it longer."""
         if self._step_log_sd is None:
             return None
         seconds, log_sd = float(self._candidates.step_seconds[row]), self._step_log_sd
@@ -354,93 +355,42 @@ class Searcher:
         return PredictedStep(seconds=seconds, log_sd=log_sd)
 
     def _expected(self, choice: Choice, row: int) -> str:
-        """As `auto` sees it: predicted 9,800 tokens/s/GPU (6 % better than the best so far), 71.0 of 79.0 GiB, 93 % likely to fit."""
+        """What `auto` expects: predicted 9,800 tokens/s/GPU, give or take a factor of 1.10 (6%
+        better than the best so far), 71.0 of 79.0 GiB, 93% likely to fit.
+        """
         if choice.score is None:
             return "far from all that is known; nothing is predicted yet"
         if choice.improvement is None and isnan(self._candidates.step_seconds[row]):
-            return "the least work per token; nothing is predicted of this device yet"
-        facts = [
-            f"predicted {self._in_words(choice.score)}, give or take a factor of {exp(choice.score_sd):.2f}"
-        ]
-        if choice.improvement is not None:
-            gain = (
-                exp(choice.improvement) - 1
-                if self._objective is not Objective.STEP_SECONDS
-                else 1 - exp(-choice.improvement)
-            )
-            facts[0] += (
-                f" ({abs(gain):.0%} {'better' if gain > 0 else 'worse'} than the best so far)"
-            )
+            return "the least work per token; nothing is predicted on this device yet"
+        score, factor = self._in_words(choice.score), exp(choice.score_sd)
+        facts = [f"predicted {score}, give or take a factor of {factor:.2f}"]
+        if (better := choice.improvement) is not None:
+            gain = 1 - exp(-better) if self._is_time else exp(better) - 1
+            word = "better" if gain > 0 else "worse"
+            facts[0] += f" ({abs(gain):.0%} {word} than the best so far)"
         limit = self._candidates.memory_limit_bytes
         if choice.memory_bytes is not None and limit is not None:
             facts.append(f"{choice.memory_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB")
         if choice.fits is not None:
             facts.append(f"{choice.fits:.0%} likely to fit")
         if choice.fails > 0.15:
-            facts.append(f"{choice.fails:.0%} likely to fail as its like did")
+            facts.append(f"{choice.fails:.0%} likely to fail as similar layouts did")
         return ", ".join(facts)
 
     def _ranked(self, row: int) -> str:
         candidates = self._candidates
+        tokens, memory = candidates.tokens_per_second_per_gpu[row], candidates.memory_bytes[row]
+        limit = candidates.memory_limit_bytes
         facts = []
-        if not isnan(candidates.tokens_per_second_per_gpu[row]):
-            facts.append(f"{candidates.tokens_per_second_per_gpu[row]:,.0f} tokens/s/GPU")
-        if not isnan(candidates.memory_bytes[row]):
-            limit = (
-                ""
-                if candidates.memory_limit_bytes is None
-                else f" of {candidates.memory_limit_bytes / 2**30:.1f}"
-            )
-            facts.append(f"{candidates.memory_bytes[row] / 2**30:.1f}{limit} GiB")
+        if not isnan(tokens):
+            facts.append(f"{tokens:,.0f} tokens/s/GPU")
+        if not isnan(memory):
+            of_limit = "" if limit is None else f" of {limit / 2**30:.1f}"
+            facts.append(f"{memory / 2**30:.1f}{of_limit} GiB")
         if not candidates.fits[row]:
             facts.append("predicted not to fit")
-        return f"prediction ranks it {int(self._rows.rank[row]) + 1} of {len(candidates)}" + (
-            f": {', '.join(facts)}" if facts else ""
-        )
-
-
-def export_study(
-    url: str, name: str, known: Iterable[tuple[Layout, Known]], *, objective: Objective
-) -> int:
-    """Copy a cell's layouts into an Optuna storage, for optuna-dashboard. Returns how many. Raises UsageInvalid when the name is taken."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    direction = _direction(objective)
-    rows = [(layout, fact) for layout, fact in known if not isinstance(fact, InFlight)]
-    told = [_params(layout) for layout, _ in rows]
-    distributions: dict[str, BaseDistribution] = {
-        axis: CategoricalDistribution(
-            sorted(
-                {params[axis] for params in told if axis in params},
-                key=lambda v: (isinstance(v, str), v),
-            )
-        )
-        for axis in dict.fromkeys(axis for params in told for axis in params)
-    }
-    worst = _worst((fact for _, fact in rows), direction)
-    trials = [
-        create_trial(
-            value=_shown_value(fact, worst),
-            constraints={"infeasible": _excess(fact)},
-            params=params,
-            distributions={axis: distributions[axis] for axis in params},
-            user_attrs={"layout": layout.key, "outcome": type(fact).__name__},
-        )
-        for (layout, fact), params in zip(rows, told, strict=True)
-    ]
-    try:
-        study = optuna.create_study(storage=url, study_name=name, direction=direction)
-    except optuna.exceptions.DuplicatedStudyError as exc:
-        raise UsageInvalid(
-            f"a study {name!r} is in that storage already: export under another name, or delete it there"
-        ) from exc
-    except (SQLAlchemyError, ImportError) as exc:
-        # The cause, without the URL: it may hold a password.
-        cause = str(getattr(exc, "orig", None) or exc).splitlines()[0]
-        raise UsageInvalid(
-            f"no Optuna study can be written there: {cause}. Expected a URL such as sqlite:///optuna.db"
-        ) from exc
-    study.add_trials(trials)
-    return len(trials)
+        rank = f"prediction ranks it {int(self._rows.rank[row]) + 1} of {len(candidates)}"
+        return f"{rank}: {', '.join(facts)}" if facts else rank
 
 
 def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:
@@ -449,55 +399,16 @@ def _proof(layout: Layout, outcome: OutOfMemory) -> MemoryProof:
     )
 
 
-def _says_nothing(outcome: Outcome) -> bool:
-    """Whether it was measured and the number is none: of a clock that stood still, 0 or infinite."""
+def _is_useless(outcome: Outcome) -> bool:
+    """True for a measured value that is none: from a clock that stood still, 0 or infinite."""
     return isinstance(outcome, Measured) and not 0 < outcome.value < inf
 
 
 def _scale(candidates: Candidates) -> float:
-    """Seconds of a step times tokens per second and GPU: the same for every layout of a cell; 1 where nothing is predicted."""
+    """Seconds of a step times tokens per second and GPU: the same for every layout of a cell.
+
+    1 if nothing is predicted.
+    """
     products = candidates.step_seconds * candidates.tokens_per_second_per_gpu
     known = products[np.isfinite(products)]
     return float(known[0]) if len(known) else 1.0
-
-
-def _direction(objective: Objective) -> StudyDirection:
-    return (
-        StudyDirection.MINIMIZE if objective is Objective.STEP_SECONDS else StudyDirection.MAXIMIZE
-    )
-
-
-def _excess(fact: Known) -> float:
-    """The constraint: above zero is infeasible, and the sampler prefers less of it."""
-    match fact:
-        case Measured() | InFlight():
-            return HEADROOM
-        case OutOfMemory(excess=excess):
-            return max(excess, 1e-3) if excess is not None else UNKNOWN_EXCESS
-        case Failed():
-            return 1.0
-        case Condemned() | SetAside():
-            return UNKNOWN_EXCESS
-
-
-def _worst(facts: Iterable[Known], direction: StudyDirection) -> float | None:
-    values = [fact.value for fact in facts if isinstance(fact, Measured)]
-    return reduce(lambda a, b: _worse(a, b, direction), values) if values else None
-
-
-def _worse(a: float, b: float, direction: StudyDirection) -> float:
-    return min(a, b) if direction is StudyDirection.MAXIMIZE else max(a, b)
-
-
-def _shown_value(fact: Known, worst: float | None) -> float:
-    """What stands for a value where there is none: the worst measured. A zero among thousands would flatten what a GP sees of the rest."""
-    return fact.value if isinstance(fact, Measured) else worst or 0.0
-
-
-def _params(layout: Layout) -> dict[str, int | str]:
-    """Each axis under its name, options of the workload that vary included."""
-    sizes = ((axis, getattr(layout, axis)) for axis in COLUMNS if axis != "options")
-    return {
-        axis: value if isinstance(value, int) else str(value)
-        for axis, value in (*sizes, *layout.options)
-    }

@@ -255,7 +255,7 @@ class CellSearch:
 
     def _next_doubt(self) -> tuple[int, Layout, str] | None:
         # A trial that was repeated already, before a restart or to confirm it, is passed over.
-        while self.doubt is None and (doubtful := self.searcher.again()) is not None:
+        while self.doubt is None and (doubtful := self.searcher.doubtful()) is not None:
             trial_id = self.confirmation.trial_of(doubtful.layout)
             if trial_id is not None and not self.confirmation.was_doubted(trial_id):
                 self.doubt = trial_id, doubtful.layout, doubtful.why

@@ -1,4 +1,6 @@
-"""The search in anyone's own Optuna study: nothing twice, outcomes taken in whoever ran them, and the best found in few trials."""
+"""The search in any Optuna study: no layout twice, every outcome recorded whoever ran it, and the
+best found in few trials.
+"""
 
 from __future__ import annotations
 

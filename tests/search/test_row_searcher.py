@@ -1,4 +1,4 @@
-"""Rows beyond those that `auto` thinks about: what needs least of all decides whether anything fits."""
+"""Rows beyond those that `auto` considers: the one that needs least shows whether anything fits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_fits_is_not_said_before_the_row_that_needs_least_of_all_was_tri
 
 
 def test_rows_of_each_status_are_counted_as_they_move() -> None:
-    """Ten rows: asked, told, told again, given back, set aside, condemned, and all of it rebuilt from what is known."""
+    """Ten rows: asked, told, told again, forgotten, set aside, ruled out, freed, and rebuilt."""
     rows = many(10)
     search = RowSearcher(
         order=np.arange(10),
@@ -79,18 +79,21 @@ def test_rows_of_each_status_are_counted_as_they_move() -> None:
         ]
         return counts
 
-    assert counted() == [10, 0, 0, 0]
+    assert counted() == [10, 0, 0, 0, 0]
     asked = [search.ask() for _ in range(4)]
     first, second, third, _ = [one.row for one in asked if one is not None]
-    assert counted() == [6, 4, 0, 0]
+    assert counted() == [6, 4, 0, 0, 0]
     search.tell(Told(row=first, score=1.0))
     search.tell(Told(row=first, score=1.1))
-    assert counted() == [6, 3, 1, 0]
+    assert counted() == [6, 3, 1, 0, 0]
     search.forget(second)
     search.set_aside(third)
-    assert counted() == [7, 1, 1, 1]
-    assert (
-        len(search.condemn(np.arange(10) % 2 == 0)) == counted()[3] - 1
-    )  # those of them that are untried
-    search.rebuild([Told(row=1, score=1.0)], in_flight=[2], condemned=[3, 4])
-    assert counted() == [6, 1, 1, 2]
+    assert counted() == [7, 1, 1, 0, 1]
+    condemned, freed = search.rule_out(np.ones(10, dtype=np.bool_))
+    assert (len(condemned), len(freed)) == (7, 0)
+    condemned, freed = search.rule_out(np.arange(10) == second)
+    assert (len(condemned), len(freed)) == (0, 6)
+    assert search.status(second) is RowStatus.CONDEMNED
+    assert search.status(third) is RowStatus.SET_ASIDE
+    search.rebuild([Told(row=1, score=1.0)], in_flight=[2], set_aside=[3, 4])
+    assert counted() == [6, 1, 1, 0, 2]

@@ -1,4 +1,6 @@
-"""`strategy: auto` on planted cells: what physics and a few trials find, what it does where physics is silent, and what it costs."""
+"""`strategy: auto` on planted cells: what it finds with physics and a few trials, what it does
+without physics, and what it costs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.search.planner import Candidates, rank_candidates
 from orchestrator.core.sweepfile.sections import Search, Strategy
 from orchestrator.search.searcher import Failed, Known, Measured, OutOfMemory, Searcher
-from tests.search.test_searcher import (
+from tests.search.planted_cell import (
     LIMIT_BYTES,
     NUM_LAYERS,
     TOKENS,
@@ -69,7 +71,10 @@ def test_on_an_unknown_device_the_order_of_work_is_a_start() -> None:
 
 
 def with_attention(better: str) -> tuple[Candidates, dict[Layout, float]]:
-    """A cell whose layouts differ in an attention kernel too; one of the two is a third faster. No formula knows of it."""
+    """A cell whose layouts differ in an attention kernel too; one of the two is a third faster.
+
+    No formula knows that.
+    """
     layouts = [
         Layout(
             data_parallel_size=16 // tp,
@@ -158,15 +163,15 @@ def test_a_lone_bad_run_is_asked_for_once_more_and_only_once() -> None:
     best = max(
         (layout for layout in asked if smooth.excess[layout] <= 0), key=smooth.value.__getitem__
     )
-    assert search.again() is None
+    assert search.doubtful() is None
     search.tell(best, Measured(value=smooth.value[best] / 4))
-    again = search.again()
+    again = search.doubtful()
     assert again is not None
     assert again.layout == best
     assert "its neighbours say" in again.why
-    assert search.again() is None
+    assert search.doubtful() is None
     search.tell(best, Measured(value=smooth.value[best]))
-    assert search.again() is None
+    assert search.doubtful() is None
 
 
 def test_a_cell_in_which_nothing_fits_is_given_up_with_evidence() -> None:
@@ -229,7 +234,7 @@ def test_a_layout_that_is_bad_indeed_does_not_stand_before_the_next_bad_run() ->
     for layout, factor in ((worse, 6), (lone, 3)):
         search.tell(layout, Measured(value=smooth.value[layout] / factor))
     found = []
-    while (again := search.again()) is not None:
+    while (again := search.doubtful()) is not None:
         found.append(again.layout)
         if again.layout == worse:
             search.tell(worse, Measured(value=smooth.value[worse] / 6))
@@ -285,7 +290,8 @@ def test_an_ask_stays_quick_after_ten_thousand_trials() -> None:
         proposal = search.ask()
         assert proposal is not None
         search.tell(proposal.layout, Measured(value=1000.0))
-    # 50 ms amortised are promised, and 24 measured on a quiet core (benchmarks/searcher_scale.py); here four times as much.
+    # 50 ms amortised are promised, and 24 measured on a quiet core (benchmarks/searcher_scale.py);
+    # here four times as much.
     assert (time.process_time() - began) / 40 < 0.2
 
 

@@ -29,7 +29,7 @@ from orchestrator.search.searcher import (
 from orchestrator.sweep.cell_search import CellSearch, known_of
 from tests.cli.cli_store import fill
 from tests.db.builders import Bench, failure, record_failure
-from tests.search.test_searcher import TOKENS, drive, planted, searcher
+from tests.search.planted_cell import TOKENS, drive, planted, searcher
 
 
 def test_each_state_says_what_it_proves_of_the_layout(tmp_path: Path) -> None:

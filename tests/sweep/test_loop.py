@@ -1027,7 +1027,7 @@ def test_a_value_that_its_neighbours_contradict_is_measured_once_more(
     noisy = Noisy({odd: [30.0, 2.0]})
     scheduler = FakeScheduler(noisy)
     monkeypatch.setattr(Searcher, "tell", listening)
-    monkeypatch.setattr(Searcher, "again", doubting)
+    monkeypatch.setattr(Searcher, "doubtful", doubting)
     run(store, noisy, scheduler=scheduler, spec=spec(gpus=1))
     assert noisy.taken[odd] == 2
     detail = store.trial(
