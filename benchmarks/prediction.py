@@ -41,8 +41,10 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, write_result
 from benchmarks.table_folder import add_table_arguments, read_tables
-from orchestrator.core.physics.calibration import Calibration, Observation, Predicted, calibrate
+from orchestrator.core.physics.calibration import Calibration, Predicted
+from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.memory import Stage
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.pretend.run_table import MeasuredRun, RunCell, RunStatus
 from orchestrator.core.problem.hardware import Hardware, from_label

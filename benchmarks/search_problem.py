@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from benchmarks.prediction import observation, problem_key
 from benchmarks.table_folder import read_tables
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
 from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus, named_profile, standing_run

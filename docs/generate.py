@@ -193,7 +193,7 @@ def constant_table() -> str:
         if isinstance(node, ast.ClassDef) and node.name == "StepTimeConstants"
     ).body
     means = {
-        field.target.id: said.value.value
+        field.target.id: " ".join(str(said.value.value).split())
         for field, said in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)

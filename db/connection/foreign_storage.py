@@ -1,4 +1,4 @@
-"""A database that belongs to another program, such as Optuna's: its errors, as one line for people."""
+"""A database of another program, such as Optuna's: its errors, as one line for people."""
 
 from __future__ import annotations
 

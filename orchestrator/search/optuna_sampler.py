@@ -49,7 +49,7 @@ MEMORY_LEVEL_SD, MEMORY_RESIDUAL_SD = 0.15, 0.12
 
 
 class LayoutsExhausted(UsageInvalid):
-    """Every layout of the sampler was asked for. End the study, or give the sampler more layouts."""
+    """Every layout of the sampler was asked for. End the study, or give it more layouts."""
 
 
 class LayoutSampler(BaseSampler):

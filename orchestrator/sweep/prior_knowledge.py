@@ -17,9 +17,11 @@ from typing import Any
 from db.read.observations import ObservationRow
 from db.read.rows import LinkRow
 from db.store import Store
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.fit_quality import agreement
 from orchestrator.core.physics.links import Network, network_of
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import GIB, UNLIMITED_BYTES, Hardware, from_driver_name

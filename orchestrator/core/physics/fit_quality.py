@@ -1,4 +1,4 @@
-"""How well a calibration agrees with what it was fitted to, and what it has learned of each constant."""
+"""How well a calibration agrees with observations, and how well each constant is known by now."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from math import exp
 
 import numpy as np
 
-from orchestrator.core.physics.calibration import (
-    MEMORY_CONSTANTS,
-    MEMORY_FACTORS,
-    Calibration,
-    Observation,
-)
-from orchestrator.core.physics.step_time import CONSTANTS
+from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, MEMORY_FACTORS, Calibration
+from orchestrator.core.physics.observation import Observation, by_cell
+from orchestrator.core.physics.step_time import CONSTANTS, Floats
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import LayoutTable
 
@@ -23,7 +19,10 @@ CLOSE = 0.15  # relative: what counts as well predicted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """One constant before and after. Of a factor, the standard deviations are of its logarithm; of an amount, in its own unit."""
+    """One constant before and after.
+
+    The standard deviations of a factor are of its logarithm, those of an amount in its unit.
+    """
 
     name: str
     is_factor: bool
@@ -34,64 +33,58 @@ class Fitted:
 
     @property
     def learned(self) -> float:
-        """How much of the uncertainty trials have taken away, 0..1."""
+        """The share of the uncertainty that trials have removed, 0..1."""
         return max(1.0 - self.fitted_sd / self.prior_sd, 0.0)
 
 
 def fitted_times(prior: Calibration, fitted: Calibration) -> list[Fitted]:
     """The constants of step time."""
-    sds = [np.sqrt(np.diag(each.step_covariance)) for each in (prior, fitted)]
-    return [
-        Fitted(
-            name=name,
-            is_factor=True,
-            prior=exp(prior.log_constants[i]),
-            prior_sd=float(sds[0][i]),
-            fitted=exp(fitted.log_constants[i]),
-            fitted_sd=float(sds[1][i]),
-        )
-        for i, name in enumerate(CONSTANTS)
-    ]
+    before, after = ((one.log_constants, one.step_covariance) for one in (prior, fitted))
+    return _fitted(CONSTANTS, len(CONSTANTS), *before, *after)
 
 
 def fitted_memory(prior: Calibration, fitted: Calibration) -> list[Fitted]:
-    """The constants of the trainer that are calibrated: factors, then amounts, the reserve in GiB."""
-    sds = [np.sqrt(np.diag(each.memory_covariance)) for each in (prior, fitted)]
-    found = []
-    for i, name in enumerate(MEMORY_CONSTANTS):
-        is_factor = name in MEMORY_FACTORS
-        before, after = float(prior.memory_values[i]), float(fitted.memory_values[i])
-        found.append(
-            Fitted(
-                name=name,
-                is_factor=is_factor,
-                prior=exp(before) if is_factor else before,
-                prior_sd=float(sds[0][i]),
-                fitted=exp(after) if is_factor else max(after, 0.0),
-                fitted_sd=float(sds[1][i]),
-            )
+    """The calibrated constants of the trainer: factors, then amounts, the reserve in GiB."""
+    before, after = ((one.memory_values, one.memory_covariance) for one in (prior, fitted))
+    return _fitted(MEMORY_CONSTANTS, len(MEMORY_FACTORS), *before, *after)
+
+
+def _fitted(
+    names: Sequence[str],
+    num_factors: int,
+    prior: Floats,
+    prior_covariance: Floats,
+    fitted: Floats,
+    fitted_covariance: Floats,
+) -> list[Fitted]:
+    return [
+        Fitted(
+            name=name,
+            is_factor=i < num_factors,
+            prior=exp(prior[i]) if i < num_factors else float(prior[i]),
+            prior_sd=float(np.sqrt(prior_covariance[i, i])),
+            fitted=exp(fitted[i]) if i < num_factors else max(float(fitted[i]), 0.0),
+            fitted_sd=float(np.sqrt(fitted_covariance[i, i])),
         )
-    return found
+        for i, name in enumerate(names)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agreement:
-    """Predicted against measured, of those observations that were."""
+    """Predicted against measured."""
 
     layouts: Sequence[Layout]  # of all observations
-    places: Sequence[int]  # of those that count, among them
+    places: Sequence[int]  # of the measured ones, among all
     predicted: Sequence[float]
     measured: Sequence[float]
 
     @property
     def ratios(self) -> list[float]:
-        return [
-            predicted / measured
-            for predicted, measured in zip(self.predicted, self.measured, strict=True)
-        ]
+        return [p / m for p, m in zip(self.predicted, self.measured, strict=True)]
 
     def quantiles(self) -> dict[str, float] | None:
-        """Quantiles of predicted over measured; None where there is nothing to compare."""
+        """Quantiles of predicted over measured; None if there are none."""
         if not self.ratios:
             return None
         ratios = np.array(self.ratios)
@@ -105,7 +98,7 @@ class Agreement:
         }
 
     def worst(self, most: int) -> list[tuple[int, float, float]]:
-        """Place, predicted and measured of those that are farthest off, by their ratio."""
+        """Place, predicted and measured of those farthest off, by their ratio."""
         by_error = np.argsort(-np.abs(np.log(self.ratios)), kind="stable").tolist()
         return [(self.places[i], self.predicted[i], self.measured[i]) for i in by_error[:most]]
 
@@ -118,41 +111,34 @@ class Agreements:
 
 
 def agreement(observations: Sequence[Observation], calibration: Calibration) -> Agreements:
-    """Predict every observation by the formulas, and hold it against what was measured.
+    """Predict every observation by the formulas, and compare it with what was measured.
 
-    Without the residuals: what was learned of these very rows would flatter.
+    Without the residuals, which were fitted to these very rows and would flatter.
     """
     calibration = replace(calibration, residuals={})
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for place, row in enumerate(observations):
-        groups.setdefault((row.cell, row.hardware.name, row.gpus_per_node, row.stage), []).append(
-            place
-        )
     layouts = [row.layout for row in observations]
     seconds, memory = np.empty(len(observations)), np.empty(len(observations))
-    for places in groups.values():
-        first = observations[places[0]]
-        table = LayoutTable.of(layouts[place] for place in places)
-        seconds[places], memory[places] = calibration.expect(
-            table, first.cell, first.hardware, gpus_per_node=first.gpus_per_node, stage=first.stage
+    for group in by_cell(observations):
+        seconds[group.places], memory[group.places] = calibration.expect(
+            LayoutTable.of(row.layout for row in group.rows),
+            group.cell,
+            group.hardware,
+            gpus_per_node=group.gpus_per_node,
+            stage=group.stage,
         )
-    timed = [place for place, row in enumerate(observations) if row.step_seconds is not None]
-    peaked = [place for place, row in enumerate(observations) if row.peak_memory_bytes is not None]
+
+    def compared(predicted: Floats, measured: Sequence[float | None]) -> Agreement:
+        both = [(n, float(predicted[n]), m) for n, m in enumerate(measured) if m is not None]
+        return Agreement(
+            layouts=layouts,
+            places=[place for place, _, _ in both],
+            predicted=[one for _, one, _ in both],
+            measured=[one for _, _, one in both],
+        )
+
     return Agreements(
-        step_time=Agreement(
-            layouts=layouts,
-            places=timed,
-            predicted=[float(seconds[place]) for place in timed],
-            measured=[row.step_seconds for row in observations if row.step_seconds is not None],
-        ),
-        memory=Agreement(
-            layouts=layouts,
-            places=peaked,
-            predicted=[float(memory[place]) for place in peaked],
-            measured=[
-                row.peak_memory_bytes for row in observations if row.peak_memory_bytes is not None
-            ],
-        ),
+        step_time=compared(seconds, [row.step_seconds for row in observations]),
+        memory=compared(memory, [row.peak_memory_bytes for row in observations]),
         foretold=[
             bool(memory[place] > row.limit_bytes)
             for place, row in enumerate(observations)

@@ -1,7 +1,8 @@
-"""How fast collectives are over the links of a machine or cluster: bandwidths, the line that fits them, and what they say of step times.
+"""How fast collectives are over the links of a machine or cluster, and what that means for steps.
 
-Bandwidths are those of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the algorithm's is bytes over seconds; the bus's
-is that times a factor that makes numbers of ranks comparable, and shows what the links do.
+Bandwidths are those of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the
+algorithm's is bytes over seconds; the bus's is that times a factor that makes numbers of ranks
+comparable, and shows what the links do.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from enum import StrEnum
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from orchestrator.core.physics.robust_fit import fit, robust_sd
+from orchestrator.core.physics.robust_fit import Floats, fit, robust_sd
 from orchestrator.core.physics.step_time import PRIORS, StepTimeConstants, ring_seconds
 from orchestrator.core.problem.hardware import Hardware
 
-Floats = NDArray[np.float64]
-
-LINE_SD = 0.1  # of log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size
+# Of log seconds: how far calls are from a straight line; NCCL changes its algorithm with the size.
+LINE_SD = 0.1
 NETWORK_SD = 0.15  # of log seconds: what the formulas of step times miss of a collective
 FIRST_SD = 1.0  # of the logarithm of a constant that the measurements show, before they are fitted
-LIMITED_SD = 0.1  # by so much, at least, collectives of training differ from those of a benchmark: buckets, overlap, neighbours
+# How far collectives of training differ, at least, from those of a benchmark: buckets, overlap,
+# neighbours.
+LIMITED_SD = 0.1
+FEWEST_SIZES = 3  # of messages, for a line: two fit any
 
 
 class Collective(StrEnum):
@@ -33,7 +35,8 @@ class Collective(StrEnum):
     SEND_RECV = "send_recv"
 
 
-# Ring passes over the message: (n - 1) / n of its bytes through each link. All-reduce scatters, then gathers.
+# Ring passes over the message: (n - 1) / n of its bytes through each link. All-reduce scatters,
+# then gathers.
 PASSES: Mapping[Collective, float] = MappingProxyType(
     {Collective.ALL_REDUCE: 2.0, Collective.ALL_GATHER: 1.0, Collective.REDUCE_SCATTER: 1.0}
 )
@@ -41,7 +44,7 @@ PASSES: Mapping[Collective, float] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Who takes part: so many ranks, evenly on so many nodes."""
+    """The members of a collective: so many ranks, spread evenly over so many nodes."""
 
     num_ranks: int
     num_nodes: int
@@ -49,7 +52,10 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSample:
-    """One collective at one message size: of an all-gather all that is gathered, of a reduce-scatter all that is reduced."""
+    """One collective at one message size.
+
+    The message of an all-gather is all that is gathered, of a reduce-scatter all that is reduced.
+    """
 
     collective: Collective
     span: Span
@@ -84,29 +90,22 @@ class LinkFit:
     num_sizes: int
 
 
-FEWEST_SIZES = 3  # of messages, that a line is told from: two fit any
-
-
 def fit_links(samples: Iterable[LinkSample]) -> list[LinkFit]:
-    """The line of every collective and span of which several sizes were measured; robust to sizes at which calls were disturbed."""
+    """The line of every collective and span with several sizes; robust to disturbed ones."""
     groups: dict[tuple[Collective, Span], list[LinkSample]] = {}
     for sample in samples:
         groups.setdefault((sample.collective, sample.span), []).append(sample)
     return [
-        _fit_line(some)
-        for some in groups.values()
-        if len({sample.message_bytes for sample in some}) >= FEWEST_SIZES
+        _fit_line(group)
+        for group in groups.values()
+        if len({sample.message_bytes for sample in group}) >= FEWEST_SIZES
     ]
 
 
 def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
     first = samples[0]
-    through = np.array(
-        [
-            sample.message_bytes * bus_factor(sample.collective, sample.span.num_ranks)
-            for sample in samples
-        ]
-    )
+    factor = bus_factor(first.collective, first.span.num_ranks)
+    through = np.array([sample.message_bytes * factor for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
 
     def residuals(x: Floats) -> Floats:
@@ -129,16 +128,13 @@ def _fit_line(samples: Sequence[LinkSample]) -> LinkFit:
 
 
 # The constants of step times that collectives show: inside a node, and between nodes.
-INSIDE, ACROSS = (
-    ("intra_node_share", "collective_seconds"),
-    ("inter_node_share", "inter_node_collective_seconds", "node_congestion"),
-)
-LINK_CONSTANTS = INSIDE + ACROSS
+INSIDE = ("intra_node_share", "collective_seconds")
+ACROSS = ("inter_node_share", "inter_node_collective_seconds", "node_congestion")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Network:
-    """What measured collectives say of the constants of step times; only of those that they show."""
+    """Constants of step times by measured collectives; only those that these show."""
 
     names: tuple[str, ...]
     log_means: Floats
@@ -151,17 +147,17 @@ class Network:
 
 
 def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | None:
-    """Fit the constants of a device's links to collectives that were measured over them; None: none was."""
+    """Fit the constants of a device's links to collectives measured over them; None: none was."""
     rings = [
         sample for sample in samples if sample.collective in PASSES and sample.span.num_ranks > 1
     ]
     if not rings:
         return None
-    crossing = [sample.span.num_nodes > 1 for sample in rings]
-    several = len({sample.span.num_nodes for sample in rings if sample.span.num_nodes > 1}) > 1
-    names = (INSIDE if not all(crossing) else ()) + (
-        ACROSS if several else ACROSS[:2] if any(crossing) else ()
-    )
+    num_nodes = {sample.span.num_nodes for sample in rings}
+    names: tuple[str, ...] = INSIDE if 1 in num_nodes else ()
+    across = num_nodes - {1}
+    if across:
+        names += ACROSS if len(across) > 1 else ACROSS[:2]
     passes = np.array([PASSES[sample.collective] for sample in rings])
     ranks = np.array([float(sample.span.num_ranks) for sample in rings])
     nodes = np.array([float(sample.span.num_nodes) for sample in rings])
@@ -199,7 +195,7 @@ def network_of(samples: Sequence[LinkSample], hardware: Hardware) -> Network | N
 
 
 def _first_guess(names: Sequence[str], rings: Sequence[LinkSample], hardware: Hardware) -> Floats:
-    """Guess bandwidths and latencies by the lines of the smallest spans, and congestion by what is believed of all machines."""
+    """Guess bandwidths and latencies by lines of the smallest spans, congestion by its prior."""
     guesses = {name: PRIORS[name].median for name in names}
     for crosses, share, latency, data_sheet in (
         (False, *INSIDE, hardware.intra_node_bandwidth),
@@ -210,10 +206,6 @@ def _first_guess(names: Sequence[str], rings: Sequence[LinkSample], hardware: Ha
             least = min(lines, key=lambda line: (line.span.num_ranks, -line.num_sizes))
             cards = least.span.num_ranks / least.span.num_nodes if crosses else 1.0
             guesses[share] = least.bus_bytes_per_second / cards / data_sheet
-            guesses[latency] = (
-                3.0
-                * least.latency_seconds
-                / PASSES[least.collective]
-                / np.log2(least.span.num_ranks)
-            )
+            pass_seconds = least.latency_seconds / PASSES[least.collective]
+            guesses[latency] = 3.0 * pass_seconds / np.log2(least.span.num_ranks)
     return np.log([guesses[name] for name in names])

@@ -1,6 +1,8 @@
-"""What the formula of step time missed in cells that were measured, carried to cells that were not: a Gaussian process over sizes (numpy).
+"""What the formula of step time missed in measured cells, carried to others: a Gaussian process
+over sizes (numpy).
 
-A formula that misses a kind of layout (kernels of one shape, groups of one size) misses it in related cells too, whatever its constants.
+A formula that misses a kind of layout (kernels of one shape, groups of one size) misses it in
+related cells too, whatever its constants.
 """
 
 from __future__ import annotations
@@ -10,21 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.physics.step_time import Floats, element_bytes
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.layout_table import LayoutTable
 
-Floats = NDArray[np.float64]
-
-SD = 0.2  # of log seconds: as much as the formula is believed to miss before anything is measured
-LENGTH = (
-    3.0  # doublings of a size: farther apart, layouts share less than a third of what is missed
-)
+SD = 0.2  # of log seconds: what the formula is believed to miss before anything is measured
+LENGTH = 3.0  # doublings of a size: farther apart, layouts share less than a third of the errors
 NOISE_SD = 0.1  # of one run that nobody repeated
-MOST = 1_000  # runs that it rests on, an even spread over all: its cost is cubic in them, and predicting linear
+# Runs that are fitted, an even spread over all: the fit is cubic in them, a prediction linear.
+MOST = 1_000
 PASSES = 4  # of reweighting
 _ROWS = 4_096  # predicted at once
-# Steps that are no doublings, in doublings: a stage of ZeRO, a forward pass done again (a third of the FLOPs), another hidden size.
+# Steps that are no doublings, in doublings: a stage of ZeRO, a recomputed forward pass (a third of
+# the FLOPs), another hidden size.
 _ZERO_STAGE, _RECOMPUTED, _HIDDEN = 2.0, 6.0, 1.5
 
 
@@ -32,17 +32,18 @@ _ZERO_STAGE, _RECOMPUTED, _HIDDEN = 2.0, 6.0, 1.5
 class Residual:
     """Log measured over predicted, as a function of a layout and its cell."""
 
-    places: Floats  # n x k, of the runs that it was learned from
+    places: Floats  # n x k, of the fitted runs
     weights: Floats
 
     @classmethod
-    def learn(cls, places: Floats, errors: Floats) -> Residual:
-        """From log measured over predicted of some runs. One far off its neighbours counts for less: it was disturbed, most likely."""
+    def fit(cls, places: Floats, errors: Floats) -> Residual:
+        """Fit log measured over predicted of some runs.
+
+        One far off its neighbours counts for less: it was disturbed, most likely.
+        """
         rows = _spread(len(errors))
         places, errors = places[rows], errors[rows]
-        covariance = _covariance(places, places)
-        weights, _ = _solved(covariance, errors)
-        return cls(places=places, weights=weights)
+        return cls(places=places, weights=_solved(_covariance(places, places), errors)[0])
 
     def at(self, places: Floats) -> Floats:
         """Expected log measured over predicted."""
@@ -56,9 +57,10 @@ class Residual:
 def left_out_errors(
     places: Floats, errors: Floats, cells: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], Floats]:
-    """The errors left when each cell is predicted from the others alone, and their rows: an even selection of all.
+    """The errors left when each cell is predicted from the others alone, after their rows.
 
-    The error of a Gaussian process in rows B that it has not seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell has no others to tell it.
+    The rows are an even selection of all. The error of a Gaussian process in rows B that it has not
+    seen is (K^-1 in B)^-1 (K^-1 errors) in B. A single cell keeps its errors.
     """
     rows = _spread(len(errors))
     places, errors, cells = places[rows], errors[rows], cells[rows]
@@ -79,7 +81,7 @@ def _spread(num: int) -> NDArray[np.intp]:
 
 
 def _solved(covariance: Floats, errors: Floats) -> tuple[Floats, Floats]:
-    """Weights of the errors, and the noise that each is believed to have: far off its neighbours, it counts for less."""
+    """Weights of the errors, and their noise: an error far off its neighbours has more."""
     left, weights, noise = errors, np.zeros(len(errors)), np.zeros(len(errors))
     for _ in range(PASSES):
         noise = NOISE_SD**2 + (left / 2.0) ** 2
@@ -89,7 +91,7 @@ def _solved(covariance: Floats, errors: Floats) -> tuple[Floats, Floats]:
 
 
 def places_of(table: LayoutTable, cell: Cell) -> Floats:
-    """Where the layouts of a cell lie among those of all cells: n x k, in doublings."""
+    """The places of a cell's layouts among those of all cells: n x k, in doublings."""
     model, length = cell.model, cell.sequence_length
     shares = [
         model.recomputed_flops_per_token(length, r) / model.flops_per_token(length)
@@ -102,9 +104,7 @@ def places_of(table: LayoutTable, cell: Cell) -> Floats:
         table.context_parallel_size,
         table.micro_batch_size * length,
         table.grad_accum_steps,
-        np.array([4.0 if precision is Precision.FP32 else 2.0 for precision in table.precisions])[
-            table.precision
-        ],
+        element_bytes(table),
         np.full(len(table), model.num_layers),
     )
     return np.column_stack(

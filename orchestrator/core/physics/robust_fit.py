@@ -1,6 +1,7 @@
-"""Robust fitting: the most probable parameters given normal priors and measurements of which some are plainly bad.
+"""Robust fitting: the most probable parameters, given normal priors and measurements.
 
-Residuals are Cauchy, not normal: one run that was disturbed must not move a model that a hundred others agree with. Numpy only.
+Residuals are Cauchy, not normal, since some measurements are plainly bad: one run that was
+disturbed must not move a model that a hundred others agree with. Numpy only.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_STEPS = 40
-DIFFERENCE = (
-    1e-4  # of a parameter, for derivatives: parameters are logarithms and shares, of order 1
-)
-ENOUGH = 1e-5  # relative gain below which a step was the last: what is left is far less than what is not known
+DIFFERENCE = 1e-4  # of a parameter, for derivatives: logarithms and shares, of order 1
+# Relative gain below which a step was the last: what is left is far less than what is unknown.
+ENOUGH = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +25,6 @@ class Fit:
     parameters: Floats
     covariance: Floats  # Laplace: the inverse of the curvature at the optimum
     residuals: Floats  # at the optimum, as the model gave them
-    trust: Floats  # 0..1 per residual: how far it was believed
 
 
 def fit(
@@ -37,11 +36,13 @@ def fit(
     slopes_of: Callable[[Floats, Floats], Floats] | None = None,
     begin: Floats | None = None,
 ) -> Fit:
-    """Minimise sum(weights log(1 + r^2)) + the prior's (x - mean) covariance^-1 (x - mean), by damped Gauss-Newton steps.
+    """Minimise sum(weights log(1 + r^2)) + (x - mean) covariance^-1 (x - mean) over x, by damped
+    Gauss-Newton steps.
 
-    `residuals_of` gives residuals in units of their own standard deviation; `weights` says how many independent ones each stands for.
-    `slopes_of` gives their derivatives from parameters and residuals; None: by differences. `begin`: where to begin to look, if it is
-    more probable than the mean; next to the optimum a few steps do.
+    `residuals_of` gives residuals in units of their standard deviation; `weights` is how many
+    independent ones each stands for. `slopes_of` gives their derivatives from parameters and
+    residuals; None: by differences. `begin`: where to begin, if it is more probable than the mean;
+    next to the optimum a few steps do.
     """
     slopes_at = slopes_of or (lambda x, at: jacobian(residuals_of, x, at))
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
@@ -68,17 +69,22 @@ def fit(
                 break
             damping *= 5
         if not gained:
-            break  # so small a gain bounds the last step, in standard deviations: the slopes where it began are those of its end
+            # So small a gain bounds the last step, in standard deviations: the slopes at its
+            # beginning are those at its end.
+            break
     else:
         slopes = slopes_at(x, residuals)
     trust = 1.0 / (1.0 + residuals**2)
     curvature = slopes.T @ (slopes * (weights * trust)[:, None]) + precision
     covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
-    return Fit(parameters=x, covariance=covariance, residuals=residuals, trust=trust)
+    return Fit(parameters=x, covariance=covariance, residuals=residuals)
 
 
 def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Floats:
-    """Derivatives of a vector function, one column per parameter, by forward differences; `at` is its value at x."""
+    """Derivatives of a vector function, one column per parameter, by forward differences.
+
+    `at` is its value at x.
+    """
     columns = []
     for i in range(len(x)):
         moved = x.copy()
@@ -88,7 +94,10 @@ def jacobian(function: Callable[[Floats], Floats], x: Floats, at: Floats) -> Flo
 
 
 def robust_sd(residuals: Floats, *, expected: float, worth: float, count: float) -> float:
-    """Standard deviation of the good residuals, by the median of their sizes; `expected` counts as `worth` residuals, these as `count`."""
+    """Standard deviation of the good residuals, by the median of their sizes.
+
+    `expected` counts as `worth` residuals, these as `count`.
+    """
     if not len(residuals):
         return expected
     found = 1.4826 * float(np.median(np.abs(residuals)))

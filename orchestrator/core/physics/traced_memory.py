@@ -1,6 +1,7 @@
-"""Memory of a model that nobody has a closed form for, as traces of it say: bytes by recompute mode, straight lines in tokens.
+"""Memory of a model without a closed form, by traces: bytes by recompute mode, linear in tokens.
 
-`sweep trace` finds the numbers, a sweep file holds them under `trainer.activations`, and core/physics/memory.py puts them in its closed forms' place.
+`sweep trace` measures the numbers, a sweep file holds them under `trainer.activations`, and
+core/physics/memory.py uses them in place of its closed forms.
 """
 
 from __future__ import annotations
@@ -23,66 +24,61 @@ class TracedBytes:
     """Bytes of one micro-batch on one GPU, without parallel sizes."""
 
     per_token: float = 0.0
-    per_token_and_position: float = (
-        0.0  # of attention that keeps its scores: times the sequence length
-    )
-    fixed: float = (
-        0.0  # whatever the tokens: copies of weights, gradients of weights before they are added
-    )
+    # Of attention that keeps its scores: times the sequence length.
+    per_token_and_position: float = 0.0
+    # Whatever the tokens: copies of weights, gradients of weights before they are added.
+    fixed: float = 0.0
 
     def of(self, *, tokens: int, sequence_length: int) -> float:
-        return (
-            tokens * (self.per_token + self.per_token_and_position * sequence_length) + self.fixed
-        )
+        per_token = self.per_token + self.per_token_and_position * sequence_length
+        return tokens * per_token + self.fixed
 
     def at(self, tokens: Ints, sequence_length: int) -> Floats:
-        return (
-            tokens.astype(np.float64)
-            * (self.per_token + self.per_token_and_position * sequence_length)
-            + self.fixed
-        )
+        per_token = self.per_token + self.per_token_and_position * sequence_length
+        return tokens.astype(np.float64) * per_token + self.fixed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedMode:
-    """The memory of one recompute mode: what each layer keeps, and what the peak adds to what all layers keep, at each of its moments."""
+    """The memory of one recompute mode: what each layer keeps, and what the peak adds to it."""
 
     kept: TracedBytes  # by one layer, for its backward pass
     backward: TracedBytes  # while the last layer's backward pass is at its fullest
     head: TracedBytes  # while the head and the loss are
-    end: TracedBytes = (
-        TracedBytes()
-    )  # above the states, when the backward pass of all layers is over
+    # Above the states, when the backward pass of all layers is over.
+    end: TracedBytes = TracedBytes()
 
     def peak_bytes(self, *, num_layers: int, tokens: int, sequence_length: int) -> float:
         """Above the states, of one micro-batch through a whole model."""
         kept, backward, head, end = (
-            term.of(tokens=tokens, sequence_length=sequence_length) for term in self._terms()
+            term.of(tokens=tokens, sequence_length=sequence_length)
+            for term in (self.kept, self.backward, self.head, self.end)
         )
         return max(num_layers * kept + max(backward, head), end)
-
-    def _terms(self) -> tuple[TracedBytes, ...]:
-        return self.kept, self.backward, self.head, self.end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedMemory:
-    """Modes by their words, as in a layout (`none`, `selective_ops`, `full`). `none` is always among them."""
+    """Modes by their words, as in a layout: `none`, always, and `selective_ops`, `full`."""
 
     modes: tuple[tuple[str, TracedMode], ...]
 
     def __post_init__(self) -> None:
         if NO_RECOMPUTE not in dict(self.modes):
+            traced = ", ".join(dict(self.modes)) or "empty"
             raise ValueError(
-                f"traced modes {', '.join(dict(self.modes)) or 'empty'}: {NO_RECOMPUTE} is missing, what others are compared with"
+                f"traced modes {traced}: {NO_RECOMPUTE} is missing, what others are compared with"
             )
 
     def has(self, recompute: Recompute) -> bool:
-        """Whether the mode was traced."""
+        """True if the mode was traced."""
         return _word(recompute) in dict(self.modes)
 
     def of(self, recompute: Recompute) -> TracedMode:
-        """The mode of a layer that is recomputed so. One that was not traced counts as not recomputed: as the most it can be."""
+        """The mode of a layer so recomputed.
+
+        One that was not traced counts as not recomputed: the most it can need.
+        """
         known = dict(self.modes)
         return known.get(_word(recompute), known[NO_RECOMPUTE])
 

@@ -1,6 +1,7 @@
-"""What a training program adds to the arithmetic of memory: properties of the trainer, not of the model or the GPU.
+"""What a training program adds to the arithmetic of memory: not the model's, not the GPU's.
 
-Named trainers are starting points, taken from how these programs are built; trials of one's own correct them (core/physics/calibration.py).
+Named trainers are starting points, taken from how these programs are built; your own trials correct
+them (core/physics/calibration_fit.py).
 """
 
 from __future__ import annotations
@@ -17,42 +18,50 @@ FUSED_LOGIT_BYTES = 1.0  # of a loss that is computed with the head, in chunks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """The defaults are `workloads/llama` as it is built: 16 bytes per weight, nothing that an allocator adds."""
+    """The defaults are `workloads/llama`: 16 bytes per weight, and no additions of an allocator."""
 
     parameter_bytes: float = 2.0
-    """Per weight in mixed precision: 2 in bf16, the fp32 master being the optimizer's; 4 where weights are fp32 and rounded at each use."""
+    """Per weight in mixed precision: 2 in bf16, with the fp32 master in the optimizer; 4 if weights
+    are fp32 and rounded at each use."""
     gradient_bytes: float = 2.0
-    """Per weight in mixed precision: 2 kept in bf16; 4 in fp32 only; 6 where bf16 gradients are added to an fp32 copy."""
+    """Per weight in mixed precision: 2 kept in bf16; 4 in fp32 only; 6 if bf16 gradients are added
+    to an fp32 copy."""
     bucket_bytes: float = 0.0
-    """Per weight, what all-reduce buckets hold besides the gradients where every rank keeps them all (ZeRO 0, more than one rank)."""
+    """Per weight, what all-reduce buckets hold besides the gradients if every rank keeps them all
+    (ZeRO 0, more than one rank)."""
     optimizer_bytes: float = 12.0
     """Per weight in mixed precision: fp32 master and the two moments of Adam."""
     stepping_bytes: float = 0.0
-    """Per weight that a rank owns, while the optimizer steps and no activation is alive: copies of an update made for all at once."""
+    """Per weight that a rank owns, while the optimizer steps and no activation is alive: copies of
+    an update made for all at once."""
     eager_attention: bool = False
-    """Whether the scores of attention, the square of the sequence length, are kept."""
+    """True if the scores of attention, the square of the sequence length, are kept."""
     sequence_parallel: bool = True
-    """Whether tensor parallelism also splits what lies between its products: norms and residuals."""
+    """True if tensor parallelism also splits what is between its products: norms and residuals."""
     gathered_inputs: float = 1.0
-    """Share of the gathered inputs of column-parallel products that every tensor-parallel rank keeps whole; 0: gathered again."""
+    """Share of the gathered inputs of column-parallel products that every rank keeps whole; 0:
+    gathered again."""
     gathered_inputs_in_pipeline: float = 1.0
-    """The same with p pipeline stages, times 1 - 2/p: gathered again or not, buffers of that size leave holes between micro-batches."""
+    """The same with p pipeline stages, times 1 - 2/p: gathered again or not, buffers of that size
+    leave holes between micro-batches."""
     activation_factor: float = 1.0
     """On what layers keep for the backward pass: blocks that an allocator can't fill."""
     pipeline_activation_factor: float = 1.0
-    """The same where micro-batches in flight interleave, and leave more holes."""
+    """The same if micro-batches in flight interleave, and leave more holes."""
     stages_by_work: bool = False
-    """Whether pipeline stages are balanced with the head's work counted, so that the first ones hold more layers than the last."""
+    """True if pipeline stages are balanced with the head's work: the first hold more layers."""
     logit_bytes: float = 12.0
-    """Per logit at the loss: in fp32, its exponential, and its gradient; 6 in bf16, far less in chunks."""
+    """Per logit at the loss: in fp32, its exponential, its gradient; 6 in bf16, less in chunks."""
     accumulated_logits: float = 0.0
-    """Share of those bytes held besides where a step has several micro-batches: blocks of the one before that the next one can't use."""
+    """Share of those bytes held besides if a step has several micro-batches: blocks of the one
+    before that the next one can't use."""
     gathered_units: float = 2.0
-    """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in use and the next."""
+    """Units (a layer, or the embedding) whose weights are gathered at once under ZeRO 3: the one in
+    use and the next."""
     reserve_bytes: float = 0.0
     """Held besides, whatever the layout: an allocator's and a communication library's buffers."""
     traced: TracedMemory | None = None
-    """What layers, head and loss hold, where a trace of the model says it; None: the closed forms of a Llama."""
+    """What layers, head and loss hold, by a trace; None: the closed forms of a Llama."""
 
 
 _NANOTRON = Trainer(
@@ -66,15 +75,17 @@ _NANOTRON = Trainer(
     reserve_bytes=0.25 * GIB,
 )
 
-# Names that a sweep file may use. Bytes per weight: 16, 20 (21 with buckets), 20, 18, 16, 8 (10 in the step).
+# Names that a sweep file may use. Bytes per weight: 16, 20 (21 with buckets), 20, 18, 16, 8 (10 in
+# the step).
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         "llama": Trainer(),
-        # bf16 gradients are added to an fp32 copy; DDP's buckets come on top without ZeRO; stages are balanced by work; what the
-        # allocator reserves is measured, and a pipeline's interleaved micro-batches leave it more holes; with accumulation, one more block
-        # of bf16 logits (10 + 2 bytes). Gathers again in the backward.
+        # bf16 gradients are added to an fp32 copy; DDP's buckets come on top without ZeRO; stages
+        # are balanced by work; what the allocator reserves is measured, and a pipeline's
+        # interleaved micro-batches leave it more holes; with accumulation, one more block of bf16
+        # logits (10 + 2 bytes). Gathers again in the backward.
         "nanotron": replace(_NANOTRON, gathered_inputs=0.0, gathered_inputs_in_pipeline=0.7),
-        # Before it did: what was gathered is kept, except in pipelines.
+        # Before it gathered again: what was gathered is kept, except in pipelines.
         "nanotron-early": replace(_NANOTRON, gathered_inputs=1.0, gathered_inputs_in_pipeline=0.0),
         "megatron": Trainer(
             gradient_bytes=4.0,
@@ -82,9 +93,11 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
             gathered_inputs_in_pipeline=0.0,
             reserve_bytes=1.0 * GIB,
         ),
-        # Fully sharded: buffers of gathers and reductions live in the pools of other streams (ESTIMATORS: 8-10 GiB for 8B).
+        # Fully sharded: buffers of gathers and reductions are in the pools of other streams
+        # (ESTIMATORS: 8-10 GiB for 8B).
         "fsdp": Trainer(gathered_units=3.0, reserve_bytes=2.0 * GIB),
-        # Fine-tuning programs that load weights in bf16 and keep all their states in it; their AdamW updates all weights at once.
+        # Fine-tuning programs that load weights in bf16 and keep all their states in it; their
+        # AdamW updates all weights at once.
         "bf16-states": Trainer(
             optimizer_bytes=4.0, stepping_bytes=2.0, logit_bytes=8.0, gathered_units=3.0
         ),
@@ -93,7 +106,10 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
 
 
 def profile_of_words(words: Mapping[str, str]) -> str:
-    """The named trainer that a run's words mean. Which version of the program ran is not asked: nobody knows it before a search."""
+    """The named trainer that a run's words mean.
+
+    The version of the program is not used: nobody knows it before a search.
+    """
     sharding, kernel = words.get("sharding", "").lower(), words.get("attention_kernel", "").lower()
     if "fp32 grad" in words.get("precision", ""):
         return "nanotron"
@@ -107,7 +123,10 @@ def profile_of_words(words: Mapping[str, str]) -> str:
 
 
 def trainer_of_words(words: Mapping[str, str]) -> Trainer:
-    """The trainer that a table of runs describes in its own words (columns of core/pretend/run_table.py); `workloads/llama` where it is silent."""
+    """The trainer that a table of runs describes in words (columns of core/pretend/run_table.py).
+
+    `workloads/llama` for what it does not describe.
+    """
     name, kernel = profile_of_words(words), words.get("attention_kernel", "").lower()
     if name == "nanotron" and words.get("code_version", "").startswith("pre"):
         name = "nanotron-early"

@@ -1,6 +1,7 @@
-"""One problem of a sweep: a model definition, a number of GPUs, a sequence length and a global batch. Each has a best layout of its own.
+"""One problem of a sweep: a model, a number of GPUs, a sequence length and a global batch.
 
-Knows nothing of layouts; whether one belongs to a cell is said by its world size and its global batch.
+Each has a best layout of its own. Knows nothing of layouts: one belongs to a cell if its world size
+and its global batch do.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A readable, stable name. A model that is not the preset of its name carries its digest: a label is not an identity."""
-        model = (
-            self.model.name
-            if PRESETS.get(self.model.name) == self.model
-            else f"{self.model.name}-{self.model.digest[:8]}"
-        )
+        """A readable, stable name, with the digest of a model that is not its name's preset."""
+        model = self.model.name
+        if PRESETS.get(model) != self.model:
+            model += f"-{self.model.digest[:8]}"
         return f"{model}_{self.num_gpus}gpu_s{self.sequence_length}_gb{self.global_batch_size}"

@@ -1,6 +1,8 @@
-"""Measurements that contradict physics: a layout that does less work for a token than another, and is slower. One of the two is wrong.
+"""Measurements that contradict physics: a layout does less work for a token than another, and is
+slower. One of the two is wrong.
 
-Only layouts are looked at, so it holds for any program. A layout at the memory edge (thrashing) may well be slower: that is no contradiction.
+Only layouts are compared, so it holds for any program. A layout at the edge of its memory
+(thrashing) may well be slower: that is no contradiction.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from math import inf, log, sqrt
 
 from orchestrator.core.problem.layout import NO_RECOMPUTE, Layout, Recompute, RecomputeMode
 
-# Relative, beyond noise, by which what does less work may be slower.
+# How much slower, beyond noise, a layout that does less work may be, relative.
 RECOMPUTE_MARGIN = 0.05
 MICRO_BATCH_MARGIN = 0.15  # larger products seldom are slower, but caches have sizes
 SURE = 2.8  # standard deviations of the difference
-NEAR_BEST = 0.10  # relative: only what is claimed so near to the best matters
+NEAR_BEST = 0.10  # relative: only a result so near to the best matters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +59,16 @@ def contradictions(
 
 
 def shapes(layout: Layout) -> list[Layout]:
-    """The keys that a layout shares with those that differ from it in recomputation alone, or in micro-batches of the same work alone."""
+    """Keys shared by comparable layouts: without recomputation, and without micro-batches."""
     found = [replace(layout, recompute=NO_RECOMPUTE)]
     if layout.pipeline_parallel_size == 1:  # fewer micro-batches leave a larger bubble
-        found.append(
-            replace(
-                layout,
-                micro_batch_size=1,
-                grad_accum_steps=layout.micro_batch_size * layout.grad_accum_steps,
-            )
-        )
+        sequences = layout.micro_batch_size * layout.grad_accum_steps
+        found.append(replace(layout, micro_batch_size=1, grad_accum_steps=sequences))
     return found
 
 
 def _slower(less: TimedLayout, more: TimedLayout) -> float | None:
-    """The relative excess of `less` over `more`, where physics rules it out; else None."""
+    """The relative excess of `less` over `more`, if physics rules it out; else None."""
     margin = _margin(less.layout, more.layout)
     if margin is None or less.thrashing:
         return None
@@ -82,16 +79,16 @@ def _slower(less: TimedLayout, more: TimedLayout) -> float | None:
 
 
 def _margin(less: Layout, more: Layout) -> float | None:
-    """How much slower the first may be, relative, where it does less work than the second. None: it does not, or they differ in more."""
+    """How much slower the first may be, relative, if it does less work than the second.
+
+    None: it does not, or they differ in more.
+    """
     if replace(less, recompute=more.recompute) == more:
         return RECOMPUTE_MARGIN if recomputes_less(less.recompute, more.recompute) else None
-    same_work = (
-        less.micro_batch_size * less.grad_accum_steps
-        == more.micro_batch_size * more.grad_accum_steps
-    )
     resized = replace(
         less, micro_batch_size=more.micro_batch_size, grad_accum_steps=more.grad_accum_steps
     )
+    same_work = less.global_batch_size == more.global_batch_size
     if less.pipeline_parallel_size == 1 and same_work and resized == more:
         return MICRO_BATCH_MARGIN if less.micro_batch_size > more.micro_batch_size else None
     return None
@@ -101,7 +98,7 @@ _ORDER = (RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL)
 
 
 def recomputes_less(first: Recompute, second: Recompute) -> bool:
-    """Say whether the second recomputes all that the first does, and more."""
+    """True if the second recomputes all that the first does, and more."""
     layers = [inf if one.num_layers is None else one.num_layers for one in (first, second)]
     if first.mode is RecomputeMode.NONE:
         return second.mode is not RecomputeMode.NONE

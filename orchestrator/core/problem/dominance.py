@@ -1,9 +1,12 @@
-"""Which layouts provably need at least as much memory as another: what one out-of-memory says about the rest of its cell.
+"""Which layouts provably need at least as much memory as another: what one out-of-memory rules out.
 
-A partial order, not an estimate: layouts that differ in a way whose effect on memory depends on sizes are not comparable.
+A partial order, not an estimate: layouts whose difference in memory depends on sizes are not
+comparable.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -12,36 +15,28 @@ from orchestrator.core.problem.layout_table import LayoutTable, Mask
 
 
 def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Mask:
-    """The rows that need at least as much memory per GPU as `layout` (itself included), for a model of `num_layers` layers.
+    """Mark the rows that need at least as much memory per GPU as `layout`, itself included.
 
-    Only rows with the same GPUs per dimension, precision, batch and options of the workload are compared: a micro-batch as large or larger, a ZeRO stage as low or
-    lower, and recomputation that keeps as much or more.
+    Only rows with the same GPUs per dimension, precision, batch and options of the workload are
+    compared: a micro-batch as large or larger, a ZeRO stage as low or lower, and recomputation that
+    keeps as much or more.
     """
-    stages = layout.pipeline_parallel_size
-    keeps_as_much = np.array(
-        [
-            keeps_at_least(r, layout.recompute, num_layers=num_layers, num_stages=stages)
-            for r in table.recomputes
-        ],
-        dtype=np.bool_,
-    )
+    keeps = partial(keeps_at_least, num_layers=num_layers, num_stages=layout.pipeline_parallel_size)
+    keeps_as_much = np.array([keeps(r, layout.recompute) for r in table.recomputes], dtype=np.bool_)
     same_precision = np.array([p is layout.precision for p in table.precisions], dtype=np.bool_)
-    same_options = np.array(
-        [options == layout.options for options in table.option_sets], dtype=np.bool_
-    )
+    same_options = np.array([o == layout.options for o in table.option_sets], dtype=np.bool_)
+    batch = layout.micro_batch_size * layout.grad_accum_steps
     same_split = (
         (table.data_parallel_size == layout.data_parallel_size)
         & (table.tensor_parallel_size == layout.tensor_parallel_size)
         & (table.pipeline_parallel_size == layout.pipeline_parallel_size)
         & (table.context_parallel_size == layout.context_parallel_size)
-        & (
-            table.micro_batch_size * table.grad_accum_steps
-            == layout.micro_batch_size * layout.grad_accum_steps
-        )
+        & (table.micro_batch_size * table.grad_accum_steps == batch)
         & same_precision[table.precision]
         & same_options[table.options]
     )
-    # Without accumulation no gradients are held while the activations are at their peak, so a proof with accumulation says nothing of it.
+    # Without accumulation there are no gradients at the activations' peak: a proof with
+    # accumulation says nothing of it.
     holds_gradients = (table.grad_accum_steps > 1) | (layout.grad_accum_steps == 1)
     mask: Mask = (
         same_split
@@ -54,29 +49,28 @@ def needs_at_least(table: LayoutTable, layout: Layout, *, num_layers: int) -> Ma
 
 
 def keeps_at_least(a: Recompute, b: Recompute, *, num_layers: int, num_stages: int = 1) -> bool:
-    """Whether a GPU with `a` provably needs the memory that it needs with `b`: `none` keeps all, `full` the least of a layer.
+    """True if a GPU with `a` provably needs as much memory as with `b`.
 
-    The two selective policies are not comparable: which of them keeps more depends on the sequence length and the attention kernel.
+    `none` keeps all of a layer, `full` the least. The two selective policies are not comparable:
+    which of them keeps more depends on the sequence length and the attention kernel.
     """
     if a.layers_of(num_layers) > b.layers_of(num_layers):
         return False
     same_way = a.mode is b.mode and a.policy is b.policy
     as_with_b = a.layers_of(num_layers) if same_way else 0
-    if as_with_b < b.layers_of(num_layers) and _may_be_the_last_of_a_stage(
-        as_with_b, num_layers=num_layers, num_stages=num_stages
-    ):
+    if as_with_b < b.layers_of(num_layers) and _may_end_a_stage(as_with_b, num_layers, num_stages):
         return False
     return same_way or a.mode is RecomputeMode.NONE or b.mode is RecomputeMode.FULL
 
 
-def _may_be_the_last_of_a_stage(layer: int, *, num_layers: int, num_stages: int) -> bool:
-    """Whether this layer, counted from 0, may be all that a pipeline stage recomputes more if it and those behind it are recomputed too.
+def _may_end_a_stage(layer: int, num_layers: int, num_stages: int) -> bool:
+    """True if of this layer, counted from 0, and those after it, a stage may recompute this alone.
 
-    The backward pass of a stage's last layer comes first: what it did not keep is back while all else is still held, and so is what it
-    was recomputed from. So recomputing it alone saves nothing of the peak, and costs up to a few hidden sizes per token.
+    The backward pass of a stage's last layer comes first: what it did not keep is there again while
+    all else is still held, and so is what it was recomputed from. So to recompute it alone saves
+    nothing of the peak, and costs up to a few hidden sizes per token.
     """
     if num_stages == 1:
         return layer == num_layers - 1
-    return (
-        layer > 0 or num_layers // num_stages < 2
-    )  # where the stages are cut is the trainer's choice
+    # The trainer decides where the stages are cut.
+    return layer > 0 or num_layers // num_stages < 2

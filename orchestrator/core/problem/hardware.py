@@ -1,4 +1,7 @@
-"""Facts about devices, from their makers' data sheets. An unknown device is None: its peak is measured, and marked as measured."""
+"""Facts about devices, from their makers' data sheets.
+
+An unknown device is None: its peak is measured, and marked as measured.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ from types import MappingProxyType
 from orchestrator.core.problem.layout import Precision
 
 GIB = 1 << 30
-UNLIMITED_BYTES = 1 << 60  # of a device whose memory nobody has measured the end of
-DRIVER_LEAVES = 0.985  # of the memory that the box says
+UNLIMITED_BYTES = 1 << 60  # of a device whose memory limit is unknown
+DRIVER_LEAVES = 0.985  # of the nominal memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One device and its links. FLOP/s are dense (no sparsity); bandwidths are bytes per second and direction."""
+    """One device and its links.
+
+    FLOP/s are dense (no sparsity); bandwidths are bytes per second and direction.
+    """
 
     name: str
     peak_flops: Mapping[Precision, float]
-    memory_bytes: int  # as the driver reports it, less than the box says
+    memory_bytes: int  # as the driver reports it, less than nominal
     memory_bandwidth: float
     intra_node_bandwidth: float  # to the other GPUs of the node, per GPU
     inter_node_bandwidth: float  # to other nodes, per GPU
@@ -39,18 +45,13 @@ def _gpu(
     *,
     fp16: float | None = None,  # None: as bf16
 ) -> Hardware:
-    # fp32 training runs its matrix products in TF32 where the device has it (torch.set_float32_matmul_precision("high")).
-    peaks = {
-        Precision.BF16: bf16,
-        Precision.FP16: fp16 or bf16,
-        Precision.FP32: tf32,
-        Precision.FP8: fp8,
-    }
+    # fp32 training runs its matrix products in TF32 if the device has it
+    # (torch.set_float32_matmul_precision("high")).
+    of = {Precision.BF16: bf16, Precision.FP16: fp16 or bf16, Precision.FP32: tf32}
+    of[Precision.FP8] = fp8
     return Hardware(
         name=name,
-        peak_flops=MappingProxyType(
-            {precision: peak * 1e12 for precision, peak in peaks.items() if peak is not None}
-        ),
+        peak_flops=MappingProxyType({p: peak * 1e12 for p, peak in of.items() if peak is not None}),
         memory_bytes=int(gib * GIB),
         memory_bandwidth=hbm * 1e12,
         intra_node_bandwidth=nvlink * 1e9,
@@ -59,7 +60,8 @@ def _gpu(
     )
 
 
-# TFLOP/s bf16 / TF32 / fp8, GiB, TB/s, GB/s NVLink one way, GB/s network per GPU, on-demand dollars (typical 2026 list prices).
+# TFLOP/s bf16 / TF32 / fp8, GiB, TB/s, GB/s NVLink one way, GB/s network per GPU, on-demand dollars
+# (typical 2026 list prices).
 DEVICES: Mapping[str, Hardware] = MappingProxyType(
     {
         hardware.name: hardware
@@ -85,8 +87,9 @@ DEVICES: Mapping[str, Hardware] = MappingProxyType(
     }
 )
 
-# What names a device for certain -> its name above. Whole names: a slice ("... MIG 1g.10gb"), a superchip or a card with other memory or
-# clocks ("GH200", "H100 NVL", "A100-SXM-64GB") begins or ends like one of these, and has another peak.
+# What names a device for certain -> its name above. Whole names: a slice ("... MIG 1g.10gb"), a
+# superchip or a card with other memory or clocks ("GH200", "H100 NVL", "A100-SXM-64GB") begins or
+# ends like one of these, and has another peak.
 _DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
     {
         # The driver's (nvidia-smi, torch.cuda.get_device_name).
@@ -100,7 +103,8 @@ _DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
         "NVIDIA B200": "b200",
         "NVIDIA L40S": "l40s",
         "Tesla V100-SXM2-32GB": "v100-32gb",
-        # Ray's accelerator types, which are cut short: "A100", "H100", "H200" and "V100" each stand for devices that differ.
+        # Ray's accelerator types, which are cut short: "A100", "H100", "H200" and "V100" each name
+        # several devices.
         "A100-40G": "a100-40gb",
         "A100-80G": "a100-80gb",
         "B200": "b200",
@@ -109,7 +113,8 @@ _DEVICE_OF_NAME: Mapping[str, str] = MappingProxyType(
 )
 
 
-# How tables of measured runs, papers and people call them: the first whose words all occur in a label, most telling first.
+# How tables of measured runs, papers and people call them: the first whose words all occur in a
+# label.
 _DEVICE_OF_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("gb200",), "b200"),
     (("b200",), "b200"),
@@ -134,9 +139,10 @@ _DEVICE_OF_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def from_label(label: str, *, memory_bytes: float | None = None) -> Hardware:
-    """The device that a table of runs calls so, for predictions only: of a stranger, an A100 with the memory that the table gives.
+    """The device that a table of runs calls so, for predictions only.
 
-    Ranking within a table asks little of the numbers, so a likely device is better than none; a measured MFU never rests on it.
+    For an unknown one, an A100 with the memory that the table gives: ranking within a table needs
+    little of the numbers, so a likely device is better than none. A measured MFU never uses it.
     """
     text = label.lower()
     known = next(
@@ -150,6 +156,6 @@ def from_label(label: str, *, memory_bytes: float | None = None) -> Hardware:
 
 
 def from_driver_name(name: str) -> Hardware | None:
-    """The device that a driver, or Ray, calls so; None where the table does not know it, or the name does not say which of several it is."""
+    """The device that a driver, or Ray, calls so; None if it is unknown or one of several."""
     key = _DEVICE_OF_NAME.get(name)
     return DEVICES[key] if key is not None else None

@@ -1,4 +1,4 @@
-"""The sizes of a decoder-only transformer (Llama family), and what follows from them: parameters, FLOPs, an identity.
+"""The sizes of a decoder-only transformer (Llama family): parameters, FLOPs, an identity.
 
 A label is not an identity: two definitions under one name have two digests.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 
 from orchestrator.core.problem.layout import Recompute, RecomputeMode, SelectivePolicy
 
-MFU_FORMULA = "6*N_matmul+12*L*d_attn*s"  # PaLM appendix B over the weights that multiply; no causal halving; as torchtitan counts
+# PaLM appendix B over the weights that multiply; no causal halving; as torchtitan counts.
+MFU_FORMULA = "6*N_matmul+12*L*d_attn*s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,18 +29,19 @@ class ModelShape:
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"model {self.name}: hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        kv_heads = self.num_key_value_heads
+        if hidden % heads:
+            problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+        elif heads % kv_heads:
+            problem = (
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
             )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"model {self.name}: num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
-            )
-        if (self.hidden_size // self.num_attention_heads) % 2:
-            raise ValueError(
-                f"model {self.name}: head size {self.hidden_size // self.num_attention_heads} is odd; rotary embeddings need an even one"
-            )
+        elif self.head_dim % 2:
+            problem = f"head size {self.head_dim} is odd; rotary embeddings need an even one"
+        else:
+            return
+        raise ValueError(f"model {self.name}: {problem}")
 
     @property
     def head_dim(self) -> int:
@@ -60,9 +62,8 @@ class ModelShape:
     def parameters_per_layer(self) -> int:
         h = self.hidden_size
         attention = 2 * h * h + 2 * h * self.kv_size
-        return (
-            attention + 3 * h * self.ffn_hidden_size + 2 * h
-        )  # SwiGLU has three matrices; two RMSNorm weights
+        # SwiGLU has three matrices; two RMSNorm weights.
+        return attention + 3 * h * self.ffn_hidden_size + 2 * h
 
     @property
     def num_parameters(self) -> int:
@@ -71,68 +72,49 @@ class ModelShape:
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Weights that take part in a matrix product: layers and output head; the input embedding is a look-up."""
-        norms = 2 * self.num_layers * self.hidden_size
-        return (
-            self.vocab_size * self.hidden_size + self.num_layers * self.parameters_per_layer - norms
-        )
+        """Weights of matrix products: layers and output head; the input embedding is a look-up."""
+        in_layer = self.parameters_per_layer - 2 * self.hidden_size  # less its norms
+        return self.vocab_size * self.hidden_size + self.num_layers * in_layer
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs of one token, forward and backward, nothing recomputed (`MFU_FORMULA`)."""
-        return (
-            6.0 * self.num_matmul_parameters
-            + 12.0 * self.num_layers * self.hidden_size * sequence_length
-        )
+        attention = 12.0 * self.num_layers * self.hidden_size * sequence_length
+        return 6.0 * self.num_matmul_parameters + attention
 
     def recomputed_flops_per_token(self, sequence_length: int, recompute: Recompute) -> float:
-        """FLOPs of one token that recomputation adds in the backward pass; with `flops_per_token` it gives HFU."""
-        return recompute.layers_of(self.num_layers) * self._recomputed_layer_flops(
-            sequence_length, recompute
-        )
+        """FLOPs of one token that recomputation adds; with `flops_per_token` they give HFU."""
+        num_layers = recompute.layers_of(self.num_layers)
+        return num_layers * self._recomputed_layer_flops(sequence_length, recompute)
 
     def _recomputed_layer_flops(self, sequence_length: int, recompute: Recompute) -> float:
         h, kv, ffn = self.hidden_size, self.kv_size, self.ffn_hidden_size
         attention_core = 4.0 * h * sequence_length  # QK^T and PV, 2 FLOPs a multiply-add
         if recompute.mode is RecomputeMode.FULL:
-            # Not w2, a layer's last product: recomputation stops once the inputs that the backward pass needs are there again.
+            # Not w2, a layer's last product: recomputation stops once the inputs that the backward
+            # pass needs are there again.
             return 2.0 * (2 * h * h + 2 * h * kv + 2 * h * ffn) + attention_core
         if recompute.policy is SelectivePolicy.ATTENTION:
             return attention_core
         if recompute.policy is SelectivePolicy.OPS:
-            # torchtitan's policy recomputes every second matmul of a layer in call order wq wk wv wo w1 w3 w2: wk, wo, w3.
+            # torchtitan's policy recomputes every second matmul of a layer in call order
+            # wq wk wv wo w1 w3 w2: wk, wo, w3.
             return 2.0 * (h * kv + h * h + h * ffn)
         return 0.0
 
 
-def _llama(
-    name: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    tied: bool = False,
-) -> ModelShape:
-    return ModelShape(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        ffn_hidden_size=ffn,
-        vocab_size=vocab,
-        tied_embeddings=tied,
-    )
+def _llama(name: str, *sizes: int, tied: bool = False) -> ModelShape:
+    of_size = [f.name for f in fields(ModelShape) if f.name not in ("name", "tied_embeddings")]
+    values = dict(zip(of_size, sizes, strict=True))
+    return ModelShape(name=name, **values, tied_embeddings=tied)
 
 
+# Layers, hidden size, heads, key-value heads, ffn hidden size, vocabulary.
 PRESETS: Mapping[str, ModelShape] = MappingProxyType(
     {
         shape.name: shape
         for shape in (
-            _llama(
-                "llama-tiny", 4, 128, 4, 2, 384, 2048
-            ),  # for CPUs: 1.2 M parameters, a step in milliseconds
+            # For CPUs: 1.2 M parameters, a step in milliseconds.
+            _llama("llama-tiny", 4, 128, 4, 2, 384, 2048),
             _llama("llama-60m", 8, 512, 8, 4, 1536, 32000),
             _llama("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, tied=True),
             _llama("llama-3.2-3b", 28, 3072, 24, 8, 8192, 128256, tied=True),

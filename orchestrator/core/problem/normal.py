@@ -1,4 +1,4 @@
-"""The standard normal distribution: its cumulative distribution, which numpy lacks, and a quantile."""
+"""The standard normal distribution: the cumulative one, which numpy lacks, and a quantile."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which layouts of a cell the out-of-memories seen so far rule out, and by which of them.
+"""Which layouts of a cell the out-of-memories seen so far rule out, and which of them do.
 
-An out-of-memory of one layout proves that every layout that needs at least as much memory cannot run (dominance.py). How much proof is
-asked for depends on whose memory is known: `Dominance`. A layout that ran, and needs at least as much, contradicts the proof: it counts
-for nothing from then on. Knows nothing of trials or of a search.
+An out-of-memory of one layout proves that every layout that needs at least as much memory cannot
+run (dominance.py). How much proof is needed depends on whose memory is known: `Dominance`. A layout
+that ran, and needs at least as much, contradicts the proof, which counts for nothing from then on.
+Knows nothing of trials or of a search.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from orchestrator.core.problem.dominance import needs_at_least
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 
-ENOUGH = 2  # out-of-memories that agree, where one alone may be the program's own mistake
+ENOUGH = 2  # out-of-memories that agree, if one alone may be the program's mistake
 
 
 class Dominance(StrEnum):
@@ -33,8 +34,8 @@ class MemoryProof:
     """A layout whose attempts ran out of memory."""
 
     layout: Layout
-    num_attempts: int = 1  # that say so
-    # The bytes that it held and asked for are known, and are more than the device has.
+    num_attempts: int = 1
+    # The bytes held and asked for are known, and are more than the device has.
     is_measured: bool = False
 
     @property
@@ -51,13 +52,10 @@ class Proofs:
         # Contradicted ones are kept: the measurement that contradicts them may be withdrawn.
         self._proofs: list[MemoryProof] = []
         self._ran: Mask = np.zeros(len(table), dtype=np.bool_)
-        self._begin()
-
-    def _begin(self) -> None:
-        none: Ints = np.full(len(self._table), -1, dtype=np.int64)
-        # Of each row: the weight of the standing proofs that speak of it, the first and the second of them, and the first of its own kind.
-        self._weight: Ints = np.zeros(len(self._table), dtype=np.int64)
-        self._first, self._second, self._own = none, none.copy(), none.copy()
+        # By row: the weight of the uncontradicted proofs against it, the first and the second of
+        # these, and the first of the row's own kind.
+        self._weight: Ints = np.zeros(len(table), dtype=np.int64)
+        self._first, self._second, self._own = np.full((3, len(table)), -1, dtype=np.int64)
 
     def add(self, proof: MemoryProof) -> None:
         """A layout ran out of memory."""
@@ -65,7 +63,7 @@ class Proofs:
         self._count(len(self._proofs) - 1)
 
     def ran(self, row: int) -> bool:
-        """A row ran. Says whether that contradicts a proof: then less may be ruled out than before."""
+        """A row ran. True if that contradicts a proof: less may be ruled out than before."""
         self._ran[row] = True
         if not self._weight[row]:
             return False
@@ -73,7 +71,7 @@ class Proofs:
         return True
 
     def replace(self, proofs: list[MemoryProof], ran: Ints) -> None:
-        """Begin anew with these."""
+        """Start again with these."""
         self._proofs = list(proofs)
         self._ran[:] = False
         self._ran[ran] = True
@@ -102,8 +100,10 @@ class Proofs:
         return own, first if first is not own else self._proofs[self._second[row]]
 
     def _recount(self) -> None:
-        self._begin()
-        # Those that need least first: what they imply, the others need not be asked for.
+        self._weight[:] = 0
+        for found in (self._first, self._second, self._own):
+            found[:] = -1
+        # Those that need least first: a layout shows the first proof against it.
         for place in sorted(range(len(self._proofs)), key=lambda n: _least_first(self._proofs[n])):
             self._count(place)
 
@@ -111,9 +111,8 @@ class Proofs:
         proof = self._proofs[place]
         if self._dominance is Dominance.OFF:
             return
-        rows = np.flatnonzero(
-            needs_at_least(self._table, proof.layout, num_layers=self._num_layers)
-        )
+        mask = needs_at_least(self._table, proof.layout, num_layers=self._num_layers)
+        rows = np.flatnonzero(mask)
         if self._ran[rows].any():
             return  # contradicted
         is_first = self._first[rows] < 0
@@ -121,18 +120,17 @@ class Proofs:
         self._first[rows[is_first]] = place
         if self._dominance is Dominance.CONFIRMED:  # the others rest on one proof alone
             self._second[rows[~is_first & (self._second[rows] < 0)]] = place
-            self._own[rows[self._is_of_its_kind(rows, proof.layout) & (self._own[rows] < 0)]] = (
-                place
-            )
+            is_own = self._is_of_its_kind(rows, proof.layout)
+            self._own[rows[is_own & (self._own[rows] < 0)]] = place
 
     def _is_of_its_kind(self, rows: Ints, layout: Layout) -> Mask:
-        """Mark the rows with the same recomputation and ZeRO stage: a program's mistake in one of these says nothing of the others."""
-        same = np.array(
-            [recompute == layout.recompute for recompute in self._table.recomputes], dtype=np.bool_
-        )
-        mask: Mask = same[self._table.recompute[rows]] & (
-            self._table.zero_stage[rows] == layout.zero_stage
-        )
+        """Mark the rows with the same recomputation and ZeRO stage.
+
+        A program's mistake in one of these says nothing of the others.
+        """
+        same = np.array([r == layout.recompute for r in self._table.recomputes], dtype=np.bool_)
+        same_stage = self._table.zero_stage[rows] == layout.zero_stage
+        mask: Mask = same[self._table.recompute[rows]] & same_stage
         return mask
 
 

@@ -1,6 +1,8 @@
-"""NVIDIA's error numbers ("Xid"): what each means, whether it ends programs, and whose fault that is. They stand in the kernel's log and in NVML's events.
+"""NVIDIA's error numbers ("Xid") in the kernel's log and NVML's events: what each means, whether it
+ends programs, and whose fault it is.
 
-Meanings and causes as in NVIDIA's catalogue, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
+Meanings and causes are from NVIDIA's catalogue,
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from types import MappingProxyType
 
 class XidCause(StrEnum):
     DEVICE = "device"  # the hardware, its links or its firmware; programs on the device end
-    NOTICE = "notice"  # the device has mended or noted something; no program ends of it
-    PROGRAM = "program"  # what a program did: the device is well
-    AFTERMATH = "aftermath"  # cleaning up after another error: tells nothing by itself
+    NOTICE = "notice"  # the device mended or noted something; no program ends
+    PROGRAM = "program"  # a program did it: the device is well
+    AFTERMATH = "aftermath"  # cleaning up after another error: means nothing by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
     meaning: str
     cause: XidCause
-    # Of the device: only the program that met the error ends, others go on.
+    # Of a device's error: only the program that met it ends, others go on.
     is_contained: bool = False
 
 
@@ -63,7 +65,7 @@ def named(number: int) -> str:
 
 
 def xids_in(text: str) -> tuple[int, ...]:
-    """The numbers in lines of the kernel's log, in their order."""
+    """The numbers in lines of the kernel's log, in order."""
     return tuple(int(number) for number in _LINE.findall(text))
 
 

@@ -1,4 +1,4 @@
-"""Calibration: known constants come back from noisy measurements, bad runs and out-of-memories included."""
+"""Calibration finds known constants from noisy measurements, bad runs and out-of-memories."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import (
-    MEMORY_CONSTANTS,
-    Calibration,
-    Observation,
-    calibrate,
-    choose_trainer,
-)
+from orchestrator.core.physics.calibration import MEMORY_CONSTANTS, Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.memory import Stage, predict_memory
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.step_time import CONSTANTS, StepTimeConstants, predict_step_time
-from orchestrator.core.physics.trainer import TRAINERS, Trainer
+from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout
@@ -68,7 +64,10 @@ def observed(
     trainer: Trainer = TRUE_TRAINER,
     seed: int = 0,
 ) -> list[Observation]:
-    """What a machine with the true constants measures: an out-of-memory beyond its limit, and some runs far slower than they should be."""
+    """What a machine with the true constants measures.
+
+    An out-of-memory beyond its limit, and some runs far slower than they should be.
+    """
     rng = np.random.default_rng(seed)
     rows = layouts(problem.num_gpus)
     table = LayoutTable.of(rows)
@@ -222,13 +221,6 @@ def test_the_probability_of_fitting_falls_with_memory() -> None:
     assert np.all((fits >= 0) & (fits <= 1))
     assert fits[np.argmin(predicted.memory_bytes)] > 0.9
     assert np.all(fits[predicted.memory_bytes > H100.memory_bytes] < 0.5)
-
-
-def test_the_trainer_whose_formula_explains_the_peaks_is_chosen() -> None:
-    candidates = {name: TRAINERS[name] for name in ("llama", "nanotron", "megatron")}
-    rows = observed(cell(64), trainer=TRAINERS["nanotron"])[:12]
-    assert choose_trainer(rows, candidates) == "nanotron"
-    assert choose_trainer([], candidates) == "llama"
 
 
 def test_peaks_of_the_first_stage_are_compared_with_the_first_stage() -> None:

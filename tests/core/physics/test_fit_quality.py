@@ -6,9 +6,11 @@ from math import exp
 
 import pytest
 
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.fit_quality import agreement, fitted_memory, fitted_times
 from orchestrator.core.physics.memory import predict_memory
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.step_time import predict_step_time
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell

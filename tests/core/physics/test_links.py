@@ -1,4 +1,6 @@
-"""Links: bandwidths as NCCL's tests count them, lines through noisy calls, and what a slow network does to predictions."""
+"""Links: bandwidths as NCCL's tests count them, lines through noisy calls, and predictions for a
+slow network.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 
 from orchestrator.core.physics.calibration import Calibration
 from orchestrator.core.physics.links import (
-    LINK_CONSTANTS,
+    ACROSS,
+    INSIDE,
     PASSES,
     Collective,
     LinkSample,
@@ -117,8 +120,8 @@ def measured(constants: StepTimeConstants, spans: list[Span] = SPANS) -> list[Li
 def test_the_constants_of_links_come_back_from_collectives() -> None:
     network = network_of(measured(TRUE), H100)
     assert network is not None
-    assert network.names == LINK_CONSTANTS
-    for name in LINK_CONSTANTS:
+    assert network.names == INSIDE + ACROSS
+    for name in INSIDE + ACROSS:
         # Congestion shows as the difference between two and four nodes only.
         assert network.value(name) == pytest.approx(
             getattr(TRUE, name), rel=0.5 if name == "node_congestion" else 0.2
@@ -150,7 +153,10 @@ def layout(**sizes: int) -> Layout:
 
 
 def test_a_slow_network_changes_which_layout_is_predicted_fastest() -> None:
-    """Llama 8B on 16 GPUs in two nodes: data parallelism sends all gradients over the network, two pipeline stages only activations."""
+    """Llama 8B on 16 GPUs in two nodes.
+
+    Data parallelism sends all gradients over the network, two pipeline stages only activations.
+    """
     cell = Cell(
         model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64
     )

@@ -1,4 +1,6 @@
-"""Predicted memory: arithmetic that can be checked by hand, and the order that a proven out-of-memory relies on."""
+"""Predicted memory: arithmetic that can be checked by hand, and the order that a proven
+out-of-memory relies on.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,6 @@ from hypothesis import strategies as st
 from orchestrator.core.physics.memory import (
     MemoryPrediction,
     Stage,
-    playbook_activation_bytes,
-    playbook_parameters,
     predict_memory,
 )
 from orchestrator.core.physics.traced_memory import TracedBytes, TracedMemory, TracedMode
@@ -83,7 +83,8 @@ def test_zero_shards_optimizer_then_gradients_then_parameters(
 
 @pytest.mark.parametrize(
     ("precision", "zero_stage", "bytes_per_weight"),
-    # 4: gradients widened to fp32. Shared out among 8 ranks that is 1/2, with the gathered weights in their own dtype, 2 or 4 bytes, on top.
+    # 4: gradients widened to fp32. Sharded over 8 ranks that is 1/2, and the gathered weights come
+    # on top, in their own dtype: 2 or 4 bytes.
     [
         (Precision.BF16, 0, 4),
         (Precision.FP32, 0, 0),
@@ -116,7 +117,8 @@ def test_the_loss_of_a_large_vocabulary_takes_12_bytes_a_logit() -> None:
 
 
 def test_of_a_short_sequence_the_gradient_of_the_head_is_the_peak() -> None:
-    # T (3 e h + e V) + e V h, the gradient being all weights of the head: 1.05 GB in bf16, whatever the tokens.
+    # T (3 e h + e V) + e V h. The gradient is all weights of the head: 1.05 GB in bf16,
+    # whatever the tokens.
     above = (2 * 64) * (3 * 4096 + 128_256) + 2 * 128_256 * 4096
     assert predict(Layout(), sequence_length=64).temporaries[0] == above
 
@@ -188,7 +190,7 @@ RECOMPUTES = st.sampled_from(
 
 @st.composite
 def cells_layouts(draw: st.DrawFn) -> list[Layout]:
-    """Layouts of one cell on one set of parallel sizes: what an out-of-memory may say something about."""
+    """Layouts of one cell on one set of parallel sizes: an out-of-memory can compare them."""
     dp, tp, pp = draw(POWERS), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     return [
         Layout(
@@ -224,63 +226,6 @@ def test_what_a_proof_condemns_is_never_predicted_to_need_less(
         assert np.all(total[condemned] >= total[row] * (1 - 1e-12))
 
 
-# The Ultra-Scale Playbook, figure "memory-recomputation": GiB of activations, batch of 1, at 1024, 2048, 4096, 8192, 16384 tokens.
-FIGURE_MODELS = {
-    "1B": (16, 2048, 32),
-    "3B": (28, 3072, 24),
-    "8B": (32, 4096, 32),
-    "70B": (80, 8192, 64),
-    "405B": (126, 16384, 128),
-}
-FIGURE = [
-    ("1B", "none", (3.564453, 12.128906, 44.257812, 168.515625)),
-    ("1B", "selective", (1.064453, 2.128906, 4.257812, 8.515625)),
-    ("1B", "full", (0.064453, 0.128906, 0.257812, 0.515625)),
-    ("3B", "none", (6.073242, 18.708984, 63.667969, 232.335938)),
-    ("3B", "selective", (2.791992, 5.583984, 11.167969, 22.335938)),
-    ("3B", "full", (0.166992, 0.333984, 0.667969, 1.335938)),
-    ("8B", "none", (9.253906, 28.507812, 97.015625, 354.03125, 1348.0625)),
-    ("8B", "selective", (4.253906, 8.507812, 17.015625, 34.03125)),
-    ("8B", "full", (0.253906, 0.507812, 1.015625, 2.03125)),
-    ("70B", "none", (46.257812, 142.515625, 485.03125, 1770.0625, 6740.125)),
-    ("70B", "selective", (21.257812, 42.515625, 85.03125, 170.0625)),
-    ("70B", "full", (1.257812, 2.515625, 5.03125, 10.0625)),
-    ("405B", "none", (145.703125, 448.90625, 1527.8125, 5575.625, 21231.25)),
-    ("405B", "selective", (66.953125, 133.90625, 267.8125, 535.625)),
-    ("405B", "full", (3.953125, 7.90625, 15.8125, 31.625)),
-]
-
-
-@pytest.mark.parametrize(("model", "recompute", "gib"), FIGURE)
-def test_the_playbook_s_formula_gives_its_figure_to_all_digits(
-    model: str, recompute: str, gib: tuple[float, ...]
-) -> None:
-    layers, hidden, heads = FIGURE_MODELS[model]
-    for tokens, expected in zip((1024, 2048, 4096, 8192, 16384), gib, strict=False):
-        found = playbook_activation_bytes(
-            Recompute.parse(recompute),
-            num_layers=layers,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            sequence_length=tokens,
-        )
-        assert found / 2**30 == pytest.approx(expected, abs=6e-7)  # the figure's own digits
-
-
-@pytest.mark.parametrize(
-    ("model", "gib"),
-    [("1B", 3.98793), ("3B", 13.29618), ("8B", 25.97903), ("70B", 243.97711), ("405B", 1519.99072)],
-)
-def test_the_playbook_s_weights_give_its_figure_to_all_digits(model: str, gib: float) -> None:
-    layers, hidden, _ = FIGURE_MODELS[model]
-    weights = playbook_parameters(
-        num_layers=layers, hidden_size=hidden, vocab_size=128_256, sequence_length=1024
-    )
-    assert 4 * weights / 2**30 == pytest.approx(
-        gib, abs=6e-6
-    )  # fp32; gradients as much, Adam twice
-
-
 def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last() -> None:
     layout = Layout(pipeline_parallel_size=8, grad_accum_steps=8)
     cell = Cell(model=LLAMA_8B, num_gpus=8, sequence_length=4096, global_batch_size=8)
@@ -291,7 +236,8 @@ def test_stages_balanced_by_work_put_more_layers_in_the_first_than_in_the_last()
         ]
         for trainer in (Trainer(), Trainer(stages_by_work=True))
     )
-    # The head's 525 M weights weigh as much as 2.4 layers: 34.4 layers in 8 stages, so 5 instead of 4 in the first, 2 in the last.
+    # The head's 525 M weights count as 2.4 layers: 34.4 layers in 8 stages, so 5 instead of 4 in
+    # the first, 2 in the last.
     assert by_work[0].activations[0] / even[0].activations[0] == pytest.approx(5 / 4)
     assert by_work[1].activations[0] / even[1].activations[0] == pytest.approx(2 / 4)
 

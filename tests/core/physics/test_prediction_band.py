@@ -1,4 +1,6 @@
-"""The bands of predicted step times: wider for what crosses nodes, narrower by what was measured, and held by made-up measurements."""
+"""The bands of predicted step times: wider across nodes, narrower after measurements, and true for
+made-up measurements.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from math import exp
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.prediction_band import FORMULA_SD, step_spreads
 from orchestrator.core.physics.residual import Residual, left_out_errors
 from orchestrator.core.problem.cell import Cell
@@ -48,7 +52,7 @@ def layouts(num_gpus: int) -> list[Layout]:
 def measured(
     one: Cell, *, factor: float, rng: np.random.Generator, noise: float
 ) -> list[Observation]:
-    """As if each layout had taken what is predicted, times a factor of the cell's and some noise."""
+    """As if each layout had taken its predicted time, times a factor of the cell and noise."""
     table = LayoutTable.of(layouts(one.num_gpus))
     seconds = Calibration.prior().predict(table, one, H100, gpus_per_node=8).step_seconds
     return [
@@ -145,7 +149,7 @@ def test_an_error_that_is_left_out_is_what_the_others_do_not_tell() -> None:
     errors = np.where(cells == 2, 0.4, 0.0) + 0.02 * rng.standard_normal(30)
     _, left = left_out_errors(places, errors, cells)
     mine = cells == 2
-    expected = errors[mine] - Residual.learn(places[~mine], errors[~mine]).at(places[mine])
+    expected = errors[mine] - Residual.fit(places[~mine], errors[~mine]).at(places[mine])
     assert left[mine] == pytest.approx(expected, abs=0.05)  # noise is weighed with all of them
     alone = left_out_errors(places, errors, np.zeros(30, dtype=np.intp))[1]
     assert np.array_equal(alone, errors)

@@ -1,4 +1,4 @@
-"""What the formula misses of a kind of layout is carried from cell to cell; what one run alone says is not."""
+"""What the formula misses of a kind of layout is carried to other cells; one run alone is not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from orchestrator.core.physics.calibration import Calibration, Observation, calibrate
+from orchestrator.core.physics.calibration import Calibration
+from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.fit_quality import agreement
+from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.residual import MOST, Residual, places_of
 from orchestrator.core.physics.step_time import predict_step_time
 from orchestrator.core.problem.cell import Cell
@@ -76,7 +78,7 @@ def test_what_is_missed_of_a_kind_of_layout_is_known_in_the_next_cell() -> None:
         np.median(errors_of_fours(found, cell(32))) for found in (constants_alone, calibration)
     )
     assert without < -0.8 * np.log(SLOW)
-    # Twos and eights lie one doubling away and are not slow: a smooth function goes a part of the way.
+    # Twos and eights are one doubling away and not slow: a smooth function goes a part of the way.
     assert 0.8 * without < carried < 0
 
 
@@ -104,11 +106,11 @@ def test_one_run_far_off_its_neighbours_is_taken_as_disturbed() -> None:
     places = np.stack([np.repeat(np.arange(5.0), 5), np.tile(np.arange(5.0), 5)], axis=1)
     errors = np.full(25, 0.1)
     errors[12] = 2.0  # seven times as slow as the eight around it
-    assert Residual.learn(places, errors).at(places[12:13])[0] == pytest.approx(0.1, abs=0.1)
+    assert Residual.fit(places, errors).at(places[12:13])[0] == pytest.approx(0.1, abs=0.1)
 
 
 def test_far_from_every_run_nothing_is_said() -> None:
-    residual = Residual.learn(np.zeros((3, 2)), np.full(3, 0.3))
+    residual = Residual.fit(np.zeros((3, 2)), np.full(3, 0.3))
     near, far = residual.at(np.array([[0.0, 0.0], [40.0, 0.0]]))
     assert near > 0.2
     assert abs(far) < 1e-3
@@ -116,7 +118,7 @@ def test_far_from_every_run_nothing_is_said() -> None:
 
 def test_of_more_runs_than_it_can_hold_it_takes_an_even_spread() -> None:
     places = np.linspace(0.0, 30.0, MOST + 500)[:, None]
-    residual = Residual.learn(places, np.where(places[:, 0] > 15.0, 0.2, -0.2))
+    residual = Residual.fit(places, np.where(places[:, 0] > 15.0, 0.2, -0.2))
     assert len(residual.weights) == MOST
     assert residual.at(np.array([[1.0], [29.0]])) == pytest.approx([-0.2, 0.2], abs=0.03)
 

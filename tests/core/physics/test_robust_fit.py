@@ -54,9 +54,7 @@ def test_values_that_count_less_leave_more_uncertainty() -> None:
     )
 
 
-def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps_and_none_begins_at_a_worse_place() -> (
-    None
-):
+def test_a_fit_that_begins_where_another_ended_finds_the_same_in_fewer_steps() -> None:
     values, calls = measured(bad=10), list[Floats]()
 
     def found(begin: Floats | None) -> tuple[Floats, int]:

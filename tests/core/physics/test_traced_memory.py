@@ -1,4 +1,4 @@
-"""Memory that a trace has told: arithmetic that can be checked by hand, within the same parts as a Llama's."""
+"""Memory by a trace: arithmetic that can be checked by hand, in the same parts as a Llama's."""
 
 from __future__ import annotations
 

@@ -8,10 +8,8 @@ from orchestrator.core.physics.trainer import TRAINERS, Trainer, trainer_of_word
 
 
 @pytest.mark.parametrize(
-    (
-        "name",
-        "bytes_per_weight",
-    ),  # FIELD: 16, and 20 with an fp32 copy of the gradients; Megatron's theoretical_memory_usage: 18
+    ("name", "bytes_per_weight"),
+    # FIELD: 16, and 20 with an fp32 copy of the gradients; Megatron's theoretical_memory_usage: 18.
     [
         ("llama", 16),
         ("nanotron", 20),

@@ -1,4 +1,6 @@
-"""The partial order behind "this would not fit either": its laws, and that no memory that grows with what is kept contradicts it."""
+"""The partial order behind "this would not fit either": its laws, and that no memory that grows
+with what is kept contradicts it.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,10 @@ def test_the_predicted_memory_agrees(proof: Layout, others: list[Layout]) -> Non
 
 @st.composite
 def cells_and_layouts(draw: st.DrawFn) -> tuple[Cell, list[Layout]]:
-    """A model of few layers, and layouts of it: stages of one layer, and recomputation that leaves out the last one, are among them."""
+    """A model of few layers, and layouts of it.
+
+    Some have stages of one layer, some recompute all but the last one.
+    """
     stages = draw(st.sampled_from([1, 2, 4]))
     num_layers = stages * draw(st.integers(1, 4))
     texts = [

@@ -1,4 +1,4 @@
-"""A name is a device only where it is certain: a slice or a cousin of a card never gets the full card's peak."""
+"""A name is a device only if it is certain: a slice or a variant of a card never gets its peak."""
 
 from __future__ import annotations
 

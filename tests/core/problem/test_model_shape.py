@@ -13,7 +13,8 @@ LLAMA_8B = PRESETS["llama-3.1-8b"]
 @pytest.mark.parametrize(
     ("name", "published"),
     [
-        # The sums of the tensors in the checkpoints that Meta published (safetensors metadata on Hugging Face).
+        # The sums of the tensors in the checkpoints that Meta published (safetensors metadata on
+        # Hugging Face).
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.1-70b", 70_553_706_496),
         ("llama-3.1-405b", 405_853_388_800),

@@ -1,4 +1,6 @@
-"""What out-of-memories rule out: at once where the memory is known, else when two agree; and nothing once a run contradicts them."""
+"""What out-of-memories rule out: at once if the memory is known, else when two agree; and nothing
+once a run contradicts them.
+"""
 
 from __future__ import annotations
 

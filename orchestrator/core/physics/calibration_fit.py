@@ -1,0 +1,234 @@
+"""The fit of a calibration: constants of step time and memory, from successes and failures.
+
+It starts from a prior: data sheets and papers, or what related cells showed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.physics.calibration import (
+    CELL_OFFSET_SD,
+    Calibration,
+    constants_of,
+    trainer_of,
+)
+from orchestrator.core.physics.memory import Stage, predict_memory
+from orchestrator.core.physics.observation import CellObservations, Observation, by_cell
+from orchestrator.core.physics.prediction_band import FitErrors, step_spreads
+from orchestrator.core.physics.residual import Residual, places_of
+from orchestrator.core.physics.robust_fit import fit, jacobian, robust_sd
+from orchestrator.core.physics.step_time import CONSTANTS, Floats, StepTimeModel
+from orchestrator.core.problem.layout_table import LayoutTable
+from orchestrator.core.problem.model_shape import ModelShape
+
+ONE_TRIAL = 5.0  # measured residuals that outweigh the spread believed before
+CELL_OFFSET_WEIGHT = 2.0  # of the belief in a cell's offset, in measured residuals
+_NO_LIMIT_SD = 3.0  # of a cell's offset, besides
+# Of the residuals of one cell: a hundred of its rows show no more than ten rows of ten cells.
+CELL_CORRELATION = 0.1
+
+
+def calibrate(
+    observations: Iterable[Observation], prior: Calibration, *, begin: Calibration | None = None
+) -> Calibration:
+    """Fit the constants to what was measured; without observations, return the prior.
+
+    `begin`: a fit of much the same rows. If it is more probable than the prior's middle, the fit
+    begins there, and a few steps do.
+    """
+    groups = by_cell(observations)
+    return _with_memory(_with_times(prior, groups, begin), groups, begin)
+
+
+def _with_times(
+    prior: Calibration, groups: Sequence[CellObservations], begin: Calibration | None
+) -> Calibration:
+    timed = [group for group in groups if group.timed]
+    if not timed:
+        return prior
+    timed.sort(key=_hardware_name)
+    models = [
+        StepTimeModel.joined([group.step_time_model() for group in same])
+        for _, same in groupby(timed, key=_hardware_name)
+    ]
+    measured = np.log(np.array([row.step_seconds for group in timed for row in group.timed]))
+    measured -= np.concatenate(
+        [prior.residual(group.timed_table, group.cell, group.hardware) for group in timed]
+    )
+    sizes = [len(group.timed) for group in timed]
+    weights = _weights(sizes)
+    sd = prior.step_residual_sd
+
+    # A cell's own offset keeps what slows all of it (a sick network) out of the constants.
+    place = np.repeat(np.arange(len(timed)), sizes)
+    own = np.vstack([np.eye(len(timed))[place] / sd, np.eye(len(timed)) / CELL_OFFSET_SD])
+    known = len(CONSTANTS)
+    cells = [(group.cell, group.hardware.name) for group in timed]
+
+    def residuals(x: Floats) -> Floats:
+        constants = constants_of(x[:known])
+        predicted = np.concatenate([model.seconds(constants).total for model in models])
+        return np.concatenate(
+            [(np.log(predicted) + x[known:][place] - measured) / sd, x[known:] / CELL_OFFSET_SD]
+        )
+
+    def slopes(x: Floats, at: Floats) -> Floats:
+        def of_constants(constants: Floats) -> Floats:
+            return residuals(np.concatenate([constants, x[known:]]))
+
+        return np.hstack([jacobian(of_constants, x[:known], at), own])
+
+    def start(of: Calibration) -> Floats:
+        offsets = [of.cell_offsets.get(cell, 0.0) for cell in cells]
+        return np.concatenate([of.log_constants, offsets])
+
+    covariance = np.eye(known + len(timed)) * _NO_LIMIT_SD**2
+    covariance[:known, :known] = prior.step_covariance
+    found = fit(
+        residuals,
+        mean=start(prior),
+        covariance=covariance,
+        weights=np.concatenate([weights, np.full(len(timed), CELL_OFFSET_WEIGHT)]),
+        slopes_of=slopes,
+        begin=start(begin) if begin is not None else None,
+    )
+    left = found.residuals[: len(measured)] * sd
+    offsets = found.parameters[known:].tolist()
+    errors, learned = {}, dict(prior.residuals)
+    with_errors = zip(timed, np.split(-left, np.cumsum(sizes)[:-1]), offsets, strict=True)
+    for name, same in groupby(with_errors, key=lambda one: _hardware_name(one[0])):
+        errors[name] = one = _fit_errors(*zip(*same, strict=True))
+        # The residual of one cell alone may not hold for others; within it, a search models it row
+        # by row (core/search/surrogate.py).
+        if len(set(one.cells.tolist())) > 1:
+            learned[name] = (*learned.get(name, ()), Residual.fit(one.places, one.errors))
+    return replace(
+        prior,
+        residuals=learned,
+        errors=errors,
+        log_constants=found.parameters[:known],
+        step_covariance=found.covariance[:known, :known],
+        step_residual_sd=robust_sd(left, expected=sd, worth=ONE_TRIAL, count=float(weights.sum())),
+        cell_offsets={**prior.cell_offsets, **dict(zip(cells, offsets, strict=True))},
+        num_times=prior.num_times + len(measured),
+    )
+
+
+def _fit_errors(
+    groups: Sequence[CellObservations], errors: Sequence[Floats], offsets: Sequence[float]
+) -> FitErrors:
+    """The errors that a fit left on one kind of hardware: cell by cell, with the cells' offsets."""
+    sizes = [len(group.timed) for group in groups]
+    numbers = {cell: n for n, cell in enumerate(dict.fromkeys(group.cell for group in groups))}
+    # Of two groups of one cell the later offset counts for both.
+    offset_of = {group.cell: offset for group, offset in zip(groups, offsets, strict=True)}
+    spreads = [
+        step_spreads(
+            group.timed_table, group.cell, group.hardware, gpus_per_node=group.gpus_per_node
+        )
+        for group in groups
+    ]
+    return FitErrors(
+        places=np.concatenate([places_of(group.timed_table, group.cell) for group in groups]),
+        errors=np.concatenate(errors),
+        offsets=np.repeat([offset_of[group.cell] for group in groups], sizes),
+        cells=np.repeat(np.array([numbers[group.cell] for group in groups], dtype=np.intp), sizes),
+        below=np.concatenate([below for below, _ in spreads]),
+        above=np.concatenate([above for _, above in spreads]),
+    )
+
+
+def _with_memory(
+    prior: Calibration, groups: Sequence[CellObservations], begin: Calibration | None
+) -> Calibration:
+    peaked = [group for group in groups if group.peaked]
+    if not peaked:
+        return prior
+    residuals, censored = _memory_residuals(prior, peaked)
+    weights = _memory_weights(peaked)
+    sd = prior.memory_residual_sd
+    found = fit(
+        residuals,
+        mean=prior.memory_values,
+        covariance=prior.memory_covariance,
+        weights=weights,
+        begin=begin.memory_values if begin is not None else None,
+    )
+    exact = ~censored
+    return replace(
+        prior,
+        memory_values=found.parameters,
+        memory_covariance=found.covariance,
+        memory_residual_sd=robust_sd(
+            found.residuals[exact] * sd,
+            expected=sd,
+            worth=ONE_TRIAL,
+            count=float(weights[exact].sum()),
+        ),
+        num_peaks=prior.num_peaks + int(exact.sum()),
+        num_out_of_memory=prior.num_out_of_memory + int(censored.sum()),
+    )
+
+
+def _memory_residuals(
+    prior: Calibration, groups: Sequence[CellObservations]
+) -> tuple[Callable[[Floats], Floats], NDArray[np.bool_]]:
+    """Log predicted over measured, in standard deviations, and which rows are out-of-memories.
+
+    The residual of an out-of-memory is how far the prediction falls short of the limit. Any stage
+    may have run out, whichever stage's peak a log shows.
+    """
+    rows = [row for group in groups for row in group.peaked]
+    censored = np.array([row.out_of_memory for row in rows])
+    peaks = [row.limit_bytes if row.out_of_memory else row.peak_memory_bytes for row in rows]
+    measured = np.log(np.array(peaks, dtype=np.float64))
+    # All cells of a model at once: a layout implies its number of GPUs and its batch.
+    alike: dict[tuple[ModelShape, int, Stage], list[int]] = {}
+    for place, row in enumerate(rows):
+        stage = Stage.FULLEST if row.out_of_memory else row.stage
+        alike.setdefault((row.cell.model, row.cell.sequence_length, stage), []).append(place)
+    parts = [
+        (
+            LayoutTable.of(rows[place].layout for place in places),
+            rows[places[0]].cell,
+            stage,
+            places,
+        )
+        for (_, _, stage), places in alike.items()
+    ]
+
+    def residuals(values: Floats) -> Floats:
+        trainer = trainer_of(prior.base_trainer, values)
+        predicted = np.empty(len(rows))
+        for table, cell, stage, places in parts:
+            predicted[places] = predict_memory(table, cell, trainer, stage=stage).total
+        difference = (np.log(predicted) - measured) / prior.memory_residual_sd
+        found: Floats = np.where(censored, np.minimum(difference, 0.0), difference)
+        return found
+
+    return residuals, censored
+
+
+def _weights(sizes: Sequence[int]) -> Floats:
+    """How many independent residuals each one stands for: the first few of a cell show most."""
+    return np.concatenate([np.full(n, 1.0 / (1.0 + (n - 1) * CELL_CORRELATION)) for n in sizes])
+
+
+def _memory_weights(groups: Sequence[CellObservations]) -> Floats:
+    """The same for peaks. All cells of a model count as one: the formula errs alike in them."""
+    models = Counter(group.cell.model for group in groups)
+    sizes = [len(group.peaked) for group in groups]
+    num_alike = np.repeat([float(models[group.cell.model]) for group in groups], sizes)
+    shared: Floats = _weights(sizes) / num_alike
+    return shared
+
+
+def _hardware_name(group: CellObservations) -> str:
+    return group.hardware.name

@@ -1,0 +1,99 @@
+"""What launches of layouts gave: the rows that a calibration is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+
+from orchestrator.core.physics.memory import Stage
+from orchestrator.core.physics.step_time import StepTimeModel
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import Hardware
+from orchestrator.core.problem.layout import Layout
+from orchestrator.core.problem.layout_table import LayoutTable
+
+# Of the memory limit: beyond it the allocator frees and asks again, and a step takes 3-12 times as
+# long.
+THRASHING_SHARE = 0.94
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What one launch of a layout gave: a time, a peak, or an out-of-memory. Unknown is None."""
+
+    cell: Cell
+    layout: Layout
+    hardware: Hardware
+    gpus_per_node: int
+    step_seconds: float | None = None
+    peak_memory_bytes: float | None = None
+    out_of_memory: bool = False
+    memory_limit_bytes: float | None = None  # None: the device's own
+    stage: Stage = Stage.FULLEST  # whose peak it is
+
+    def __post_init__(self) -> None:
+        for name in ("step_seconds", "peak_memory_bytes", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise ValueError(
+                    f"{name} {value} of {self.layout.key}: fits take logarithms of positive "
+                    "numbers; what was not read is None"
+                )
+
+    @property
+    def limit_bytes(self) -> float:
+        if self.memory_limit_bytes is not None:
+            return self.memory_limit_bytes
+        return float(self.hardware.memory_bytes)
+
+    @property
+    def thrashes(self) -> bool:
+        """True if it ran at the edge of its memory: its time says nothing of other layouts."""
+        peak = self.peak_memory_bytes
+        return peak is not None and peak > THRASHING_SHARE * self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellObservations:
+    """Observations of one cell on one kind of hardware and nodes, of one stage's peak."""
+
+    cell: Cell
+    hardware: Hardware
+    gpus_per_node: int
+    stage: Stage
+    places: list[int] = field(default_factory=list)  # of the rows among all
+    rows: list[Observation] = field(default_factory=list)
+
+    @cached_property
+    def timed(self) -> list[Observation]:
+        return [row for row in self.rows if row.step_seconds is not None and not row.thrashes]
+
+    @cached_property
+    def peaked(self) -> list[Observation]:
+        """The rows with a peak, or a lower bound of it."""
+        return [row for row in self.rows if row.peak_memory_bytes is not None or row.out_of_memory]
+
+    @cached_property
+    def timed_table(self) -> LayoutTable:
+        return LayoutTable.of(row.layout for row in self.timed)
+
+    def step_time_model(self) -> StepTimeModel:
+        return StepTimeModel.of(
+            self.timed_table, self.cell, self.hardware, gpus_per_node=self.gpus_per_node
+        )
+
+
+def by_cell(observations: Iterable[Observation]) -> Sequence[CellObservations]:
+    found: dict[tuple[Cell, str, int, Stage], CellObservations] = {}
+    for place, row in enumerate(observations):
+        cell, hardware, per_node, stage = row.cell, row.hardware, row.gpus_per_node, row.stage
+        key = (cell, hardware.name, per_node, stage)
+        if key not in found:
+            found[key] = CellObservations(
+                cell=cell, hardware=hardware, gpus_per_node=per_node, stage=stage
+            )
+        found[key].places.append(place)
+        found[key].rows.append(row)
+    return list(found.values())
