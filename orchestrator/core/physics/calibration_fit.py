@@ -101,17 +101,17 @@ def _with_times(
     )
     left = found.residuals[: len(measured)] * sd
     offsets = found.parameters[known:].tolist()
-    errors, learned = {}, dict(prior.residuals)
+    errors, missed = {}, dict(prior.residuals)
     with_errors = zip(timed, np.split(-left, np.cumsum(sizes)[:-1]), offsets, strict=True)
     for name, same in groupby(with_errors, key=lambda one: _hardware_name(one[0])):
         errors[name] = one = _fit_errors(*zip(*same, strict=True))
         # The residual of one cell alone may not hold for others; within it, a search models it row
         # by row (core/search/surrogate.py).
         if len(set(one.cells.tolist())) > 1:
-            learned[name] = (*learned.get(name, ()), Residual.fit(one.places, one.errors))
+            missed[name] = (*missed.get(name, ()), Residual.fit(one.places, one.errors))
     return replace(
         prior,
-        residuals=learned,
+        residuals=missed,
         errors=errors,
         log_constants=found.parameters[:known],
         step_covariance=found.covariance[:known, :known],

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.physics.traced_memory import Floats, TracedMemory
 from orchestrator.core.physics.trainer import Trainer
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Precision, Recompute, RecomputeMode, SelectivePolicy
-from orchestrator.core.problem.layout_table import Ints, LayoutTable
+from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.problem.model_shape import ModelShape
 
 # fp8 products still keep bf16 activations.
@@ -70,67 +70,115 @@ def predict_memory(
     table: LayoutTable, cell: Cell, trainer: Trainer, *, stage: Stage = Stage.FULLEST
 ) -> MemoryPrediction:
     """Predict the parts for every layout of a table, in bytes (arrays of the table's length)."""
+    rows = _StageRows(table=table, cell=cell, trainer=trainer, last=stage is Stage.LAST)
+    found = _predict_stage(rows)
     if stage is not Stage.FULLEST:
-        return _predict_stage(table, cell, trainer, last=stage is Stage.LAST)
-    first = _predict_stage(table, cell, trainer, last=False)
+        return found
     pipelined = np.flatnonzero(table.pipeline_parallel_size > 1)
-    if not len(pipelined):
-        return first
-    last = _predict_stage(table.take(pipelined), cell, trainer, last=True)
-    fuller = last.total > first.total[pipelined]
-    rows = pipelined[fuller]
-    for part in fields(MemoryPrediction):
-        getattr(first, part.name)[rows] = getattr(last, part.name)[fuller]
-    return first
+    if len(pipelined):
+        last = _predict_stage(replace(rows, table=table.take(pipelined), last=True))
+        fuller = last.total > found.total[pipelined]
+        for part in fields(MemoryPrediction):
+            getattr(found, part.name)[pipelined[fuller]] = getattr(last, part.name)[fuller]
+    return found
 
 
-def _predict_stage(
-    table: LayoutTable, cell: Cell, trainer: Trainer, *, last: bool
-) -> MemoryPrediction:
-    model = cell.model
-    tp, pp, cp = (
-        table.tensor_parallel_size,
-        table.pipeline_parallel_size,
-        table.context_parallel_size,
-    )
-    shards, zero = table.data_parallel_size * cp, table.zero_stage
-    element = np.array([_BYTES[p] for p in table.precisions], dtype=np.float64)[table.precision]
-    mixed = element < 4
-    one_stage = pp == 1
-    has_head = np.ones(len(table), dtype=np.bool_) if last else one_stage
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StageRows:
+    """The layouts of a table, on one rank of their first or last pipeline stage."""
 
-    def sharded(bytes_of_all: Floats, *, stage: int) -> Floats:
-        """What a rank holds, if ZeRO shards it from this stage on."""
-        share: Floats = bytes_of_all / np.where(zero >= stage, shards, 1)
+    table: LayoutTable
+    cell: Cell
+    trainer: Trainer
+    last: bool
+
+    @cached_property
+    def element(self) -> Floats:
+        """Bytes of an activation's element."""
+        by_code = np.array([_BYTES[p] for p in self.table.precisions], dtype=np.float64)
+        found: Floats = by_code[self.table.precision]
+        return found
+
+    @property
+    def one_stage(self) -> Mask:
+        mask: Mask = self.table.pipeline_parallel_size == 1
+        return mask
+
+    @property
+    def has_head(self) -> Mask:
+        return np.ones_like(self.one_stage) if self.last else self.one_stage
+
+    @property
+    def shards(self) -> Ints:
+        """Ranks that ZeRO shards over."""
+        return self.table.data_parallel_size * self.table.context_parallel_size
+
+    @property
+    def tokens(self) -> Ints:
+        """Of a micro-batch."""
+        length = self.cell.sequence_length // self.table.context_parallel_size
+        return self.table.micro_batch_size * length
+
+    @cached_property
+    def layers(self) -> Floats:
+        """Equally many in each stage, or balanced with the head's work."""
+        model, pp = self.cell.model, self.table.pipeline_parallel_size
+        total = float(model.num_layers)
+        if self.trainer.stages_by_work:
+            head = model.vocab_size * model.hidden_size / model.parameters_per_layer  # in layers
+            share = (total + head) / pp
+            fair = np.maximum(np.ceil(share - head), 0.0) if self.last else np.ceil(share)
+            return np.where(self.one_stage, total, np.minimum(fair, total))
+        first: Floats = np.ceil(total / pp)
+        return np.maximum(total - first * (pp - 1), 1.0) if self.last else first
+
+    @property
+    def recomputed_layers(self) -> Floats:
+        num = self.cell.model.num_layers
+        by_code = np.array([r.layers_of(num) for r in self.table.recomputes])
+        found: Floats = np.minimum(self.layers, by_code[self.table.recompute])
+        return found
+
+    @cached_property
+    def weights(self) -> Floats:
+        model = self.cell.model
+        embedding = model.vocab_size * model.hidden_size
+        tables = 1 if model.tied_embeddings else np.where(self.one_stage, 2, 1)
+        split = self.layers * model.parameters_per_layer + tables * embedding
+        norm = np.where(self.has_head, model.hidden_size, 0)
+        weights: Floats = split / self.table.tensor_parallel_size + norm
+        return weights
+
+    def sharded(self, bytes_of_all: Floats, *, zero_stage: int) -> Floats:
+        """What a rank holds if ZeRO shards it from this stage on."""
+        share: Floats = bytes_of_all / np.where(self.table.zero_stage >= zero_stage, self.shards, 1)
         return share
 
-    layers = _layers_of_stage(model, pp, trainer, last=last)
-    local = _weights_of_stage(model, layers, tp, one_stage, last=last)
-    bucketed = np.where(mixed & (zero == 0) & (shards > 1), trainer.bucket_bytes, 0.0)
-    gradient_bytes = np.where(mixed, trainer.gradient_bytes, 4.0) + bucketed
 
-    tokens = table.micro_batch_size * (cell.sequence_length // cp)
-    one = _micro_batch(table, cell, trainer, element, layers, tokens, has_head)
+def _predict_stage(rows: _StageRows) -> MemoryPrediction:
+    table, trainer, element, weights = rows.table, rows.trainer, rows.element, rows.weights
+    mixed = element < 4
+    unsharded = (table.zero_stage == 0) & (rows.shards > 1)
+    bucketed = np.where(mixed & unsharded, trainer.bucket_bytes, 0.0)
+    gradient_bytes = np.where(mixed, trainer.gradient_bytes, 4.0) + bucketed
+    one = _micro_batch(rows) if trainer.traced is None else _traced(rows, trainer.traced)
     # 1F1B: the first stage holds one micro-batch per stage behind it.
-    in_flight = 1 if last else np.minimum(pp, table.grad_accum_steps)
-    factor = np.where(one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
+    in_flight = 1 if rows.last else np.minimum(table.pipeline_parallel_size, table.grad_accum_steps)
+    factor = np.where(rows.one_stage, trainer.activation_factor, trainer.pipeline_activation_factor)
     activations = one.kept * in_flight * factor
-    layer_moment = one.layer + _gathered_weights(model, table, element, local, trainer)
-    widened = mixed & (trainer.gradient_bytes < 4)
-    stepping = np.minimum(local, _OPTIMIZER_CHUNK) * _stepping_per_weight(
-        zero, shards, element, widened=widened
-    )
-    if trainer.stepping_bytes:
-        stepping = np.maximum(stepping, sharded(local * trainer.stepping_bytes, stage=1))
     # No activation is alive in the optimizer's step and at the end of the backward pass.
-    end_moment = np.maximum(stepping, one.end) - activations
-    workspace = np.maximum(layer_moment, end_moment)
+    end_moment = np.maximum(_stepping(rows), one.end) - activations
+    workspace = np.maximum(one.layer + _gathered_weights(rows), end_moment)
     workspace_wins = workspace >= one.head
     return MemoryPrediction(
-        parameters=sharded(local * np.where(mixed, trainer.parameter_bytes, 4.0), stage=3),
-        gradients=sharded(local * gradient_bytes, stage=2),
+        parameters=rows.sharded(
+            weights * np.where(mixed, trainer.parameter_bytes, 4.0), zero_stage=3
+        ),
+        gradients=rows.sharded(weights * gradient_bytes, zero_stage=2),
         # In fp32 the weights are the master.
-        optimizer=sharded(local * np.where(mixed, trainer.optimizer_bytes, 8.0), stage=1),
+        optimizer=rows.sharded(
+            weights * np.where(mixed, trainer.optimizer_bytes, 8.0), zero_stage=1
+        ),
         activations=activations,
         loss=np.where(workspace_wins, 0.0, one.head),
         workspace=np.where(workspace_wins, workspace, 0.0),
@@ -149,149 +197,92 @@ class _MicroBatch:
     end: Floats  # when the backward pass of all layers is over, on top of nothing
 
 
-def _micro_batch(
-    table: LayoutTable,
-    cell: Cell,
-    trainer: Trainer,
-    element: Floats,
-    layers: Floats,
-    tokens: Ints,
-    has_head: NDArray[np.bool_],
-) -> _MicroBatch:
-    model, tp, one_stage = cell.model, table.tensor_parallel_size, table.pipeline_parallel_size == 1
-    if trainer.traced is not None:
-        return _traced_micro_batch(
-            trainer.traced, table, cell, trainer, element, layers, tokens, has_head
-        )
-    kept, working = _layers(table, model, cell.sequence_length, trainer, element, layers)
+def _micro_batch(rows: _StageRows) -> _MicroBatch:
+    model, tokens, tp = rows.cell.model, rows.tokens, rows.table.tensor_parallel_size
+    kept, working = _layers(rows)
     # The gradient of the head's weights, before it is added.
-    head = np.where(has_head, element * model.vocab_size * model.hidden_size / tp, 0.0)
+    head = np.where(rows.has_head, rows.element * model.vocab_size * model.hidden_size / tp, 0.0)
     # With tied embeddings it waits for the embedding's, through the backward of all layers. At its
     # end there are three: the head's, the embedding's, and their sum.
-    waits = np.where(one_stage, head, 0.0) if model.tied_embeddings else np.zeros(len(table))
+    waits = np.where(rows.one_stage & model.tied_embeddings, head, 0.0)
     return _MicroBatch(
         kept=tokens * kept,
         layer=tokens * working + waits,
-        head=np.where(has_head, _head_moments(model, table, element, tokens, head, trainer), 0.0),
+        head=np.where(rows.has_head, _head_moments(rows, head), 0.0),
         end=3 * waits,
     )
 
 
-def _traced_micro_batch(
-    traced: TracedMemory,
-    table: LayoutTable,
-    cell: Cell,
-    trainer: Trainer,
-    element: Floats,
-    layers: Floats,
-    tokens: Ints,
-    has_head: NDArray[np.bool_],
-) -> _MicroBatch:
+def _traced(rows: _StageRows, traced: TracedMemory) -> _MicroBatch:
     # A mode that was not traced counts as none in every respect: its own closed form would divide
     # the bytes of none wrongly.
-    recomputes = tuple(r if traced.has(r) else Recompute() for r in table.recomputes)
-    table = replace(table, recomputes=recomputes)
-    modes = [traced.of(recompute) for recompute in recomputes]
-    plain = traced.of(Recompute())
-    recomputed = _recomputed_layers(table, layers, cell.model)
+    recomputes = tuple(r if traced.has(r) else Recompute() for r in rows.table.recomputes)
+    table = replace(rows.table, recomputes=recomputes)
+    rows = replace(rows, table=table)
+    modes = [traced.of(recompute) for recompute in (*recomputes, Recompute())]
+    tp, recomputed = table.tensor_parallel_size, rows.recomputed_layers
+    none = np.full(len(table), len(recomputes))
     # The first layers are recomputed; the last one only if all are.
-    of_last = np.where(recomputed == layers, table.recompute, len(modes))
+    of_last = np.where(recomputed == rows.layers, table.recompute, none)
 
     def look_up(part: str, code: Ints) -> Floats:
-        each = [getattr(mode, part).at(tokens, cell.sequence_length) for mode in (*modes, plain)]
-        found: Floats = np.array(each)[code, np.arange(len(code))]
+        length = rows.cell.sequence_length
+        each = np.array([getattr(mode, part).at(rows.tokens, length) for mode in modes])
+        found: Floats = each[code, np.arange(len(code))]
         return found
-
-    tp = table.tensor_parallel_size
 
     def share(kinds: Sequence[Recompute]) -> Floats:
         """The share of a layer's bytes that tensor parallelism leaves on a rank."""
         of_all = tuple(replace(kind, num_layers=None) for kind in kinds)
         split, whole = (
             _layers(
-                replace(table, recomputes=of_all, tensor_parallel_size=sizes),
-                cell.model,
-                cell.sequence_length,
-                trainer,
-                element,
-                layers,
+                replace(rows, table=replace(table, recomputes=of_all, tensor_parallel_size=sizes))
             )[0]
             for sizes in (tp, np.ones_like(tp))  # traces are without tensor parallelism
         )
         return split / whole
 
-    plain_share = share([Recompute()] * len(recomputes))
-    plain_kept = plain.kept.at(tokens, cell.sequence_length) * plain_share
+    plain = look_up("kept", none) * share([Recompute()] * len(recomputes))
     return _MicroBatch(
         kept=recomputed * look_up("kept", table.recompute) * share(recomputes)
-        + (layers - recomputed) * plain_kept,
+        + (rows.layers - recomputed) * plain,
         layer=look_up("backward", of_last) / tp,
-        head=np.where(has_head, look_up("head", of_last), 0.0) / tp,
-        end=np.where(has_head, look_up("end", of_last), 0.0) / tp,
+        head=np.where(rows.has_head, look_up("head", of_last), 0.0) / tp,
+        end=np.where(rows.has_head, look_up("end", of_last), 0.0) / tp,
     )
 
 
-def _stepping_per_weight(
-    zero: Ints, shards: Ints, element: Floats, *, widened: NDArray[np.bool_]
-) -> Floats:
-    """Bytes per weight of a chunk in the optimizer step: own gradients in fp32, all new weights."""
-    own = np.where(zero >= 1, shards, 1)
-    gathered = np.where(own > 1, element, 0.0)
-    stepping: Floats = np.where(widened, 4.0, 0.0) / own + gathered
-    return stepping
+def _stepping(rows: _StageRows) -> Floats:
+    """The optimizer's step: own gradients of a chunk in fp32, and all its new weights."""
+    trainer = rows.trainer
+    own = np.where(rows.table.zero_stage >= 1, rows.shards, 1)
+    widened = (rows.element < 4) & (trainer.gradient_bytes < 4)
+    per_weight = np.where(widened, 4.0, 0.0) / own + np.where(own > 1, rows.element, 0.0)
+    stepping: Floats = np.minimum(rows.weights, _OPTIMIZER_CHUNK) * per_weight
+    copies = rows.sharded(rows.weights * trainer.stepping_bytes, zero_stage=1)
+    return np.maximum(stepping, copies)
 
 
-def _layers_of_stage(model: ModelShape, pp: Ints, trainer: Trainer, *, last: bool) -> Floats:
-    """The layers of the first or the last stage: equally many, or balanced with the head's work."""
-    total = float(model.num_layers)
-    if trainer.stages_by_work:
-        head = model.vocab_size * model.hidden_size / model.parameters_per_layer  # in layers
-        share = (total + head) / pp
-        fair = np.maximum(np.ceil(share - head), 0.0) if last else np.ceil(share)
-        return np.where(pp == 1, total, np.minimum(fair, total))
-    first: Floats = np.ceil(total / pp)
-    return np.maximum(total - first * (pp - 1), 1.0) if last else first
-
-
-def _weights_of_stage(
-    model: ModelShape, layers: Floats, tp: Ints, one_stage: NDArray[np.bool_], *, last: bool
-) -> Floats:
-    embedding = model.vocab_size * model.hidden_size
-    tables = 1 if model.tied_embeddings else np.where(one_stage, 2, 1)
-    norm = model.hidden_size if last else np.where(one_stage, model.hidden_size, 0)
-    weights: Floats = (layers * model.parameters_per_layer + tables * embedding) / tp + norm
-    return weights
-
-
-def _gathered_weights(
-    model: ModelShape, table: LayoutTable, element: Floats, local: Floats, trainer: Trainer
-) -> Floats | float:
+def _gathered_weights(rows: _StageRows) -> Floats:
     """The weights that ZeRO 3 gathers to compute with: the units in use, at most what it sharded.
 
     The embedding may be the largest unit.
     """
-    sharded = table.zero_stage >= 3
-    if not sharded.any():
-        return 0.0
-    shards = table.data_parallel_size * table.context_parallel_size
+    model, table = rows.cell.model, rows.table
     largest = max(model.parameters_per_layer, model.vocab_size * model.hidden_size)
-    wanted = trainer.gathered_units * (largest / table.tensor_parallel_size) * element
-    return np.where(sharded, np.minimum(wanted, local * element * (1.0 - 1.0 / shards)), 0.0)
+    unit = largest / table.tensor_parallel_size
+    wanted = rows.trainer.gathered_units * unit * rows.element
+    gathered = np.minimum(wanted, rows.weights * rows.element * (1.0 - 1.0 / rows.shards))
+    return np.where(table.zero_stage >= 3, gathered, 0.0)
 
 
-def _head_moments(
-    model: ModelShape,
-    table: LayoutTable,
-    element: Floats,
-    tokens: Ints,
-    head_gradient: Floats,
-    trainer: Trainer,
-) -> Floats:
+def _head_moments(rows: _StageRows, head_gradient: Floats) -> Floats:
     """The fuller of the loss's backward and the head's.
 
     The loss's: final norm, logits in fp32 and their gradient, 12 bytes a logit, unchunked.
     """
-    h, vocab = model.hidden_size, model.vocab_size / table.tensor_parallel_size
+    table, trainer, element, tokens = rows.table, rows.trainer, rows.element, rows.tokens
+    h, vocab = rows.cell.model.hidden_size, rows.cell.model.vocab_size / table.tensor_parallel_size
     # No measured run separates the last stage of a pipeline from its first with one micro-batch:
     # a pipeline counts as accumulating.
     accumulates = (table.grad_accum_steps > 1) | (table.pipeline_parallel_size > 1)
@@ -303,19 +294,14 @@ def _head_moments(
     return fuller
 
 
-def _layers(
-    table: LayoutTable,
-    model: ModelShape,
-    sequence_length: int,
-    trainer: Trainer,
-    element: Floats,
-    layers: Floats,
-) -> tuple[Floats, Floats]:
+def _layers(rows: _StageRows) -> tuple[Floats, Floats]:
     """Bytes per token that all layers of a stage keep, and that the last one's backward adds."""
+    table, trainer, model = rows.table, rows.trainer, rows.cell.model
     tp, pp = table.tensor_parallel_size, table.pipeline_parallel_size
     # Few kinds of layers, many rows: one entry per recomputation and precision, the last row plain.
+    length = rows.cell.sequence_length
     kinds = [
-        [_LayerBytes.of(model, r, sequence_length, trainer, _BYTES[p]) for p in table.precisions]
+        [_LayerBytes.of(model, r, length, trainer, _BYTES[p]) for p in table.precisions]
         for r in (*table.recomputes, Recompute())
     ]
 
@@ -335,10 +321,10 @@ def _layers(
     )
     share = share + (1.0 - share) / tp
     none, mine = kept_by(-1), kept_by(table.recompute)
-    recomputed = _recomputed_layers(table, layers, model)
+    layers, recomputed = rows.layers, rows.recomputed_layers
     kept = recomputed * mine + (layers - recomputed) * none
     # Gradients of the layer's widest products.
-    widest = element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp
+    widest = rows.element * (model.hidden_size + 2 * model.ffn_hidden_size) / tp
     all_recomputed = recomputed == layers
     redone, more = look_up("redone", table.recompute), look_up("more", table.recompute)
     working = np.where(all_recomputed, redone * (none - mine) + more / tp, 0.0) + widest
@@ -346,13 +332,6 @@ def _layers(
         core = np.where(all_recomputed, look_up("core", table.recompute), look_up("core", -1))
         working = np.maximum(working, core / tp)
     return kept, working
-
-
-def _recomputed_layers(table: LayoutTable, layers: Floats, model: ModelShape) -> Floats:
-    """How many of a stage's layers are recomputed."""
-    by_code = np.array([r.layers_of(model.num_layers) for r in table.recomputes])
-    found: Floats = np.minimum(layers, by_code[table.recompute])
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
