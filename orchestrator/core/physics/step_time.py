@@ -47,7 +47,8 @@ class StepTimeConstants:
     """
 
     peak_efficiency: float = _prior(0.6, log_sd=0.15)
-    """Share of the data sheet's FLOP/s that large kernels reach: 0.55-0.7 on A100 and H100."""
+    """Share of the data sheet's FLOP/s that large kernels reach: 0.55-0.7 in large dense models on
+    A100 and H100."""
     half_efficiency_seconds: float = _prior(60e-6, log_sd=0.8)
     """Time that a layer's widest product would take at the data sheet's peak, when it reaches half
     of that peak: small kernels idle a GPU."""
