@@ -28,8 +28,8 @@ CORRECTED_FROM = 0.02  # of the logarithm: a smaller correction is within what r
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    # Of the sweep's objective. From 0, infinity and NaN nothing is learned, and the layout is not
-    # asked for again.
+    # The sweep's objective. 0, infinity and NaN teach nothing, and the layout is not asked for
+    # again.
     value: float
     peak_memory_bytes: float | None = None  # as the prediction counts it; None: not read
 
@@ -289,7 +289,7 @@ class Searcher:
         )
 
     def _rule_out(self) -> Ints:
-        """Condemn and free rows as the proofs have it by now. Returns the rows condemned."""
+        """Condemn and free rows by the proofs so far. Returns the condemned ones."""
         condemned, freed = self._rows.rule_out(self._proofs.ruled_out)
         self._freed += self._layouts(freed)
         return condemned

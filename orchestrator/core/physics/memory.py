@@ -99,29 +99,29 @@ class _StageRows:
         found: Floats = by_code[self.table.precision]
         return found
 
-    @property
+    @cached_property
     def one_stage(self) -> Mask:
         mask: Mask = self.table.pipeline_parallel_size == 1
         return mask
 
-    @property
+    @cached_property
     def has_head(self) -> Mask:
         return np.ones_like(self.one_stage) if self.last else self.one_stage
 
-    @property
+    @cached_property
     def shards(self) -> Ints:
         """Ranks that ZeRO shards over."""
         return self.table.data_parallel_size * self.table.context_parallel_size
 
-    @property
+    @cached_property
     def tokens(self) -> Ints:
-        """Of a micro-batch."""
+        """The tokens of a micro-batch on one rank."""
         length = self.cell.sequence_length // self.table.context_parallel_size
         return self.table.micro_batch_size * length
 
     @cached_property
     def layers(self) -> Floats:
-        """Equally many in each stage, or balanced with the head's work."""
+        """The stage's layers: equally many in each, or balanced with the head's work."""
         model, pp = self.cell.model, self.table.pipeline_parallel_size
         total = float(model.num_layers)
         if self.trainer.stages_by_work:
@@ -259,7 +259,7 @@ def _stepping(rows: _StageRows) -> Floats:
     widened = (rows.element < 4) & (trainer.gradient_bytes < 4)
     per_weight = np.where(widened, 4.0, 0.0) / own + np.where(own > 1, rows.element, 0.0)
     stepping: Floats = np.minimum(rows.weights, _OPTIMIZER_CHUNK) * per_weight
-    copies = rows.sharded(rows.weights * trainer.stepping_bytes, zero_stage=1)
+    copies = rows.weights * trainer.stepping_bytes / own
     return np.maximum(stepping, copies)
 
 

@@ -50,7 +50,7 @@ class Observation:
 
     @property
     def thrashes(self) -> bool:
-        """True if it ran at the edge of its memory: its time says nothing of other layouts."""
+        """True if it ran at the edge of its memory: its time is no guide to other layouts."""
         peak = self.peak_memory_bytes
         return peak is not None and peak > THRASHING_SHARE * self.limit_bytes
 
