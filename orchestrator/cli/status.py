@@ -220,7 +220,9 @@ def _without_drift(
     from orchestrator.sweep.confirmation import confirmation_of_repeats  # needs SQLAlchemy
 
     drifted = {
-        cell.cell.id for cell in cells if confirmation_of_repeats(store, cell.cell.id).change is not None
+        cell.cell.id
+        for cell in cells
+        if confirmation_of_repeats(store, cell.cell.id).change is not None
     }
     leading = store.best(row.id, CONSIDERED) if drifted else {}
     corrected, found = [], []
