@@ -207,9 +207,21 @@ SUSPECT_KINDS = frozenset(
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryShortage:
+    """What is known of memory that ran out. Unknown is None."""
+
+    # An allocator, a library of the device or the rank itself reports it: it proves that the layout
+    # does not fit. False: it is inferred, or the doing of another process.
+    is_reported: bool = False
+    asked_bytes: int | None = None  # by the allocation that failed
+    held_bytes: int | None = None  # by tensors, at that moment
+    device_bytes: int | None = None  # the device's memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first bad rank of an attempt, and what shows it."""
+    """How the first bad rank of an attempt failed, and what shows it."""
 
     kind: FailureKind
     message: str  # one line for a person
@@ -220,6 +232,7 @@ class Failure:
     signal: int | None = None
     exit_code: int | None = None
     evidence: str = ""  # the matched text
+    memory: MemoryShortage | None = None  # None: no out-of-memory
     log_tail: str = ""
     log_path: str = ""
 

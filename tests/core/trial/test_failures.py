@@ -11,16 +11,15 @@ from orchestrator.core.trial.failure_kinds import (
     POLICIES,
     FailureKind,
     Fault,
+    MemoryShortage,
     may_retry,
 )
 from orchestrator.core.trial.failures import (
     Evidence,
-    RefusedAllocation,
     classify,
     first_bad,
     is_out_of_memory,
     proves_out_of_memory,
-    refused_allocation,
 )
 
 K = FailureKind
@@ -736,7 +735,7 @@ CUDA_REFUSAL = (
 
 
 @pytest.mark.parametrize(
-    ("text", "tried", "held", "device"),
+    ("text", "asked", "held", "device"),
     [
         (CUDA_REFUSAL, 6 << 30, 77 << 30, 80 << 30),
         (
@@ -766,27 +765,32 @@ CUDA_REFUSAL = (
         ),
     ],
 )
-def test_an_allocator_says_what_it_refused(
-    text: str, tried: int, held: int | None, device: int | None
+def test_the_numbers_of_an_allocator_are_read(
+    text: str, asked: int, held: int | None, device: int | None
 ) -> None:
-    assert refused_allocation(text) == RefusedAllocation(
-        tried_bytes=tried, held_bytes=held, device_bytes=device
-    )
+    told = MemoryShortage(is_reported=True, asked_bytes=asked, held_bytes=held, device_bytes=device)
+    assert classify(evidence(exception="torch.OutOfMemoryError", message=text)).memory == told
+    logged = evidence(log_tail=f"torch.OutOfMemoryError: {text}")
+    assert classify(logged).memory == told
 
 
-def test_what_is_no_refusal_of_an_allocator_is_read_as_none() -> None:
-    assert refused_allocation("DefaultCPUAllocator: can't allocate memory") is None
-    assert refused_allocation("Tried to allocate more than 1EB memory") is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DefaultCPUAllocator: can't allocate memory",
+        "CUDA out of memory. Tried to allocate more than 1EB memory",
+    ],
+)
+def test_an_out_of_memory_without_numbers_has_none(text: str) -> None:
+    assert classify(evidence(log_tail=text)).memory == MemoryShortage(is_reported=True)
 
 
-def test_the_one_line_of_a_failure_still_tells_what_was_held_and_tried() -> None:
-    failure = classify(
-        Evidence(rank=0, exit_code=1, exception="torch.OutOfMemoryError", message=CUDA_REFUSAL)
-    )
-    refused = refused_allocation(failure.message)
-    assert refused is not None
-    assert (refused.tried_bytes, refused.held_bytes, refused.device_bytes) == (
-        6 << 30,
-        77 << 30,
-        80 << 30,
-    )
+def test_the_numbers_are_read_from_the_cause_of_another_exception() -> None:
+    printed = f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}RuntimeError: layer 3 failed\n"
+    told = MemoryShortage(is_reported=True, asked_bytes=2 << 30)
+    assert classify(evidence(log_tail=printed)).memory == told
+
+
+def test_only_an_out_of_memory_has_a_shortage() -> None:
+    assert classify(evidence(num_oom_kills=1, exit_code=137)).memory == MemoryShortage()
+    assert classify(evidence(exception="ValueError", message=CUDA_REFUSAL[20:40])).memory is None
