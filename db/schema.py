@@ -518,6 +518,12 @@ attempt = Table(
         comment="of an out-of-memory: the device's memory",
     ),
     Column("failure_evidence", Text, comment="the text or fact that shows the kind"),
+    Column(
+        "failure_memory",
+        Json,
+        comment="of an out-of-memory, as JSON: `asked_bytes` by the allocation that failed, `held_bytes` "
+        "by tensors then, `device_bytes`; `is_reported`: by an allocator, so it proves a misfit",
+    ),
     # Last: SQLite reads the columns before a long one without it.
     Column("failure_log_tail", Text, comment="its last lines"),
     UniqueConstraint("trial_id", "number"),

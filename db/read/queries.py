@@ -438,6 +438,7 @@ _TRIALS = (
         _is_current(_counting).label("is_current_fingerprint"),
         _last.c.failure_kind,
         _last.c.failure_message,
+        _last.c.failure_memory,
         _last.c.gpu_seconds,
         *(_counting.c[name] for name in records.LOAD_COLUMNS),
     )
@@ -529,6 +530,7 @@ def _trial_row(row: sa.RowMapping) -> TrialRow:
         else bool(row["is_current_fingerprint"]),
         nodes=tuple(row["nodes"] or ()),
         failure_kind=FailureKind(row["failure_kind"]) if row["failure_kind"] else None,
+        memory=records.shortage_of(row),
         load=records.load_of(row),
     )
 

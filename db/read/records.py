@@ -17,7 +17,7 @@ from orchestrator.core.problem.layout import (
     SelectivePolicy,
 )
 from orchestrator.core.problem.model_shape import ModelShape
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
 from orchestrator.core.trial.measurement import Measurement, StepTime
@@ -219,7 +219,14 @@ def failure_of(row: Row) -> Failure | None:
         name: row[f"failure_{name}"]
         for name in ("rank", "node", "phase", "step", "signal", "exit_code")
     }
-    return Failure(kind=FailureKind(row["failure_kind"]), **texts, **others)
+    return Failure(
+        kind=FailureKind(row["failure_kind"]), memory=shortage_of(row), **texts, **others
+    )
+
+
+def shortage_of(row: Row) -> MemoryShortage | None:
+    known = row["failure_memory"]
+    return None if known is None else MemoryShortage(**known)
 
 
 def storable(text: str) -> str:

@@ -14,7 +14,7 @@ from orchestrator.core.pretend.synthetic import SIMULATED_SUFFIX
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision
 from orchestrator.core.trial.drift import Run
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.machine_load import NO_LOAD, MachineLoad
@@ -110,6 +110,7 @@ class TrialRow:
     is_current_fingerprint: bool | None  # None: no measurement counts
     failure_kind: FailureKind | None  # of the last attempt
     failure_message: str | None
+    memory: MemoryShortage | None  # of the last attempt, if it ran out of memory
     gpu_seconds: float | None  # of the last attempt
     created_at: dt.datetime
     updated_at: dt.datetime

@@ -33,7 +33,12 @@ from orchestrator.core.sweepfile.workload_options import (
     SyntheticOptions,
     SyntheticWorkload,
 )
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import (
+    OUT_OF_MEMORY_KINDS,
+    Failure,
+    FailureKind,
+    MemoryShortage,
+)
 from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.limits import NOTHING_SEEN, SeenSteps, limit_seconds, told_passed
@@ -88,11 +93,6 @@ _KINDS: Mapping[FaultKind, FailureKind] = {
     FaultKind.PORT_CLASH: FailureKind.PORT_CLASH,
     FaultKind.RUBBISH_RESULT: FailureKind.BAD_RESULT,
     FaultKind.NO_RESULT: FailureKind.BAD_RESULT,
-}
-# What such a rank says, by which it is judged whether it proves anything.
-_EVIDENCE: Mapping[FailureKind, str] = {
-    FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory",
-    FailureKind.OOM_HOST: "MemoryError",
 }
 # Once the result is handed over, how a process ends does not matter; but what it wrote may still be overwritten.
 _HARM_AFTER_THE_RESULT = frozenset({FaultKind.RUBBISH_RESULT})
@@ -477,7 +477,6 @@ class _StrikePlace:
             return self._hangs(rank, within, passed)
         # The phase that its process reports.
         phase = Phase.TEARDOWN if fault.fault is FaultKind.RUBBISH_RESULT else self.phase
-        evidence = _EVIDENCE.get(kind, "")
         message = f"rank {rank}: {fault.fault} in {phase}, on purpose"
         failure = Failure(
             kind=kind,
@@ -486,7 +485,7 @@ class _StrikePlace:
             node=self.node,
             phase=phase,
             step=self.step,
-            evidence=evidence,
+            memory=MemoryShortage(is_reported=True) if kind in OUT_OF_MEMORY_KINDS else None,
         )
         return self._failed(failure)
 
@@ -495,19 +494,15 @@ class _StrikePlace:
         said = out_of_memory_text(
             0, wanted_bytes=wanted, used_bytes=capacity_bytes, capacity_bytes=capacity_bytes
         )
-        text = f"OutOfMemoryError: {said}"
-        message = f"rank 0 ran out of device memory in {self.phase}: {text}"
-        return self._failed(
-            Failure(
-                kind=FailureKind.OOM_GPU,
-                message=message,
-                rank=0,
-                node=self.node,
-                phase=self.phase,
-                step=self.step,
-                evidence=text,
-            )
+        evidence = Evidence(
+            rank=0,
+            node=self.node,
+            exception="OutOfMemoryError",
+            message=said,
+            phase=self.phase,
+            step=self.step,
         )
+        return self._failed(classify(evidence))
 
     def refused(self, why: str) -> _SimulatedEnd:
         message = f"rank 0 refused the layout in {self.phase}: {why}"

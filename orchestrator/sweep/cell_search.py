@@ -426,7 +426,7 @@ def known_of(trial: TrialRow, objective: Objective) -> Known | None:
                 excess=relative_excess(
                     trial.peak_memory_allocated_bytes,
                     trial.device_memory_bytes,
-                    trial.failure_message,
+                    trial.memory,
                 )
             )
         case TrialState.FAILED if (

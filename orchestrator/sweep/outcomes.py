@@ -388,7 +388,7 @@ class Outcomes:
         on_cpu = self._slots.device is Device.CPU
         num_proofs = sum(proves_out_of_memory(one, on_cpu=on_cpu) for one in failures)
         excess = relative_excess(
-            verdict.peak_memory_bytes, verdict.device_memory_bytes, failure.message
+            verdict.peak_memory_bytes, verdict.device_memory_bytes, failure.memory
         )
         search.out_of_memory[attempt.layout] = trial_id
         told = OutOfMemory(excess=excess, num_proofs=num_proofs)

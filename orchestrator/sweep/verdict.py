@@ -15,8 +15,7 @@ from orchestrator.cluster.contract import Finished
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.trial.communication import counted, over_nodes
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
-from orchestrator.core.trial.failures import refused_allocation
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint
 from orchestrator.core.trial.lifecycle import TrialEvent
 from orchestrator.core.trial.machine_load import of_gang
@@ -246,17 +245,16 @@ def failed_memory(reports: Sequence[NodeReport]) -> tuple[int | None, int | None
 
 
 def relative_excess(
-    peak_bytes: int | None, device_bytes: int | None, said: str | None
+    peak_bytes: int | None, device_bytes: int | None, memory: MemoryShortage | None
 ) -> float | None:
     """Return how far over its device a failed run is known to have been, relative.
 
     That counts the allocation that failed on top of what it then held. None if that does not come
     to more than the device: what an allocator held in addition is not known.
     """
-    refused = refused_allocation(said or "")
     needed = peak_bytes or 0
-    if refused is not None:
-        held = peak_bytes if refused.held_bytes is None else refused.held_bytes
-        needed = max(needed, held + refused.tried_bytes if held is not None else 0)
-        device_bytes = device_bytes or refused.device_bytes
+    if memory is not None and memory.asked_bytes is not None:
+        held = peak_bytes if memory.held_bytes is None else memory.held_bytes
+        needed = max(needed, held + memory.asked_bytes if held is not None else 0)
+        device_bytes = device_bytes or memory.device_bytes
     return needed / device_bytes - 1 if device_bytes and needed > device_bytes else None

@@ -28,7 +28,7 @@ from db.write.writes import (
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Fingerprint, Stack
 from orchestrator.core.trial.lifecycle import TrialEvent, TrialState
 from orchestrator.core.trial.measurement import Measurement, StepTime
@@ -93,6 +93,7 @@ def failure(kind: FailureKind = FailureKind.OOM_GPU, **changes: Any) -> Failure:
         phase="first_step",
         step=0,
         evidence="OutOfMemoryError",
+        memory=MemoryShortage(is_reported=True) if kind is FailureKind.OOM_GPU else None,
     )
     return replace(value, **changes)
 

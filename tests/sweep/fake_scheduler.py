@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from orchestrator.cluster.contract import Finished, Placed, Progressed, SchedulerEvent, Slots
 from orchestrator.core.machines.packing import FreeOnNode, FreeSlots, Shape
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.protocol import (
     Device,
@@ -25,7 +25,7 @@ from orchestrator.core.trial.reserved_time import Leased
 Script = Callable[[TrialRequest], float | FailureKind]  # seconds of a step, or how it fails
 
 
-EVIDENCE = {FailureKind.OOM_GPU: "torch.OutOfMemoryError: CUDA out of memory"}
+MEMORY = {FailureKind.OOM_GPU: MemoryShortage(is_reported=True)}
 
 
 class FakeScheduler:
@@ -95,7 +95,7 @@ class FakeScheduler:
                 kind=ending,
                 message=f"scripted {ending}",
                 node=node,
-                evidence=EVIDENCE.get(ending, ""),
+                memory=MEMORY.get(ending),
             )
             report = NodeReport(
                 node=node, ranks=[RankOutcome(rank=0, exit_code=1)], failure=failure

@@ -14,11 +14,11 @@ from orchestrator.cluster.simulated import simulated
 from orchestrator.core.problem.layout import RecomputeMode
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.trial.failure_kinds import FailureKind
+from orchestrator.core.trial.failure_kinds import FailureKind, MemoryShortage
 from orchestrator.core.trial.lifecycle import TrialState
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.sweep.progress import StopReason
-from tests.sweep.fake_scheduler import EVIDENCE, FakeScheduler
+from tests.sweep.fake_scheduler import MEMORY, FakeScheduler
 from tests.sweep.test_loop import fast, run, spec
 
 COMMAND = {"name": "command", "options": {"argv": ["train"]}}
@@ -161,9 +161,7 @@ def test_a_restart_concludes_the_same_from_what_the_store_holds(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An out-of-memory that proves nothing live proves nothing after a restart either."""
-    monkeypatch.setitem(
-        EVIDENCE, FailureKind.OOM_GPU, "illegal memory access, with 79 of 80 bytes in use"
-    )
+    monkeypatch.setitem(MEMORY, FailureKind.OOM_GPU, MemoryShortage())
     run(
         store,
         a_bug_of_full,

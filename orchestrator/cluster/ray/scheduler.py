@@ -48,7 +48,7 @@ from orchestrator.cluster.ray.unanswered_calls import UNANSWERED_SECONDS, Unansw
 from orchestrator.core.errors import ClusterUnavailable
 from orchestrator.core.machines.node_health import ENOUGH_OF_A_KIND, NodeFacts
 from orchestrator.core.machines.packing import FreeOnNode, Shape
-from orchestrator.core.trial.failure_kinds import Failure, FailureKind
+from orchestrator.core.trial.failure_kinds import Failure, FailureKind, MemoryShortage
 from orchestrator.core.trial.failures import is_aftermath
 from orchestrator.core.trial.protocol import (
     Device,
@@ -361,7 +361,13 @@ class RayScheduler:
                     node=node,
                     log_tail=str(exc),
                 )
-            return Failure(kind=FailureKind.OOM_HOST, message=text, node=node, log_tail=str(exc))
+            return Failure(
+                kind=FailureKind.OOM_HOST,
+                message=text,
+                node=node,
+                memory=MemoryShortage(),
+                log_tail=str(exc),
+            )
         if isinstance(exc, RayActorError) and (exc.preempted or SIGTERM_TEXT in str(exc)):
             text = (
                 "Ray drained the node for preemption"
