@@ -1,4 +1,4 @@
-"""One thing that was looked at: whether it is well, what was found, and what to do where it is not."""
+"""One check of a machine: its status, what it found, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of failure: whose fault each is, whether to try again, what it means and what to do. Nothing here reads a log."""
+"""The kinds of failure: whose fault each is, whether to retry, what it means and how to cure it."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class FailureKind(StrEnum):
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is."""
+    """What caused a failure."""
 
-    LAYOUT = "layout"  # a result: the layout does not fit, or is refused
-    CODE = "code"  # the program's bug, with this layout at least
+    LAYOUT = "layout"  # a result: the layout does not fit, or the workload refuses it
+    CODE = "code"  # a bug of the program, at least with this layout
     MACHINE = "machine"  # no result: the trial waits again
-    NOBODY = "nobody"  # we ended it
+    NOBODY = "nobody"  # we ended the attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """All that is to be said of a kind of failure: what follows from it, and what a person reads."""
+    """What follows from a kind of failure, and what a person reads about it."""
 
     fault: Fault
-    max_retries: int = 0  # further attempts this kind may cause for one trial
-    # What a rank did, after its number: "rank 3 ran out of device memory". Empty: it is never said of a rank.
+    max_retries: int = 0  # further attempts that this kind may cause for one trial
+    # Follows the rank's number: "rank 3 ran out of device memory". Empty: no rank fails so.
     verb: str = ""
     means: str
-    cure: str  # what to do about it
+    cure: str
 
 
 _K = FailureKind
@@ -63,7 +63,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             means="the device's allocator, or a library on the device, found no memory",
             cure="nothing: it is a result. `v_oom` lists what it rules out",
         ),
-        # once more alone; then infeasible
+        # Tried once more alone; then infeasible.
         _K.OOM_HOST: Policy(
             fault=Fault.LAYOUT,
             verb="ran out of host memory",
@@ -77,64 +77,67 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             means="the workload says that it cannot run this layout",
             cure="add a constraint, so that it is not tried at all",
         ),
-        # the same layout trains the same numbers again
+        # The same layout would train the same numbers again.
         _K.NOT_FINITE: Policy(
             fault=Fault.LAYOUT,
             verb="diverged",
-            means="the training diverged: a loss or gradient norm is NaN or infinite, as the program reports or raises it",
+            means="the training diverged: the program reports or raises a loss or gradient norm "
+            "that is NaN or infinite",
             cure="lower the learning rate or widen the precision; the message names the step",
         ),
         _K.USER_ERROR: Policy(
             fault=Fault.CODE,
             verb="failed",
             means="an exception or exit code of the program",
-            cure="`sweep logs TRIAL`: its traceback; mend it, then `sweep invalidate`",
+            cure="fix what the traceback in `sweep logs TRIAL` shows, then `sweep invalidate`",
         ),
         _K.SEGFAULT: Policy(
             fault=Fault.CODE,
             verb="crashed",
             max_retries=1,
-            means="SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU what the driver says that "
-            "the program did (Xid 13, 31, 32, 43)",
+            means="SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU an Xid of "
+            "the driver that the program caused (13, 31, 32, 43)",
             cure="its log has Python's stack (faulthandler); often a library's bug with this layout",
         ),
         _K.KILLED: Policy(
             fault=Fault.MACHINE,
             verb="was killed from outside",
             max_retries=2,
-            means="SIGKILL from outside, and no sign of memory",
-            cure="somebody or something killed the rank: look at the node's log",
+            means="SIGKILL from outside, and no sign of an out-of-memory",
+            cure="the node's log may show what killed the rank",
         ),
-        # spot nodes may go several times; a trial that is ended each time may end itself
+        # Spot nodes may go several times; a trial that is ended each time may end itself.
         _K.PREEMPTED: Policy(
             fault=Fault.MACHINE,
             verb="was asked from outside to end",
             max_retries=3,
-            means="SIGTERM, SIGINT or SIGHUP that this program did not send, or a batch system's word: preemption, "
-            "time limit, a spot node that goes",
-            cure="nothing: the trial waits; where it repeats, a longer time limit or nodes that stay. A program "
-            "that ends itself with SIGTERM is counted as preempted too",
+            means="SIGTERM, SIGINT or SIGHUP from outside, or a batch system's message: "
+            "preemption, a time limit, a spot node that goes",
+            cure="nothing: the trial waits; if it repeats, a longer time limit or nodes that stay. "
+            "A program that ends itself with SIGTERM counts as preempted too",
         ),
         _K.BAD_RESULT: Policy(
             fault=Fault.CODE,
             verb="ended without a usable result",
-            means="it ended well, but what it wrote is no result, or breaks physics (MFU above 1)",
+            means="it ended well, but its result is not valid or breaks physics (MFU above 1)",
             cure="the message says what is wrong with it",
         ),
-        # Once more, elsewhere or later, in case it was the machine; then it is what the layout does.
+        # Tried once more, elsewhere or later, in case the machine caused it; then the layout did.
         _K.HUNG: Policy(
             fault=Fault.LAYOUT,
             verb="made no progress",
             max_retries=1,
             means="no progress within the phase's limit, after the first step began",
-            cure="its log ends with every rank's stack; if it was only slow, the message says which limit to change",
+            cure="its log ends with every rank's stack; if it was only slow, the message says "
+            "which limit to change",
         ),
         _K.START_TIMEOUT: Policy(
             fault=Fault.LAYOUT,
             verb="did not get to its first step",
             max_retries=1,
             means="the limit of `start` or `rendezvous` passed",
-            cure="a slow import or a network that does not connect; if it was only slow, the message says which limit to change",
+            cure="a slow import or a network that does not connect; if it was only slow, the "
+            "message says which limit to change",
         ),
         _K.NCCL: Policy(
             fault=Fault.MACHINE,
@@ -147,21 +150,24 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.MACHINE,
             verb="had its device fail",
             max_retries=1,
-            means="an illegal access far from the memory limit that the driver does not explain, or no usable device",
+            means="no usable device, or an illegal access, far from the memory limit, that the "
+            "driver does not explain",
             cure="`nvidia-smi`, `dmesg`; take the node out if it repeats",
         ),
         _K.XID: Policy(
             fault=Fault.MACHINE,
             verb="lost its GPU",
             max_retries=2,
-            means="the GPU's hardware failed, as NVIDIA's driver says: ECC, NVLink, off the bus, firmware; the message has the number",
-            cure="`dmesg` on that node; reset the GPU or take the node out. Two such trials bench the node by themselves",
+            means="NVIDIA's driver reports that the hardware failed: ECC, NVLink, off the bus, "
+            "firmware; the message has the number",
+            cure="`dmesg` on that node; reset the GPU or take the node out. Two such trials bench "
+            "the node",
         ),
         _K.STORAGE: Policy(
             fault=Fault.MACHINE,
             verb="could not read or write its files",
             max_retries=2,
-            means="disk full, over quota, read-only, stale or broken file system, or too many open files",
+            means="disk full, over quota, read-only or broken file system, or too many open files",
             cure="`df`, the quota, `ulimit -n` and the mounts of the node that it names",
         ),
         _K.PORT_CLASH: Policy(
@@ -169,7 +175,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             verb="found its port taken",
             max_retries=2,
             means="a port was taken",
-            cure="a program that picks its own port: let it use MASTER_PORT",
+            cure="if the program picks its own port, let it use MASTER_PORT",
         ),
         _K.LAUNCH_FAILED: Policy(
             fault=Fault.MACHINE,
@@ -177,19 +183,20 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             means="the launcher could not start the ranks, or got no nodes",
             cure="the message says why: folder, foreign process on the GPU, no slots",
         ),
-        # a second node lost under the same trial may well be what the trial does to nodes
+        # If the same trial loses a second node, the trial itself may be what takes nodes down.
         _K.NODE_LOST: Policy(
             fault=Fault.MACHINE,
             max_retries=1,
             means="the node, or its agent, is gone",
-            cure="look after the node; what is left of the cluster goes on",
+            cure="repair the node; the sweep goes on with the rest of the cluster",
         ),
-        # a trial under way at six deaths may well be what takes the machine down
+        # A trial that runs at six deaths may be what takes the machine down.
         _K.ORCHESTRATOR_LOST: Policy(
             fault=Fault.MACHINE,
             max_retries=5,
             means="the attempt's orchestrator was killed; found by the next `sweep run`",
-            cure="nothing: the trial waits again; where it failed so, see whether it takes the machine down, then `sweep invalidate`",
+            cure="nothing: the trial waits again; if it failed, check whether it takes the machine "
+            "down, then `sweep invalidate`",
         ),
         _K.CANCELLED: Policy(
             fault=Fault.NOBODY,
@@ -201,7 +208,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
 
 OUT_OF_MEMORY_KINDS = frozenset({FailureKind.OOM_GPU, FailureKind.OOM_HOST})
 HANG_KINDS = frozenset({FailureKind.HUNG, FailureKind.START_TIMEOUT})
-# What a machine may be to blame for: by its kind, or because a hang alone does not tell whose it is.
+# The machine may have caused these; a hang does not show its cause.
 SUSPECT_KINDS = frozenset(
     {kind for kind, policy in POLICIES.items() if policy.fault is Fault.MACHINE} | HANG_KINDS
 )
@@ -238,14 +245,17 @@ class Failure:
 
 
 def may_retry(kind: FailureKind, earlier: Mapping[FailureKind, int]) -> bool:
-    """Say whether a trial that failed so is worth another attempt; `earlier` counts its failed attempts by kind, this one included."""
+    """Return whether a trial is worth another attempt after a failure of this kind.
+
+    `earlier` counts its failed attempts by kind, this one included.
+    """
     return earlier.get(kind, 0) <= POLICIES[kind].max_retries
 
 
 def event_after(kind: FailureKind, failures: Mapping[FailureKind, int]) -> TrialEvent:
-    """What becomes of a trial whose attempt failed so. `failures` counts its failed attempts by kind, this one included.
+    """Return the event of a trial whose attempt failed so; a cancelled trial always waits again.
 
-    What was ended on request waits for the next call, rather than being given up.
+    `failures` counts its failed attempts by kind, this one included.
     """
     if kind is FailureKind.CANCELLED or may_retry(kind, failures):
         return TrialEvent.REQUEUED

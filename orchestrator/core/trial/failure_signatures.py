@@ -1,4 +1,4 @@
-"""Recognises the kind of a failure by what a program printed: known messages, in order of precedence."""
+"""Recognises the kind of a failure by known messages, in order of precedence."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _REFUSED_BY_HOST = re.compile(r"DefaultCPUAllocator|MemoryError\b")
 
 
 def find_cause(text: str) -> Cause | None:
-    """Return the first known cause in a text, with the line that shows it; None: the text shows none."""
+    """Return the first known cause in a text, with the line that shows it."""
     lower = text.translate(_LOWER_CASE)
     for kind, pattern in _SIGNATURES:
         match = pattern.search(lower)

@@ -133,10 +133,11 @@ def classify(evidence: Evidence) -> Failure:
 
 
 def first_bad(ranks: Sequence[Evidence]) -> Failure:
-    """Return the failure of the rank that caused the others of its gang to fail (at least one given).
+    """Return the failure that caused those of the other ranks of a gang (at least one given).
 
-    An out-of-memory anywhere explains everything after it. Otherwise it is the earliest failure; lost
-    communication and an abort count only if nothing else failed: innocent peers of a dead rank die so.
+    An out-of-memory anywhere explains everything after it. Otherwise it is the earliest failure;
+    lost communication and an abort count only if nothing else failed: innocent peers of a dead rank
+    die so.
     """
 
     def order(pair: tuple[Failure, Evidence]) -> tuple[bool, bool, float]:
@@ -155,7 +156,8 @@ def proves_out_of_memory(failure: Failure, *, on_cpu: bool = False) -> bool:
     """Return whether the failure proves that the layout does not fit its device.
 
     Layouts that need at least as much memory then need no launch. An out-of-memory inferred from a
-    full device proves nothing; the host's memory is the layout's only if it trains on CPUs (`on_cpu`).
+    full device proves nothing; the host's memory is the layout's only if it trains on CPUs
+    (`on_cpu`).
     """
     is_on_device = on_cpu or failure.kind is _K.OOM_GPU
     return is_on_device and failure.memory is not None and failure.memory.is_reported
@@ -220,7 +222,8 @@ def _cause(evidence: Evidence) -> Cause:
         else not exception or "CUDA error" in said
     )
     if software is not None and is_felt:
-        # The device is well; what the program did was wrong, as in a segmentation fault on the host.
+        # The device is well; what the program did was wrong, as in a segmentation fault on the
+        # host.
         felt = _gist(exception, said) or _exit_text(evidence)
         return Cause(_K.SEGFAULT, _with_xid(software, felt))
     if cause is None and _ended_badly(evidence) and _MESSENGERS.search(said):
@@ -234,7 +237,7 @@ def _cause(evidence: Evidence) -> Cause:
 
 
 def _xids(evidence: Evidence) -> tuple[int, ...]:
-    """NVIDIA's errors that may have ended a rank: those of its node, and those in its own output."""
+    """NVIDIA's errors that may have ended a rank: on its node, and in its own output."""
     if not _ended_badly(evidence) and evidence.timed_out is None:
         return ()
     text = f"{evidence.exception}: {evidence.message}\n{evidence.log_tail}"

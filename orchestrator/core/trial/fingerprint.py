@@ -1,6 +1,6 @@
-"""What a number was measured with. Two numbers of different fingerprints are kept apart.
+"""What a number was measured with. Numbers of different fingerprints are kept apart.
 
-The host's name is not part of it: nodes of one kind are comparable; which node it was stands in the attempt.
+The host's name is not part of it, since nodes of one kind are comparable; the attempt has the node.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-WITHOUT_NUL = r"^[^\x00]*$"  # a character that PostgreSQL keeps in no text
+WITHOUT_NUL = r"^[^\x00]*$"  # PostgreSQL stores no NUL
 _Text = Annotated[str, Field(max_length=200, pattern=WITHOUT_NUL)] | None
 
 
 class Stack(BaseModel):
-    """The software and device that a rank ran on, as the rank itself saw them."""
+    """The software and device of a rank, as the rank itself reports them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,15 +35,13 @@ class Fingerprint(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     orchestrator_version: str
-    git_sha: str | None = (
-        None  # of the project that holds the workload; None outside a git checkout
-    )
-    # None: nothing uncommitted; `unknown`: git did not tell. Outside a checkout `files:` and the digest of a program's files, or `stat:` and that of their sizes and times.
+    git_sha: str | None = None  # of the workload's project; None: no git checkout
+    # None: nothing uncommitted; `unknown`: git failed. Outside a checkout `files:` and the digest
+    # of a program's files, or `stat:` and that of their sizes and times.
     dirty_diff_digest: str | None = None
     stack: Stack = Stack()
-    settings: tuple[
-        tuple[str, str], ...
-    ] = ()  # names and values of the environment, as `core.communication.counted` tells them apart
+    # Names and values of environment variables, as `communication.counted` selects them.
+    settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def digest(self) -> str:
@@ -52,6 +50,6 @@ class Fingerprint(BaseModel):
 
 @lru_cache(maxsize=64)  # a sweep asks for one or two of them, thousands of times
 def _digest(fingerprint: Fingerprint) -> str:
-    # No settings say nothing: the digests of numbers taken before settings were looked at stay what they are.
-    said = fingerprint.model_dump(exclude=set() if fingerprint.settings else {"settings"})
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    # Without settings the digest is that of the numbers from before settings were recorded.
+    fields = fingerprint.model_dump(exclude=set() if fingerprint.settings else {"settings"})
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

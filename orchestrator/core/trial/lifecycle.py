@@ -1,6 +1,7 @@
-"""The states of a trial, and the one table of how it moves between them. Nothing here knows a clock, a file or SQL.
+"""The states of a trial, and the one table of how it moves between them.
 
-An out-of-memory is a result. A crash is a result about the code. A lost node is not a result: its trial waits again.
+An out-of-memory is a result. A crash is a result about the code. A lost node is not a result: its
+trial waits again. Nothing here knows a clock, a file or SQL.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class TrialEvent(StrEnum):
     FAILED = "failed"
     REQUEUED = "requeued"  # the machine's fault, and attempts are left; or ended on request
     PRUNED = "pruned"  # proven infeasible by another trial, never launched
-    INVALIDATED = "invalidated"  # asked for by a person: measure it again
-    REPEATED = "repeated"  # one more attempt of what is measured: its result counts beside the others, and nothing is lost if it fails
+    INVALIDATED = "invalidated"  # a person asks to measure it again
+    REPEATED = "repeated"  # one more attempt of a measured trial; nothing is lost if it fails
 
 
 _S, _E = TrialState, TrialEvent
@@ -76,7 +77,7 @@ def advance(state: TrialState, event: TrialEvent) -> TrialState:
 
 
 def mermaid() -> str:
-    """Draw the table as a Mermaid state diagram: the picture in docs/architecture.md is this text."""
+    """Draw the table as a Mermaid state diagram, for docs/architecture.md."""
     lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}"]
     lines += [
         f"    {state} --> {target}: {event}" for (state, event), target in TRANSITIONS.items()

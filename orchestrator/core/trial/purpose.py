@@ -1,4 +1,4 @@
-"""Why an attempt of a trial is made. Stored with the attempt, so that SQL can tell a first measurement from each kind of repeat."""
+"""Why an attempt is made; stored with it, so that SQL can tell first measurements from repeats."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Purpose(StrEnum):
     """NEW and RETRY measure a trial for the first time; the others repeat a measured one."""
 
     NEW = "new"
-    RETRY = "retry"  # it waited again: the machine was at fault, or it was asked for by a person
-    DOUBT = "doubt"  # its neighbours contradict what was measured
+    RETRY = "retry"  # the machine was at fault, or a person asked for it
+    DOUBT = "doubt"  # its neighbours contradict the result
     PHYSICS = "physics"  # it does less work than a layout that was faster, or is that layout
-    ANCHOR = "anchor"  # to see whether the machine has changed
-    CONFIRMATION = "confirmation"  # of what may be the winner
+    ANCHOR = "anchor"  # shows whether the machine has changed
+    CONFIRMATION = "confirmation"  # it may be the winner
 
 
 # Why a measured trial is measured again, for people.

@@ -1,6 +1,7 @@
-"""Where the GPU-seconds of a sweep went: into timed steps, around them, into attempts that brought no number, or nowhere.
+"""Where a sweep's GPU-seconds went: timed steps, the time around them, lost attempts, idleness.
 
-The parts add up to what was held, always. What each means in words stands in docs/measuring.md; the view v_gpu_seconds adds up the same in SQL.
+The parts always add up to the reserved GPU time. docs/measuring.md explains each of them; the view
+v_gpu_seconds computes the same in SQL.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from orchestrator.core.trial.protocol import Phase, RankResult
 
 
 class Outcome(StrEnum):
-    """What an attempt came to, as far as its cost is concerned."""
+    """The result of an attempt, for the account of its cost."""
 
-    COUNTS = "counts"  # its measurement is its trial's, or one of those whose median is
+    COUNTS = "counts"  # its measurement counts, alone or in its trial's median
     OUT_OF_MEMORY = "out_of_memory"
     LOST = "lost"  # with its node or its orchestrator, or preempted
-    CANCELLED = (
-        "cancelled"  # somebody asked for its end: the trial waits, and nothing is wrong with it
-    )
-    FAILED = "failed"  # any other that brought no number that counts, invalidated ones included
+    CANCELLED = "cancelled"  # on request: the trial waits again
+    FAILED = "failed"  # any other without a number that counts, invalidated ones included
 
 
 LOST_KINDS = frozenset(
@@ -34,28 +33,27 @@ LOST_KINDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leased:
-    """What the gangs of a scheduler have held since it was opened, in GPU-seconds."""
+    """GPU-seconds that a scheduler's gangs have reserved since it was opened."""
 
-    held: float  # from the moment that a gang's slots were reserved until they were given back
-    idle: float  # of it, while no attempt was on them
-    capacity: (
-        float | None
-    )  # all slots of the cluster, as long as the scheduler was open; None: its time is not the cluster's
+    held: float  # from the reservation of a gang's slots to their return
+    idle: float  # part of `held`: without an attempt
+    # All slots of the cluster since the scheduler was opened; None: its time is not the cluster's.
+    capacity: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldGpuSeconds:
-    """GPU-seconds by what they went into. No two parts share any."""
+    """Reserved GPU-seconds by use. The parts do not overlap."""
 
     useful: float = 0.0  # timed steps of measurements that count
-    warmup: float = 0.0  # their first step, and the steps before the timed ones
-    startup: float = 0.0  # the rest of these attempts: what is around and between their steps
+    warmup: float = 0.0  # the untimed steps of these attempts
+    startup: float = 0.0  # the rest of these attempts: around and between their steps
     failed: float = 0.0
     out_of_memory: float = 0.0
     lost: float = 0.0
     cancelled: float = 0.0
-    in_flight: float = 0.0  # of attempts that have not ended
-    idle: float = 0.0  # leased, and no attempt on them
+    in_flight: float = 0.0  # attempts that have not ended
+    idle: float = 0.0  # leased, without an attempt
 
     @property
     def held(self) -> float:
@@ -63,7 +61,7 @@ class HeldGpuSeconds:
 
     @property
     def parts(self) -> dict[str, float]:
-        """By name, in the order above."""
+        """The parts by name, in the order above."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __add__(self, other: Self) -> Self:
@@ -73,7 +71,7 @@ class HeldGpuSeconds:
 
 
 def outcome_of(failure_kind: FailureKind | None, *, counts: bool) -> Outcome:
-    """`counts`: it has a measurement that counts. An out-of-memory that is tried again cost one all the same."""
+    """Return the outcome of an attempt. `counts`: it has a measurement that counts."""
     if counts:
         return Outcome.COUNTS
     if failure_kind in OUT_OF_MEMORY_KINDS:
@@ -91,21 +89,11 @@ def of_attempt(
     timed_seconds: float | None,
     warmup_seconds: float | None,
 ) -> HeldGpuSeconds:
-    """The parts of one attempt that has ended; seconds of steps as `step_seconds_within` bounds them, None: not known."""
-    match outcome:
-        case Outcome.COUNTS:
-            useful, warmup = (timed_seconds or 0.0) * num_gpus, (warmup_seconds or 0.0) * num_gpus
-            return HeldGpuSeconds(
-                useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup
-            )
-        case Outcome.OUT_OF_MEMORY:
-            return HeldGpuSeconds(out_of_memory=gpu_seconds)
-        case Outcome.LOST:
-            return HeldGpuSeconds(lost=gpu_seconds)
-        case Outcome.CANCELLED:
-            return HeldGpuSeconds(cancelled=gpu_seconds)
-        case Outcome.FAILED:
-            return HeldGpuSeconds(failed=gpu_seconds)
+    """Return the parts of an ended attempt. Step seconds are those of `step_seconds_within`."""
+    if outcome is not Outcome.COUNTS:
+        return HeldGpuSeconds(**{outcome.value: gpu_seconds})
+    useful, warmup = (timed_seconds or 0.0) * num_gpus, (warmup_seconds or 0.0) * num_gpus
+    return HeldGpuSeconds(useful=useful, warmup=warmup, startup=gpu_seconds - useful - warmup)
 
 
 def step_seconds_within(
@@ -115,14 +103,15 @@ def step_seconds_within(
     results: Sequence[RankResult],
     phases: Mapping[Phase, float],
 ) -> tuple[float, float | None]:
-    """Seconds of the timed steps and of those before them, the slowest rank's; the second None where no rank says.
+    """Return the slowest rank's seconds in timed steps, and in the steps before (None: unknown).
 
-    Never more than was held: workload synthetic tells of steps that it did not wait for, and a clock may be wrong.
+    Never more than was reserved: workload synthetic does not wait for its steps, and a clock may be
+    wrong.
     """
     timed_seconds = min(fsum(timed), held_seconds)
     warmups = [r.warmup_seconds for r in results]
     if all(warmups) and len({len(steps) for steps in warmups}) == 1:
-        told: float | None = fsum(max(step) for step in zip(*warmups, strict=True))
+        warmup: float | None = fsum(max(step) for step in zip(*warmups, strict=True))
     else:
-        told = phases.get(Phase.FIRST_STEP)  # a foreign program need not time its warm-up
-    return timed_seconds, None if told is None else min(told, held_seconds - timed_seconds)
+        warmup = phases.get(Phase.FIRST_STEP)  # a foreign program need not time its warm-up
+    return timed_seconds, None if warmup is None else min(warmup, held_seconds - timed_seconds)

@@ -1,4 +1,5 @@
-"""How long a rank may stay in each phase: floors, predictions, steps that were seen, and what is said when a limit passes."""
+"""How long a rank may stay in each phase: floors, predictions, steps that were seen, and what is
+said when a limit passes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Limits, Measuring
 from orchestrator.core.trial.limits import (
-    FLOOR_SECONDS,
+    MINIMUM_SECONDS,
     LONGEST_SDS,
     NOTHING_SEEN,
     RENDEZVOUS_SECONDS_PER_RANK,
@@ -63,7 +64,9 @@ def test_a_number_in_the_file_is_that_number_whatever_is_predicted_or_seen() -> 
 
 def test_without_a_prediction_every_limit_is_its_floor_until_a_step_is_seen() -> None:
     asked = request()
-    floors = dict(FLOOR_SECONDS) | {LimitName.RENDEZVOUS: 120.0 + 16 * RENDEZVOUS_SECONDS_PER_RANK}
+    floors = dict(MINIMUM_SECONDS) | {
+        LimitName.RENDEZVOUS: 120.0 + 16 * RENDEZVOUS_SECONDS_PER_RANK
+    }
     assert {name: limit_seconds(asked, name, NOTHING_SEEN) for name in LimitName} == floors
 
 
@@ -128,15 +131,23 @@ def test_the_total_follows_the_steps_that_are_asked_for() -> None:
             request(steady=60.0),
             LimitName.STEADY,
             NOTHING_SEEN,
-            "steady limit of 60 s passed (measurement.limits.steady of the sweep file; if this is no hang, raise it or write auto)",
+            "steady limit of 60 s passed (measurement.limits.steady of the sweep file; if this is "
+            "no hang, raise it or write auto)",
         ),
-        (request(), LimitName.STEADY, NOTHING_SEEN, "steady limit of 60 s passed (auto: the minimum; if this is no hang, set measurement.limits.steady)"),
-        (request(SURE), LimitName.STEADY, NOTHING_SEEN, "auto: 5 x a step, predicted to take at most 80 s;"),
-        (request(SURE), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 300 s and 5 x a step, predicted to take at most 80 s;"),
-        (request(SURE), LimitName.TOTAL, NOTHING_SEEN, "auto: 2 x 53 steps and what is around them, predicted to take at most 80 s;"),
-        (request(SURE), LimitName.STEADY, SeenSteps(first_seconds=90.0), "steady limit of 450 s passed (auto: 5 x a step, the first took 90 s;"),
-        (request(), LimitName.STEADY, SeenSteps(first_seconds=9.0, slowest_seconds=30.0), "auto: 5 x a step, the slowest so far took 30 s;"),
-        (request(), LimitName.RENDEZVOUS, NOTHING_SEEN, "rendezvous limit of 128 s passed (auto: 120 s and 0.5 s a rank;"),
+        (request(), LimitName.STEADY, NOTHING_SEEN, "steady limit of 60 s passed (auto: the "
+        "minimum; if this is no hang, set measurement.limits.steady)"),
+        (request(SURE), LimitName.STEADY, NOTHING_SEEN, "auto: 5 x a step, predicted to take at "
+        "most 80 s;"),
+        (request(SURE), LimitName.FIRST_STEP, NOTHING_SEEN, "auto: 300 s and 5 x a step, predicted "
+        "to take at most 80 s;"),
+        (request(SURE), LimitName.TOTAL, NOTHING_SEEN, "auto: 2 x 53 steps and what is around "
+        "them, predicted to take at most 80 s;"),
+        (request(SURE), LimitName.STEADY, SeenSteps(first_seconds=90.0), "steady limit of 450 s "
+        "passed (auto: 5 x a step, the first took 90 s;"),
+        (request(), LimitName.STEADY, SeenSteps(first_seconds=9.0, slowest_seconds=30.0), "auto: 5 "
+        "x a step, the slowest so far took 30 s;"),
+        (request(), LimitName.RENDEZVOUS, NOTHING_SEEN, "rendezvous limit of 128 s passed (auto: "
+        "120 s and 0.5 s a rank;"),
     ],
 )  # fmt: skip
 def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
