@@ -358,10 +358,7 @@ def _access(ray_address: str | None) -> list[Check]:
             else token
         )
         return [Check(name="ray access", status=Status.OK, found=listening)]
-    return [
-        Check(name="ray access", status=Status(one.severity), found=one.found, advice=one.advice)
-        for one in found
-    ]
+    return found
 
 
 def _environment(ray_address: str | None) -> list[Check]:

@@ -18,3 +18,15 @@ class Check:
     status: Status
     found: str
     advice: str = ""
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name=name, status=Status.OK, found=found)
+
+
+def warn(name: str, found: str, advice: str = "") -> Check:
+    return Check(name=name, status=Status.WARN, found=found, advice=advice)
+
+
+def fail(name: str, found: str, advice: str = "") -> Check:
+    return Check(name=name, status=Status.FAIL, found=found, advice=advice)

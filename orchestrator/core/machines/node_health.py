@@ -1,6 +1,6 @@
-"""What nodes say of themselves, and what that means: which of them are fit to measure on, and which differ from the others.
+"""Judges the facts of nodes: which nodes are fit to measure on, and which differ from the others.
 
-Values in, checks out. It asks nothing of a machine: `orchestrator/node/probe.py` does.
+`orchestrator/node/probe.py` collects the facts.
 """
 
 from __future__ import annotations
@@ -12,92 +12,90 @@ from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
 
-from orchestrator.core.machines.check import Check, Status
+from orchestrator.core.machines.check import Check, Status, fail, ok, warn
 from orchestrator.core.problem.hardware import GIB, from_driver_name
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.xid import XIDS, Xid, XidCause, named
 
-MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs are capped at 10 MB per rank
-BASELINE_BYTES, BASELINE_SHARE = (
-    GIB,
-    0.01,
-)  # of a GPU's memory, held by its driver while no process runs: 0.6 of 80 GiB, more of more
+MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs: at most 10 MB per rank
+# Of a GPU's memory, in use by its driver alone: 0.6 of 80 GiB, more of more.
+BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01
 CLOCK_SKEW_SECONDS = 2.0
-MANY_CORRECTED = 1000  # ECC errors that cost nothing one by one; so many since the driver was loaded announce worse
-ENOUGH_OF_A_KIND = 3  # devices: of two that differ nobody knows which one is off
-SLOW_GPU, SICK_GPU = (
-    0.95,
-    0.85,
-)  # of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products
-SLOW_CPU = 0.7  # cores are shared with whatever else runs there, so a slow one is told and no more
-EXPECTED_OF_PEAK = (
-    0.5  # of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200
-)
+# ECC errors since the driver was loaded. One costs nothing; so many announce worse.
+MANY_CORRECTED = 1000
+ENOUGH_OF_A_KIND = 3  # devices: with two it is unknown which of them is wrong
+# Of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products.
+SLOW_GPU, SICK_GPU = 0.95, 0.85
+# Other programs share the cores, so a slow CPU is only a warning.
+SLOW_CPU = 0.7
+# Of the data sheet: well-fed large products reach 0.65-0.85 on A100, H100 and H200.
+EXPECTED_OF_PEAK = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """One GPU, as its driver and a matrix product show it. Unknown is None."""
+    """What its driver and a matrix product show of one GPU. Unknown is None."""
 
     index: str
     name: str | None = None
-    processes: tuple[str, ...] = ()  # compute processes that hold it, in words
+    processes: tuple[str, ...] = ()  # compute processes on it, in words
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     ecc_uncorrected: int | None = None  # since the driver was loaded
     ecc_corrected: int | None = None
-    row_remap_pending: bool | None = None  # memory rows wait to be replaced, at the next reset
+    row_remap_pending: bool | None = None  # the next reset replaces memory rows
     row_remap_failed: bool | None = None
     matmul_flops: float | None = None  # per second
-    matmul_error: str | None = None  # why it could not do one
+    matmul_error: str | None = None  # why a matrix product failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What one node said of itself. Unknown is None; why something is unknown stands in `unread`."""
+    """What one node reports of itself. Unknown is None; `unread` has the reasons."""
 
-    node: str  # as the scheduler calls it
+    node: str  # the scheduler's name for it
     host: str
-    boot_id: str | None = None  # the same on two nodes: they are simulated on one machine
+    boot_id: str | None = None  # equal on nodes that are simulated on one machine
     kernel: str | None = None
     python: str | None = None
-    packages: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # name -> version; None: not installed
+    # Name to version; None: not installed.
+    packages: Mapping[str, str | None] = field(default_factory=dict)
     driver: str | None = None
     cuda: str | None = None
     nccl: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    xids: Mapping[int, int] | None = (
-        None  # NVIDIA's error numbers in the kernel log of the last day, and how often
-    )
+    # NVIDIA's error numbers in the kernel log of the last day, with their counts.
+    xids: Mapping[int, int] | None = None
     cpu_name: str | None = None
     num_cores: int | None = None
     cpu_matmul_flops: float | None = None  # per second, all cores together
-    free_disk_bytes: int | None = None  # where run folders go
-    disk_error: str | None = None  # why nothing can be written there
+    free_disk_bytes: int | None = None  # for run folders
+    disk_error: str | None = None  # why run folders cannot be written
     clock_offset_seconds: float | None = None  # ahead of the head's clock
-    clock_uncertainty_seconds: float | None = None  # half the round trip that showed it
+    clock_uncertainty_seconds: float | None = None  # half the round trip of the measurement
     unread: tuple[str, ...] = ()
 
 
 def baseline_bytes(total_bytes: int) -> int:
-    """What an idle GPU's driver may hold of its memory: more than that is held by somebody."""
+    """Return how much memory an idle GPU's driver may use. If more is used, somebody uses it."""
     return max(BASELINE_BYTES, int(BASELINE_SHARE * total_bytes))
 
 
 def judge_nodes(
     nodes: Sequence[NodeFacts], *, own: Mapping[str, str | None] | None = None
 ) -> dict[str, tuple[Check, ...]]:
-    """The checks of each node, by its name: each one alone, then beside the others.
+    """Return the checks of each node, by its name. A node with a failed check must not be used.
 
-    `own`: versions on the machine that asks, which decide where the nodes are split evenly. A node with a failed check is not to be used.
+    `own`: versions on this machine, which decide if the nodes are split evenly.
     """
     agreed = {
         name: _agreed([versions_of(node).get(name) for node in nodes], (own or {}).get(name))
         for name in _COMPARED
     }
-    kinds = _matmuls_by_kind(nodes)
+    kinds: dict[str, list[float]] = {}
+    for node in nodes:
+        for kind, flops in _matmuls(node).values():
+            kinds.setdefault(kind, []).append(flops)
     return {
         node.node: (
             *(check(node) for check in _ALONE),
@@ -109,134 +107,81 @@ def judge_nodes(
 
 
 def unfit(checks: Iterable[Check]) -> str | None:
-    """Why a node with these checks is not to be used; None: it is fit."""
+    """Return why a node with these checks must not be used; None: it is fit."""
     failed = [f"{check.name}: {check.found}" for check in checks if check.status is Status.FAIL]
     return "; ".join(failed) or None
 
 
 def versions_of(node: NodeFacts) -> dict[str, str | None]:
-    """What is compared between nodes, by name."""
-    return {
-        "python": node.python,
-        "kernel": node.kernel,
-        "driver": node.driver,
-        "cuda": node.cuda,
-        "nccl": node.nccl,
-        **node.packages,
-    }
+    """Return what is compared between nodes, by name."""
+    names = ("python", "kernel", "driver", "cuda", "nccl")
+    return {**{name: getattr(node, name) for name in names}, **node.packages}
 
 
-# -- a node alone ------------------------------------------------------------------------------------------------------------------
+# -- a node alone ----------------------------------------------------------------------------------
 
 
 def _gpus(node: NodeFacts) -> Check:
     if not node.gpus:
-        return Check(
-            name="gpus", status=Status.OK, found=f"none; {node.num_cores or 'unknown'} cores"
-        )
+        return ok("gpus", f"none; {node.num_cores or 'unknown'} cores")
     names = Counter(gpu.name or "unknown" for gpu in node.gpus)
     found = ", ".join(f"{count} x {name}" for name, count in names.items())
-    held = [
+    in_use = [
         f"GPU {gpu.index} is held by {', '.join(gpu.processes)}"
         for gpu in node.gpus
         if gpu.processes
     ]
-    held += [
-        said for gpu in node.gpus if not gpu.processes and (said := _unexplained(gpu)) is not None
-    ]
-    if held:
-        advice = "end what runs there: it disturbs what is measured, and takes memory that a layout needs"
-        return Check(
-            name="gpus", status=Status.FAIL, found=f"{found}; {'; '.join(held)}", advice=advice
-        )
+    in_use += [text for gpu in node.gpus if not gpu.processes for text in _unexplained(gpu)]
+    if in_use:
+        advice = "end what runs there: it disturbs measurements and takes memory from layouts"
+        return fail("gpus", "; ".join((found, *in_use)), advice)
     if len(names) > 1:
-        return Check(
-            name="gpus",
-            status=Status.WARN,
-            found=found,
-            advice="GPUs of one node differ: what is measured is the slowest",
-        )
-    return Check(name="gpus", status=Status.OK, found=f"{found}, clean")
+        return warn("gpus", found, "GPUs of one node differ: the slowest is measured")
+    return ok("gpus", f"{found}, clean")
 
 
-def _unexplained(gpu: GpuFacts) -> str | None:
-    """Memory that no process which can be seen holds: one in another container, or a driver that has not taken it back."""
-    if gpu.memory_used_bytes is None or gpu.memory_total_bytes is None:
-        return None
-    if gpu.memory_used_bytes <= baseline_bytes(gpu.memory_total_bytes):
-        return None
-    return f"GPU {gpu.index} has {gpu.memory_used_bytes / GIB:.1f} GiB in use by no process that can be seen"
+def _unexplained(gpu: GpuFacts) -> list[str]:
+    """Memory that no visible process uses: another container's, or not yet freed by the driver."""
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    if used is None or total is None or used <= baseline_bytes(total):
+        return []
+    return [f"GPU {gpu.index} has {used / GIB:.1f} GiB in use by no process that can be seen"]
 
 
 def _ecc(node: NodeFacts) -> Check:
-    bad = [
-        f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected"
-        for gpu in node.gpus
-        if gpu.ecc_uncorrected
-    ]
-    bad += [
-        f"GPU {gpu.index}: a memory row could not be replaced"
-        for gpu in node.gpus
-        if gpu.row_remap_failed
-    ]
+    bad, doubtful = [], []
+    for gpu in node.gpus:
+        if gpu.ecc_uncorrected:
+            bad.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected")
+        if gpu.row_remap_failed:
+            bad.append(f"GPU {gpu.index}: a memory row could not be replaced")
+        if (gpu.ecc_corrected or 0) >= MANY_CORRECTED:
+            doubtful.append(f"GPU {gpu.index}: {gpu.ecc_corrected} corrected")
+        if gpu.row_remap_pending:
+            doubtful.append(f"GPU {gpu.index}: memory rows wait to be replaced")
     if bad:
-        return Check(
-            name="ecc",
-            status=Status.FAIL,
-            found="; ".join(bad),
-            advice="drain the node, reset the GPU, and test its memory",
-        )
-    doubtful = [
-        f"GPU {gpu.index}: {gpu.ecc_corrected} corrected"
-        for gpu in node.gpus
-        if (gpu.ecc_corrected or 0) >= MANY_CORRECTED
-    ]
-    doubtful += [
-        f"GPU {gpu.index}: memory rows wait to be replaced"
-        for gpu in node.gpus
-        if gpu.row_remap_pending
-    ]
+        return fail("ecc", "; ".join(bad), "drain the node, reset the GPU, and test its memory")
     if doubtful:
-        return Check(
-            name="ecc",
-            status=Status.WARN,
-            found="; ".join(doubtful),
-            advice="reset the GPU when nothing runs (nvidia-smi -r)",
-        )
+        advice = "reset the GPU when nothing runs (nvidia-smi -r)"
+        return warn("ecc", "; ".join(doubtful), advice)
     known = any(gpu.ecc_uncorrected is not None for gpu in node.gpus)
-    return Check(
-        name="ecc",
-        status=Status.OK,
-        found="no errors" if known else "unknown" if node.gpus else "no GPU",
-    )
+    return ok("ecc", "no errors" if known else "unknown" if node.gpus else "no GPU")
 
 
 def _xids(node: NodeFacts) -> Check:
     if node.xids is None:
-        return Check(
-            name="xid",
-            status=Status.OK,
-            found="unknown: the kernel log cannot be read" if node.gpus else "no GPU",
-        )
-    known = {
-        number: count
-        for number, count in sorted(node.xids.items())
-        if number in XIDS and _status_of(XIDS[number]) is not Status.OK
+        return ok("xid", "unknown: the kernel log cannot be read" if node.gpus else "no GPU")
+    statuses = {
+        number: status
+        for number in sorted(node.xids)
+        if number in XIDS and (status := _status_of(XIDS[number])) is not Status.OK
     }
-    if not known:
-        return Check(name="xid", status=Status.OK, found="none in the last day")
-    status = (
-        Status.FAIL
-        if any(_status_of(XIDS[number]) is Status.FAIL for number in known)
-        else Status.WARN
-    )
-    found = ", ".join(f"{count} x {named(number)}" for number, count in known.items())
-    return Check(
-        name="xid",
-        status=status,
-        found=found,
-        advice="`dmesg` on that node has the GPU's bus address; reset it, or take it out",
-    )
+    if not statuses:
+        return ok("xid", "none in the last day")
+    report = fail if Status.FAIL in statuses.values() else warn
+    found = ", ".join(f"{node.xids[number]} x {named(number)}" for number in statuses)
+    advice = "`dmesg` on that node has the GPU's bus address; reset it, or take it out"
+    return report("xid", found, advice)
 
 
 def _status_of(xid: Xid) -> Status:
@@ -252,99 +197,63 @@ def _status_of(xid: Xid) -> Status:
 
 def _disk(node: NodeFacts) -> Check:
     if node.disk_error is not None:
-        return Check(
-            name="disk",
-            status=Status.FAIL,
-            found=node.disk_error,
-            advice="run folders go there: mend it, or set SWEEP_HOME",
-        )
+        return fail("disk", node.disk_error, "run folders go there: repair it, or set SWEEP_HOME")
     if node.free_disk_bytes is None:
-        return Check(name="disk", status=Status.WARN, found="unknown")
+        return warn("disk", "unknown")
     found = f"{node.free_disk_bytes / GIB:.1f} GiB free"
-    if node.free_disk_bytes >= GOOD_FREE_BYTES:
-        return Check(name="disk", status=Status.OK, found=found)
-    too_little = node.free_disk_bytes < MIN_FREE_BYTES
-    found += (
-        f", of {MIN_FREE_BYTES / GIB:.1f} that are needed"
-        if too_little
-        else f", less than {GOOD_FREE_BYTES / GIB:.0f}"
-    )
-    status = Status.FAIL if too_little else Status.WARN
-    return Check(
-        name="disk",
-        status=status,
-        found=found,
-        advice="logs and results go to SWEEP_HOME there: make room",
-    )
+    advice = "logs and results go to SWEEP_HOME there: free some space"
+    if node.free_disk_bytes < MIN_FREE_BYTES:
+        return fail("disk", f"{found}, of {MIN_FREE_BYTES / GIB:.1f} that are needed", advice)
+    if node.free_disk_bytes < GOOD_FREE_BYTES:
+        return warn("disk", f"{found}, less than {GOOD_FREE_BYTES / GIB:.0f}", advice)
+    return ok("disk", found)
 
 
 def _clock(node: NodeFacts) -> Check:
-    if node.clock_offset_seconds is None:
-        return Check(name="clock", status=Status.WARN, found="unknown")
-    found = f"{node.clock_offset_seconds:+.3f} s against the head, known to {node.clock_uncertainty_seconds or 0.0:.3f} s"
-    if (
-        abs(node.clock_offset_seconds) - (node.clock_uncertainty_seconds or 0.0)
-        > CLOCK_SKEW_SECONDS
-    ):
-        advice = "synchronise the clocks (chrony, ntp): logs of nodes cannot be laid beside each other, and tokens expire early"
-        return Check(name="clock", status=Status.WARN, found=found, advice=advice)
-    return Check(name="clock", status=Status.OK, found=found)
+    offset, uncertainty = node.clock_offset_seconds, node.clock_uncertainty_seconds or 0.0
+    if offset is None:
+        return warn("clock", "unknown")
+    found = f"{offset:+.3f} s against the head, known to {uncertainty:.3f} s"
+    if abs(offset) - uncertainty <= CLOCK_SKEW_SECONDS:
+        return ok("clock", found)
+    advice = (
+        "synchronise the clocks (chrony, ntp): logs of different nodes cannot be compared, and "
+        "tokens expire early"
+    )
+    return warn("clock", found, advice)
 
 
 _ALONE: tuple[Callable[[NodeFacts], Check], ...] = (_gpus, _ecc, _xids, _disk, _clock)
 
 
-# -- a node beside the others ------------------------------------------------------------------------------------------------------
-
-
-def _matmuls_by_kind(nodes: Sequence[NodeFacts]) -> dict[str, list[float]]:
-    """FLOP/s of every device that was tried, by what it is."""
-    found: dict[str, list[float]] = {}
-    for node in nodes:
-        for kind, flops in _matmuls(node).values():
-            found.setdefault(kind, []).append(flops)
-    return found
+# -- a node compared with the others ---------------------------------------------------------------
 
 
 def _matmuls(node: NodeFacts) -> dict[str, tuple[str, float]]:
-    """Kind and FLOP/s of each device of a node that was tried, by how it is called."""
-    if not node.gpus:
-        return (
-            {}
-            if node.cpu_matmul_flops is None
-            else {"cores": (_kind_of_cores(node), node.cpu_matmul_flops)}
-        )
-    return {
-        f"GPU {gpu.index}": (gpu.name or "GPU", gpu.matmul_flops)
-        for gpu in node.gpus
-        if gpu.matmul_flops is not None
-    }
-
-
-def _kind_of_cores(node: NodeFacts) -> str:
-    return f"{node.num_cores} cores {node.cpu_name or 'unknown'}"
+    """Kind and FLOP/s of each device of a node with a matrix product, by the device's name."""
+    if node.gpus:
+        return {
+            f"GPU {gpu.index}": (gpu.name or "GPU", gpu.matmul_flops)
+            for gpu in node.gpus
+            if gpu.matmul_flops is not None
+        }
+    if node.cpu_matmul_flops is None:
+        return {}
+    kind = f"{node.num_cores} cores {node.cpu_name or 'unknown'}"
+    return {"cores": (kind, node.cpu_matmul_flops)}
 
 
 def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
-    broken = [
-        f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error is not None
-    ]
+    broken = [f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error]
     if broken:
-        return Check(
-            name="matmul",
-            status=Status.FAIL,
-            found="; ".join(broken),
-            advice="reset the GPU, or take the node out",
-        )
+        return fail("matmul", "; ".join(broken), "reset the GPU, or take the node out")
     tried = _matmuls(node)
     if not tried:
-        return Check(name="matmul", status=Status.OK, found="not tried")
+        return ok("matmul", "not tried")
     rates = [flops for _, flops in tried.values()]
-    found = (
-        f"{_tera(min(rates))} TFLOP/s"
-        if len(rates) == 1
-        else f"{_tera(min(rates))} to {_tera(max(rates))} TFLOP/s per GPU"
-    )
+    found = f"{min(rates) / 1e12:.3g} TFLOP/s"
+    if len(rates) > 1:
+        found = f"{min(rates) / 1e12:.3g} to {max(rates) / 1e12:.3g} TFLOP/s per GPU"
     slow, sick = (SLOW_GPU, SICK_GPU) if node.gpus else (SLOW_CPU, 0.0)
     of_median = {
         name: flops / median(kinds[kind])
@@ -353,34 +262,24 @@ def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
     }
     off = {name: share for name, share in of_median.items() if share < slow}
     if off:
-        status = Status.FAIL if min(off.values()) < sick else Status.WARN
         told = ", ".join(
             f"{name} at {share:.0%} of the median of its kind" for name, share in off.items()
         )
-        advice = (
-            "heat, a power cap or a neighbour: nvidia-smi -q -d PERFORMANCE,CLOCK"
-            if node.gpus
-            else "is something else running there?"
-        )
-        return Check(name="matmul", status=status, found=f"{found}; {told}", advice=advice)
+        report = fail if min(off.values()) < sick else warn
+        on_gpu = "heat, a power cap or a neighbour: nvidia-smi -q -d PERFORMANCE,CLOCK"
+        advice = on_gpu if node.gpus else "is something else running there?"
+        return report("matmul", f"{found}; {told}", advice)
     short = {
         name: share
         for name, (kind, flops) in tried.items()
-        if (share := _of_data_sheet(kind, flops)) is not None
+        if (share := _of_data_sheet(kind, flops)) is not None and share < EXPECTED_OF_PEAK
     }
-    if any(share < EXPECTED_OF_PEAK for share in short.values()):
+    if short:
         told = ", ".join(
-            f"{name} at {share:.0%} of its data sheet"
-            for name, share in short.items()
-            if share < EXPECTED_OF_PEAK
+            f"{name} at {share:.0%} of its data sheet" for name, share in short.items()
         )
-        return Check(
-            name="matmul",
-            status=Status.WARN,
-            found=f"{found}; {told}",
-            advice="a power cap, or clocks that are locked low?",
-        )
-    return Check(name="matmul", status=Status.OK, found=found)
+        return warn("matmul", f"{found}; {told}", "a power cap, or clocks that are locked low?")
+    return ok("matmul", found)
 
 
 def _of_data_sheet(kind: str, flops: float) -> float | None:
@@ -389,12 +288,9 @@ def _of_data_sheet(kind: str, flops: float) -> float | None:
     return flops / peak if peak is not None else None
 
 
-def _tera(flops: float) -> str:
-    return f"{flops / 1e12:.3g}"
-
-
-# What has to be the same on all nodes of a sweep, and how bad it is where it is not. One gang of two NCCLs hangs or lies; two drivers
-# or kernels run it, and its numbers are comparable with nobody's.
+# These must be the same on all nodes of a sweep; the status is that of a node that differs. A gang
+# with two NCCLs hangs or computes nonsense. With two drivers or kernels it runs, but its numbers
+# are not comparable.
 _COMPARED: Mapping[str, Status] = MappingProxyType(
     {
         "layout-sweep": Status.FAIL,
@@ -416,7 +312,7 @@ COMPARED_PACKAGES = tuple(
 
 
 def _agreed(values: Sequence[str | None], own: str | None) -> str | None:
-    """What most nodes have; where two are as frequent, what this machine has, else the first of them."""
+    """The value of most nodes; of equally frequent ones this machine's, else the first."""
     counts = Counter(values)
     most = max(counts.values(), default=0)
     frequent = [value for value in counts if counts[value] == most]
@@ -427,41 +323,29 @@ def _versions(node: NodeFacts, agreed: Mapping[str, str | None]) -> Check:
     versions = versions_of(node)
     differs = {name: versions.get(name) for name in _COMPARED if versions.get(name) != agreed[name]}
     if not differs:
-        known = {
-            name: version
-            for name in ("python", "ray", "torch", "cuda", "nccl", "driver")
-            if (version := versions.get(name)) is not None
-        }
-        return Check(
-            name="versions",
-            status=Status.OK,
-            found=", ".join(f"{name} {version}" for name, version in known.items()),
-        )
+        names = ("python", "ray", "torch", "cuda", "nccl", "driver")
+        known = [f"{name} {versions[name]}" for name in names if versions.get(name) is not None]
+        return ok("versions", ", ".join(known))
     found = ", ".join(
         f"{name} {version or 'absent'}, elsewhere {agreed[name] or 'absent'}"
         for name, version in differs.items()
     )
-    status = Status.FAIL if any(_COMPARED[name] is Status.FAIL for name in differs) else Status.WARN
-    return Check(
-        name="versions",
-        status=status,
-        found=found,
-        advice="install the same environment on every node",
-    )
+    report = fail if any(_COMPARED[name] is Status.FAIL for name in differs) else warn
+    return report("versions", found, "install the same environment on every node")
 
 
-# -- the kernel's log --------------------------------------------------------------------------------------------------------------
+# -- the kernel's log ------------------------------------------------------------------------------
 
-# Of /dev/kmsg: level, number, microseconds since boot; text. The address is `PCI:0000:3b:00`.
+# In /dev/kmsg: level, number, microseconds since boot; text. The address is `PCI:0000:3b:00`.
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;.*?NVRM: Xid \(([^)]*)\): (\d+)")
 
 
 def xids_since(
     records: Iterable[str], microseconds: float, *, addresses: Collection[str] | None = None
 ) -> dict[int, int]:
-    """How often each of NVIDIA's errors stands in a kernel's log, from so many microseconds after the boot on.
+    """Count NVIDIA's errors in a kernel's log, from so many microseconds after the boot on.
 
-    `addresses`: only of these devices, by their places on the bus, such as `0000:3b:00`; None: of all.
+    `addresses`: only those of these devices, by bus address such as `0000:3b:00`; None: of all.
     """
     found = (match for record in records if (match := _RECORD.match(record)) is not None)
     return dict(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.machines.exposure import METRICS, Listener, RayFacts, Severity, exposures
+from orchestrator.core.machines.check import Status
+from orchestrator.core.machines.exposure import METRICS, Listener, RayFacts, exposures
 
 FINE = RayFacts(
     version="2.60.0",
@@ -25,8 +26,8 @@ def listener(
     return Listener(program=program, address=address, port=6379, auth_mode=auth_mode)
 
 
-def told(facts: RayFacts) -> list[tuple[Severity, str]]:
-    return [(one.severity, one.found) for one in exposures(facts)]
+def told(facts: RayFacts) -> list[tuple[Status, str]]:
+    return [(one.status, one.found) for one in exposures(facts)]
 
 
 def test_nothing_is_told_of_a_cluster_with_a_private_token() -> None:
@@ -56,68 +57,68 @@ def test_nothing_is_told_of_a_ray_that_only_this_machine_reaches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "severity", "words"),
+    ("facts", "status", "words"),
     [
         (
             replace(FINE, listeners=(listener(),)),
-            Severity.FAIL,
+            Status.FAIL,
             "gcs_server listens on 0.0.0.0:6379 without a token",
         ),
         (
             replace(FINE, listeners=(listener("raylet", "::", ""),)),
-            Severity.FAIL,
+            Status.FAIL,
             "raylet listens on :::6379 without a token",
         ),
         (
             replace(FINE, listeners=(listener(auth_mode=None),)),
-            Severity.WARN,
-            "not to be seen from here",
+            Status.WARN,
+            "cannot be seen from here",
         ),
         (
             replace(FINE, listeners=(listener("dashboard"),)),
-            Severity.FAIL,
+            Status.FAIL,
             "jobs can be submitted there",
         ),
         (
             replace(FINE, listeners=(listener("dashboard", auth_mode="token"),)),
-            Severity.WARN,
+            Status.WARN,
             "jobs can be submitted there",
         ),
         (
             replace(FINE, token_file_mode=0o644),
-            Severity.FAIL,
+            Status.FAIL,
             "others on this machine can read the token",
         ),
         (
             replace(FINE, token_file_mode=0o640, auth_mode=None),
-            Severity.WARN,
+            Status.WARN,
             "others on this machine can read the token",
         ),
         (
             replace(FINE, token_in_environment=True),
-            Severity.WARN,
+            Status.WARN,
             "every program started here inherits it",
         ),
-        (replace(FINE, token_characters=8), Severity.FAIL, "8 characters, which are soon guessed"),
+        (replace(FINE, token_characters=8), Status.FAIL, "8 characters, which are soon guessed"),
         (
             replace(FINE, auth_mode="disabled", cluster_host="10.1.2.3"),
-            Severity.WARN,
-            "10.1.2.3 is to be joined with RAY_AUTH_MODE=disabled",
+            Status.WARN,
+            "join 10.1.2.3 with RAY_AUTH_MODE=disabled",
         ),
         (
             replace(FINE, auth_mode=None, cluster_host="head.example"),
-            Severity.WARN,
-            "joined with RAY_AUTH_MODE=unset",
+            Status.WARN,
+            "join head.example with RAY_AUTH_MODE=unset",
         ),
-        (replace(FINE, version="2.51.1"), Severity.FAIL, "CVE-2025-62593"),
-        (replace(FINE, version="2.58.0"), Severity.WARN, "knows no tokens"),
+        (replace(FINE, version="2.51.1"), Status.FAIL, "CVE-2025-62593"),
+        (replace(FINE, version="2.58.0"), Status.WARN, "knows no tokens"),
     ],
 )
 def test_each_way_in_is_told_with_how_to_close_it(
-    facts: RayFacts, severity: Severity, words: str
+    facts: RayFacts, status: Status, words: str
 ) -> None:
     (found,) = exposures(facts)
-    assert found.severity is severity
+    assert found.status is status
     assert words in found.found
     assert found.advice
 
@@ -126,8 +127,8 @@ def test_the_worst_is_told_first() -> None:
     facts = replace(
         FINE, token_in_environment=True, listeners=(listener(),), cluster_host="h", auth_mode=None
     )
-    assert [one.severity for one in exposures(facts)] == [
-        Severity.FAIL,
-        Severity.WARN,
-        Severity.WARN,
+    assert [one.status for one in exposures(facts)] == [
+        Status.FAIL,
+        Status.WARN,
+        Status.WARN,
     ]
