@@ -70,7 +70,7 @@ class Placement:
                 passed_over=self._num_starts - self._since.setdefault(search.id, self._num_starts),
                 exclusive=self._is_exclusive(search) or search.has_only_suspects,
                 is_suspected=search.id in suspected,
-                turn=sharing.precedence(search) if self._shares_budget else (),
+                cell_order=sharing.precedence(search) if self._shares_budget else (),
             )
             for search in searches
         ]

@@ -244,7 +244,9 @@ def _matmuls(node: NodeFacts) -> dict[str, tuple[str, float]]:
 
 
 def _matmul(node: NodeFacts, kinds: Mapping[str, Sequence[float]]) -> Check:
-    broken = [f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error]
+    broken = [
+        f"GPU {gpu.index}: {gpu.matmul_error}" for gpu in node.gpus if gpu.matmul_error is not None
+    ]
     if broken:
         return fail("matmul", "; ".join(broken), "reset the GPU, or take the node out")
     tried = _matmuls(node)
