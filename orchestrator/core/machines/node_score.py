@@ -1,7 +1,8 @@
-"""How much slower each node is than the others, told from trials: what the layout explains is taken out, the rest is held against nodes.
+"""Estimates from trials how much slower each node is than the others.
 
-A trial takes as long as the slowest node of its gang. Nodes are suspected one after another, the plainest first, and nobody is blamed
-for what another one explains.
+A trial takes as long as the slowest node of its gang. What its layout explains is taken out first.
+Nodes are then accused one after another, the clearest case first; no node is accused of slowness
+that another one explains.
 """
 
 from __future__ import annotations
@@ -18,52 +19,56 @@ from orchestrator.core.physics.robust_fit import robust_sd
 
 Floats = NDArray[np.float64]
 
-RUN_SD = (
-    0.02  # relative, of runs of one layout on like nodes: published repeats differ by 0.7 to 4 %
-)
+# Relative, of runs of one layout on equal nodes: published repeats differ by 0.7 to 4 %.
+RUN_SD = 0.02
 RUN_WORTH = 8.0  # runs that outweigh it
-PREDICTION_SD = (
-    0.15  # relative: what a search's prediction of a layout misses, before the sweep has shown it
-)
-PREDICTION_WORTH = 5.0  # layouts that outweigh it; and of a cell, what all cells' predictions miss
-CELL_SD = 3.0  # log: how far all predictions of a cell may be off together; no limit in practice
-CLIP = 3.0  # standard deviations: one run that was disturbed says no more than this
-SLOWER = 0.05  # relative: less than that is not worth a node
-SURE = 4.5  # standard errors, among few nodes: looked at after every trial, on every node, and still one false alarm in thousands of trials
-FEW = 8  # nodes; among more it takes more: the luckless one of thousands is three and a half standard errors off by chance alone
-FEWEST_RUNS = 4  # of a node: fewer may all be one disturbance
-NEWEST_RUNS = 2000  # that are looked at: older ones tell of nodes as they were
+# Relative error of a search's prediction of a layout, before the sweep has shown it.
+PREDICTION_SD = 0.15
+# Layouts that outweigh it; in a cell, layouts that outweigh the error of all cells' predictions.
+PREDICTION_WORTH = 5.0
+# Log: how far all predictions of a cell may be off together; no limit in practice.
+CELL_SD = 3.0
+CLIP = 3.0  # standard deviations: one disturbed run counts for no more than this
+SLOWER = 0.05  # relative: a smaller slowness is not worth losing a node for
+# Standard errors, among few nodes. Every node is tested after every trial, and still there is one
+# false alarm in thousands of trials.
+SURE = 4.5
+# Nodes. Among more of them it takes more: by chance alone the worst of thousands is three and a
+# half standard errors off.
+FEW = 8
+FEWEST_RUNS = 4  # of a node: one disturbance may affect fewer
+NEWEST_RUNS = 2000  # older ones show nodes as they were
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRun:
-    """One measurement, as it tells of nodes."""
+    """One measurement of an attempt."""
 
     nodes: tuple[str, ...]
     cell: int
-    trial: int  # runs of one trial are of one layout
+    trial: int  # runs of one trial have one layout
     log_seconds: float  # of a step
-    log_predicted: float | None = None  # as the search predicted it; None: nobody did
+    log_predicted: float | None = None  # by the search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeScore:
-    """What the runs say of one node."""
+    """The slowness of one node, as the runs show it."""
 
     num_runs: int
-    slower: float  # relative, than nodes that are well; negative: faster
+    slower: float  # relative, than healthy nodes; negative: faster
     standard_error: float
-    is_slow: bool  # plainly, and by enough to matter
-    twins: tuple[
-        str, ...
-    ] = ()  # nodes that took part in the very same runs: nobody can tell which of them it is
+    is_slow: bool  # clearly, and by enough to matter
+    # Nodes with the very same runs, which cannot be told apart from it.
+    twins: tuple[str, ...] = ()
 
 
 def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
-    """The score of every node that took part. With nothing to compare a node with, its standard error is infinite.
+    """Return the score of every node that took part; the error is infinite without a comparison.
 
-    Generalised least squares: a run is its cell's level, its layout's departure from the prediction, its slowest node's slowness, and
-    noise. Each node's slowness is estimated as if it alone were slow; the plainest is believed, then the others beside it.
+    Generalised least squares: a run is the sum of its cell's level, its layout's departure from the
+    prediction, its slowest node's slowness, and noise. Each node's slowness is estimated as if it
+    alone were slow. The clearest case is accepted, then the others are estimated given that one.
     """
     runs = runs[-NEWEST_RUNS:]
     if not runs:
@@ -75,49 +80,39 @@ def score_nodes(runs: Sequence[NodeRun]) -> dict[str, NodeScore]:
     slow: dict[int, tuple[float, float]] = {}
     explained = np.zeros(len(runs))
     while True:
-        # Of a gang that has a slow node already nobody can tell how the others are.
+        # A gang with a slow node shows nothing of its other nodes.
         open_to = member * (explained == 0)[:, None]
         slowness, error = model.effects(explained, open_to)
-        plain = _plainest(slowness, error, open_to, model, explained, sure)
-        if plain is None:
+        clearest = _clearest(slowness, error, open_to, model, explained, sure)
+        if clearest is None:
             break
-        whole, its_error = model.effects(
-            explained, open_to[:, [plain]], clip=False
-        )  # how slow it is, now that it is believed
-        slow[plain] = (float(whole[0]), float(its_error[0]))
-        explained = np.maximum(explained, member[:, plain] * whole[0])
-    return {
-        name: _score(
-            slow.get(i, (float(slowness[i]), float(error[i]))),
+        whole, its_error = model.effects(explained, open_to[:, [clearest]], clip=False)
+        slow[clearest] = (float(whole[0]), float(its_error[0]))
+        explained = np.maximum(explained, member[:, clearest] * whole[0])
+    scores: dict[str, NodeScore] = {}
+    for i, name in enumerate(names):
+        log_slower, standard_error = slow.get(i, (float(slowness[i]), float(error[i])))
+        scores[name] = NodeScore(
             num_runs=int(member[:, i].sum()),
-            is_slow=i in slow,
+            slower=float(np.expm1(log_slower)),
+            standard_error=standard_error,
+            is_slow=i in slow and not twins[i],
             twins=twins[i],
         )
-        for i, name in enumerate(names)
-    }
+    return scores
 
 
 def how_sure(num_nodes: int) -> float:
-    """Standard errors that tell a slow one among so many nodes: whether any is accused by chance is as likely as among few (Bonferroni)."""
+    """Return the standard errors that show a slow node among so many.
+
+    A false alarm for any of them is as likely as among few nodes (Bonferroni).
+    """
     normal = NormalDist()
     return -normal.inv_cdf(normal.cdf(-SURE) * FEW / max(num_nodes, FEW))
 
 
-def _score(
-    effect: tuple[float, float], *, num_runs: int, is_slow: bool, twins: tuple[str, ...]
-) -> NodeScore:
-    slowness, error = effect
-    return NodeScore(
-        num_runs=num_runs,
-        slower=float(np.expm1(slowness)),
-        standard_error=error,
-        is_slow=is_slow and not twins,
-        twins=twins,
-    )
-
-
 def _membership(runs: Sequence[NodeRun], names: Sequence[str]) -> Floats:
-    """1 where a node took part in a run: runs x nodes."""
+    """Runs x nodes: 1 if the node took part in the run."""
     place = {name: i for i, name in enumerate(names)}
     member = np.zeros((len(runs), len(names)))
     for row, run in enumerate(runs):
@@ -126,7 +121,7 @@ def _membership(runs: Sequence[NodeRun], names: Sequence[str]) -> Floats:
 
 
 def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
-    """The other nodes with the very same runs, of each."""
+    """For each node the other nodes with the very same runs."""
     same: dict[bytes, list[str]] = {}
     columns = [bits.tobytes() for bits in np.packbits(member.T != 0, axis=1)]
     for name, column in zip(names, columns, strict=True):
@@ -137,24 +132,23 @@ def _twins(names: Sequence[str], member: Floats) -> list[tuple[str, ...]]:
     ]
 
 
-def _plainest(
+def _clearest(
     slowness: Floats, error: Floats, member: Floats, model: _Model, explained: Floats, sure: float
 ) -> int | None:
-    """The node that is most plainly slow; None: none is by so many standard errors."""
+    """The node that is most clearly slow; None: none is by `sure` standard errors."""
     errors_off = np.where(np.isfinite(error), slowness / error, 0.0)
-    enough = (
-        (errors_off >= sure) & (slowness >= np.log1p(SLOWER)) & (member.sum(axis=0) >= FEWEST_RUNS)
-    )
-    suspects = (int(i) for i in np.argsort(-errors_off, kind="stable") if enough[i])
-    return next(
-        (i for i in suspects if _holds_without_its_worst(i, member, model, explained, sure)), None
-    )
+    matters = (slowness >= np.log1p(SLOWER)) & (member.sum(axis=0) >= FEWEST_RUNS)
+    enough = matters & (errors_off >= sure)
+    for i in np.argsort(-errors_off, kind="stable"):
+        if enough[i] and _is_slow_without_its_worst(int(i), member, model, explained, sure):
+            return int(i)
+    return None
 
 
-def _holds_without_its_worst(
+def _is_slow_without_its_worst(
     i: int, member: Floats, model: _Model, explained: Floats, sure: float
 ) -> bool:
-    """Whether a node is plainly slow also without the trial that speaks most against it: no single disturbed run decides."""
+    """Return whether a node is clearly slow without its worst trial, which may be disturbed."""
     against = np.bincount(model.trials, weights=member[:, i] * model.residuals(explained))
     kept = model.trials != int(np.argmax(against))
     column = member[:, [i]] * kept[:, None]
@@ -164,7 +158,7 @@ def _holds_without_its_worst(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Model:
-    """The runs without their nodes: levels of cells, departures of layouts, noise."""
+    """The runs without the effects of nodes: levels of cells, departures of layouts, noise."""
 
     y: Floats  # log of measured over predicted
     cells: NDArray[np.intp]
@@ -190,10 +184,9 @@ class _Model:
         return cls(y=y, cells=cells, trials=trials, run_sd=run_sd, prediction_sd=prediction_sd)
 
     def residuals(self, explained: Floats) -> Floats:
-        """What of each run neither its cell nor the nodes that are known to be slow explain, with repeats of a layout held against each other."""
+        """The part of each run that its cell, its layout and known slow nodes do not explain."""
         y = self.y - explained
-        level = self._solve(y)
-        return y - level
+        return y - self._level(y)
 
     def effects(
         self,
@@ -203,23 +196,27 @@ class _Model:
         kept: NDArray[np.bool_] | None = None,
         clip: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Each node's slowness as if it alone were slow, and its standard error: infinite where nothing says what its runs should take."""
+        """Each node's slowness as if it alone were slow, and its standard error.
+
+        The error is infinite if nothing shows what its runs should take.
+        """
         if kept is not None:
             fewer = replace(self, y=self.y[kept], cells=self.cells[kept], trials=self.trials[kept])
             return fewer.effects(explained[kept], member[kept])
         y = self._clipped(self.y - explained) if clip else self.y - explained
-        # P = V^-1 - V^-1 C (C' V^-1 C)^-1 C' V^-1, with V the covariance of noise and layouts, C the cells. Of nodes' columns only
-        # products with themselves are asked for, so V^-1 is multiplied with what is narrow.
+        # P = V^-1 - V^-1 C (C' V^-1 C)^-1 C' V^-1, with V the covariance of noise and layouts, C
+        # the cells. Only products of nodes' columns with themselves are needed, so V^-1 is
+        # multiplied with narrow matrices only.
         cells = np.zeros((len(y), self.cells.max() + 1))
         cells[np.arange(len(y)), self.cells] = 1.0
         of_y, of_cells = self._inverse(y[:, None])[:, 0], self._inverse(cells)
         precision = cells.T @ of_cells + np.eye(cells.shape[1]) / CELL_SD**2
         projected = of_y - of_cells @ np.linalg.solve(precision, cells.T @ of_y)
         shared = of_cells.T @ member
-        information = self._own_information(member) - np.einsum(
-            "ij,ij->j", shared, np.linalg.solve(precision, shared)
-        )
-        enough = information > 1.0 / CELL_SD**2 * 4  # less is what the levels' own freedom leaves
+        of_levels = np.einsum("ij,ij->j", shared, np.linalg.solve(precision, shared))
+        information = self._own_information(member) - of_levels
+        # Less than this may come from the levels' own freedom.
+        enough = information > 1.0 / CELL_SD**2 * 4
         slowness = np.divide(
             member.T @ projected, information, out=np.zeros(member.shape[1]), where=enough
         )
@@ -227,7 +224,7 @@ class _Model:
         return slowness, error
 
     def _own_information(self, member: Floats) -> Floats:
-        """m' V^-1 m of each node's column m of zeros and ones: its runs, less what those of one layout share."""
+        """m' V^-1 m of each node's column m: its runs, less what runs of one layout share."""
         counts = np.bincount(self.trials, minlength=len(self.prediction_sd))
         shared = self._shared(counts)
         alone = counts[self.trials] == 1
@@ -241,69 +238,62 @@ class _Model:
         return found / self.run_sd**2
 
     def _inverse(self, columns: Floats) -> Floats:
-        """V^-1 times columns: runs of one layout share its departure, so V is blocks of noise plus a constant."""
+        """V^-1 times columns. V has a block for each layout: noise plus a constant."""
         noise = self.run_sd**2
         order = np.argsort(self.trials, kind="stable")
         counts = np.bincount(self.trials, minlength=len(self.prediction_sd))
         starts = np.flatnonzero(np.diff(self.trials[order], prepend=-1))
         sums = np.zeros((len(counts), columns.shape[1]))
         sums[counts > 0] = np.add.reduceat(columns[order], starts, axis=0)
-        found: Floats = (
-            columns - self._shared(counts)[self.trials, None] * sums[self.trials]
-        ) / noise
+        shared = self._shared(counts)[self.trials, None] * sums[self.trials]
+        found: Floats = (columns - shared) / noise
         return found
 
     def _shared(self, counts: NDArray[np.intp]) -> Floats:
-        """By layout, how much of the sum over its runs V^-1 takes from each of them."""
+        """By layout: the part of the sum over its runs that V^-1 subtracts from each of them."""
         shared: Floats = self.prediction_sd**2 / (self.run_sd**2 + counts * self.prediction_sd**2)
         return shared
 
-    def _solve(self, y: Floats) -> Floats:
+    def _level(self, y: Floats) -> Floats:
         """The level of each run's cell and layout that explains y best."""
         cells = _medians(y, self.cells)[self.cells]
-        sums, counts = np.bincount(self.trials, weights=y - cells), np.bincount(self.trials)
-        departures = (
-            self.prediction_sd**2 / (self.run_sd**2 + counts * self.prediction_sd**2) * sums
-        )
+        counts = np.bincount(self.trials)
+        departures = self._shared(counts) * np.bincount(self.trials, weights=y - cells)
         return cells + departures[self.trials] * (counts[self.trials] > 1)
 
     def _clipped(self, y: Floats) -> Floats:
-        """With what is far off brought near: per cell, beyond what layouts and noise do."""
+        """Limit how far runs are off: in a cell, to what layouts and noise can cause."""
         centre = _medians(y, self.cells)[self.cells]
         reach = CLIP * np.sqrt(self.run_sd**2 + self.prediction_sd[self.trials] ** 2)
         near = centre + np.clip(y - centre, -reach, reach)
-        # And within the runs of one layout, beyond what noise does.
+        # Among runs of one layout, to what noise can cause.
         middle = _medians(near, self.trials)[self.trials]
         return np.asarray(middle + np.clip(near - middle, -CLIP * self.run_sd, CLIP * self.run_sd))
 
 
 def _run_sd(y: Floats, trials: NDArray[np.intp]) -> float:
-    """Standard deviation of runs of one layout among themselves, by the median of their departures: a slow node is in fewer than half of them."""
+    """Standard deviation of runs of one layout.
+
+    It uses the median departure, since a slow node is in fewer than half of the runs.
+    """
     counts = np.bincount(trials)
     repeated = counts[trials] > 1
     means = np.bincount(trials, weights=y) / counts
-    departures = (y - means[trials])[repeated] * np.sqrt(
-        counts[trials] / np.maximum(counts[trials] - 1, 1)
-    )[repeated]
-    return robust_sd(
-        departures,
-        expected=RUN_SD,
-        worth=RUN_WORTH,
-        count=float(repeated.sum()) - float((counts > 1).sum()),
-    )
+    unbiased = np.sqrt(counts[trials] / np.maximum(counts[trials] - 1, 1))
+    departures = ((y - means[trials]) * unbiased)[repeated]
+    count = float(repeated.sum()) - float((counts > 1).sum())
+    return robust_sd(departures, expected=RUN_SD, worth=RUN_WORTH, count=count)
 
 
 def _prediction_sd(misses: Floats, cells: NDArray[np.intp]) -> Floats:
-    """What predictions miss in the cell of each: one that is predicted badly says the less of the nodes that it ran on."""
-    of_all = robust_sd(
-        misses, expected=PREDICTION_SD, worth=PREDICTION_WORTH, count=float(len(misses))
-    )
-    found = np.empty(len(misses))
+    """The error of predictions, by cell: badly predicted cells show less of their nodes."""
+
+    def sd(some: Floats, expected: float) -> float:
+        return robust_sd(some, expected=expected, worth=PREDICTION_WORTH, count=float(len(some)))
+
+    of_all, found = sd(misses, PREDICTION_SD), np.empty(len(misses))
     for cell in np.unique(cells):
-        mine = cells == cell
-        found[mine] = robust_sd(
-            misses[mine], expected=of_all, worth=PREDICTION_WORTH, count=float(mine.sum())
-        )
+        found[cells == cell] = sd(misses[cells == cell], of_all)
     return found
 
 
@@ -317,19 +307,16 @@ def _medians(values: Floats, groups: NDArray[np.intp]) -> Floats:
 
 
 def evidence_in_words(evidence: Mapping[str, Any]) -> str:
-    """Why a node is benched, for people: `trials 25 and 28; last: node_lost: its agent is gone`, `12.0% slower (± 1.1%) by 40 runs`."""
-    told = dict(evidence)
-    said = []
-    if (slower := told.pop("slower", None)) is not None:
-        sd, num_runs = told.pop("standard_error", None), told.pop("num_runs", None)
-        said.append(
-            f"{slower:.1%} slower{f' (± {sd:.1%})' if sd is not None else ''}{f' by {num_runs} runs' if num_runs is not None else ''}"
-        )
-    if trials := told.pop("trials", None):
-        said.append(
-            f"trial {trials[0]}"
-            if len(trials) == 1
-            else f"trials {', '.join(map(str, trials[:-1]))} and {trials[-1]}"
-        )
-    said += [f"{name.replace('_', ' ')}: {value}" for name, value in told.items()]
-    return "; ".join(said)
+    """Describe why a node is benched: `trials 25 and 28; last: node_lost: its agent is gone`."""
+    left = dict(evidence)
+    texts = []
+    if (slower := left.pop("slower", None)) is not None:
+        sd, num_runs = left.pop("standard_error", None), left.pop("num_runs", None)
+        text = f"{slower:.1%} slower"
+        text += "" if sd is None else f" (± {sd:.1%})"
+        texts.append(text if num_runs is None else f"{text} by {num_runs} runs")
+    if trials := list(map(str, left.pop("trials", None) or ())):
+        *others, last = trials
+        texts.append(f"trials {', '.join(others)} and {last}" if others else f"trial {last}")
+    texts += [f"{name.replace('_', ' ')}: {value}" for name, value in left.items()]
+    return "; ".join(texts)

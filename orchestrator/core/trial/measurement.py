@@ -1,7 +1,8 @@
-"""Numbers out of step samples: when enough are taken, their median, spread and confidence, and what follows from them.
+"""Computes the numbers of an attempt from its step samples, and decides when there are enough.
 
-The confidence interval of the median comes from order statistics (the sign test's inverse), so it assumes nothing about how step
-times are distributed. With fewer than six samples no 95 % interval exists, and none is given.
+The confidence interval of the median comes from order statistics (the sign test's inverse), so it
+assumes nothing about the distribution of step times. With fewer than six samples no 95 % interval
+exists, and none is given.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from orchestrator.core.problem.model_shape import MFU_FORMULA, ModelShape
 from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 
 CONFIDENCE = 0.95
-# Stopping as soon as the 95 % interval is narrow would choose the samples for which it is too narrow (docs/decisions, by simulation).
+# Stopping once the 95 % interval is narrow would select samples for which it is too narrow (by
+# simulation, docs/decisions).
 STOPPING_CONFIDENCE = 0.99
-_LOOKS = frozenset(
-    first << doublings for first in (8, 12) for doublings in range(12)
-)  # 8, 12, 16, 24, 32, 48, ...
+# Numbers of samples after which timing may stop: 8, 12, 16, 24, 32, 48, ...
+_STOPPING_COUNTS = frozenset(first << doublings for first in (8, 12) for doublings in range(12))
 
-# A 95 % interval takes so many: of fewer steps even the one from the least to the largest holds the median less often.
+# A 95 % interval needs so many. Even the full range of fewer holds the median less often.
 FEWEST_STEPS = 6
 
-LAUNCH_SECONDS = 60.0  # of a trial on GPUs beside its steps, where nobody measured it: start, rendezvous, first step, clean-up
+# Of a trial on GPUs without its steps, until measured: start, rendezvous, first step, clean-up.
+LAUNCH_SECONDS = 60.0
 
 
 class ImplausibleMeasurement(ValueError):
@@ -36,21 +38,23 @@ class ImplausibleMeasurement(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step: the slowest rank's, over the timed steps."""
+    """Seconds of the timed optimizer steps, each the slowest rank's."""
 
     median: float
     iqr: float
     num_steps: int
-    relative_confidence: (
-        float | None
-    )  # half-width of the median's 95 % interval over the median; None below 6 samples
+    # Half-width of the median's 95 % interval over the median; None below 6 samples.
+    relative_confidence: float | None
 
 
 class Unsure(StrEnum):
-    """Why a measurement is less sure than was asked for, in words."""
+    """Why a measurement is less precise than the plan asks, in words."""
 
     ONE_NUMBER = "the run reported one number, so the spread of its steps is unknown"
-    FEW_STEPS = f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} (measurement.max_steps, or a program that tells of more)"
+    FEW_STEPS = (
+        f"too few timed steps for a 95 % interval, which takes {FEWEST_STEPS} "
+        "(measurement.max_steps, or a program that reports more)"
+    )
     VARIED = (
         "the steps varied too much for the precision asked for (measurement.precision, max_steps)"
     )
@@ -63,8 +67,8 @@ class Measurement:
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     step_time: StepTime
-    step_seconds: tuple[float, ...]  # every sample, slowest rank: the evidence
-    confident: bool  # False: max_steps came before the precision asked for
+    step_seconds: tuple[float, ...]  # every sample, of the slowest rank
+    confident: bool  # False: max_steps ended it before it was precise enough
     mfu: float | None
     hfu: float | None
     mfu_formula: str
@@ -82,7 +86,7 @@ class Measurement:
 def why_unsure(
     *, confident: bool | None, num_steps: int | None, relative_confidence: float | None
 ) -> Unsure | None:
-    """Say why a measurement is less sure than was asked for; None: it is not, or there is none."""
+    """Return why a measurement is less precise than the plan asks; None: it is not."""
     if confident is not False:
         return None
     if num_steps == 1:
@@ -91,20 +95,21 @@ def why_unsure(
 
 
 def enough(samples: Sequence[float], plan: MeasurementPlan) -> bool:
-    """Say whether timing may stop: the precision asked for is reached, or the maximum.
+    """Return whether timing may stop: at the precision of the plan, or the maximum.
 
-    Looks at few counts only, and asks more than is reported: whoever looks after every step stops by luck.
+    It tests few counts, at a higher confidence than is reported: a test after every step stops by
+    luck.
     """
     if len(samples) >= plan.max_steps:
         return True
-    if len(samples) < plan.min_steps or len(samples) not in _LOOKS:
+    if len(samples) < plan.min_steps or len(samples) not in _STOPPING_COUNTS:
         return False
     confidence = relative_confidence(samples, level=STOPPING_CONFIDENCE)
     return confidence is not None and confidence <= plan.relative_confidence
 
 
 def relative_confidence(samples: Sequence[float], *, level: float = CONFIDENCE) -> float | None:
-    """Half-width of the interval of the median (95 %), relative to the median; None when the samples are too few for one."""
+    """Return half the median's interval over the median; None: too few samples for an interval."""
     rank = _median_interval_rank(len(samples), level)
     if rank is None:
         return None
@@ -114,7 +119,7 @@ def relative_confidence(samples: Sequence[float], *, level: float = CONFIDENCE) 
 
 @lru_cache(maxsize=1024)
 def _median_interval_rank(n: int, level: float = CONFIDENCE) -> int | None:
-    """The largest k with P(k+1-th smallest < median < k+1-th largest) >= level, from Binomial(n, 1/2)."""
+    """The largest k with P(x[k] < median < x[n-1-k]) >= level for sorted x, by Binomial(n, 1/2)."""
     tail, best = 0.0, None
     for k in range(n // 2):
         tail += math.comb(n, k) / 2**n
@@ -146,9 +151,9 @@ def measure(
     layout: Layout,
     plan: MeasurementPlan,
 ) -> Measurement:
-    """Turn the results of all ranks into one measurement: the slowest rank's time of each step, the worst rank's memory.
+    """Merge the results of all ranks: each step as the slowest, memory as the worst has it.
 
-    Raises ImplausibleMeasurement when ranks disagree about the number of steps, or when MFU or HFU exceed 1.
+    Raises ImplausibleMeasurement if ranks have different numbers of steps, or MFU or HFU exceeds 1.
     """
     counts = {len(r.step_seconds) for r in results}
     if len(counts) != 1:
@@ -159,24 +164,22 @@ def measure(
     per_gpu = tokens / step_time.median / layout.world_size
     peak, source = min(
         ((r.peak_flops, r.peak_flops_source) for r in results if r.peak_flops is not None),
-        key=_flops,
+        key=lambda peak: peak[0],
         default=(None, None),
     )
     mfu = hfu = None
     if peak is not None:
         model_flops = model.flops_per_token(sequence_length)
-        mfu = per_gpu * model_flops / peak
-        hfu = (
-            per_gpu
-            * hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout)
-            / peak
-        )
+        flops = hardware_flops_per_token(model, sequence_length=sequence_length, layout=layout)
+        mfu, hfu = per_gpu * model_flops / peak, per_gpu * flops / peak
         if hfu > 1:
             raise ImplausibleMeasurement(
-                f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} tokens/s/GPU at {model_flops:.3g} FLOPs a token,"
-                f" peak {peak:.3g} FLOP/s ({source}). A formula, the peak or a clock is wrong"
+                f"MFU {mfu:.1%}, HFU {hfu:.1%}: more than the device can do. {per_gpu:.0f} "
+                f"tokens/s/GPU at {model_flops:.3g} FLOPs a token, peak {peak:.3g} FLOP/s "
+                f"({source}). A formula, the peak or a clock is wrong"
             )
     retries = _worst(r.allocator_retries for r in results)
+    capacities = [r.device_memory_bytes for r in results if r.device_memory_bytes is not None]
     return Measurement(
         tokens_per_second=tokens / step_time.median,
         tokens_per_second_per_gpu=per_gpu,
@@ -191,12 +194,9 @@ def measure(
         peak_flops_source=source,
         peak_memory_allocated_bytes=_worst(r.peak_memory_allocated_bytes for r in results),
         peak_memory_reserved_bytes=_worst(r.peak_memory_reserved_bytes for r in results),
-        device_memory_bytes=min(
-            (r.device_memory_bytes for r in results if r.device_memory_bytes is not None),
-            default=None,
-        ),
+        device_memory_bytes=min(capacities, default=None),
         allocator_retries=retries,
-        # It retries only when the device refused it memory, so it is full, however much of that context and NCCL hold beside the allocator.
+        # The allocator retries only if the device is full, however much of it NCCL and others use.
         thrashing=bool(retries),
         loss_first=results[0].loss_first,
         loss_last=results[0].loss_last,
@@ -204,14 +204,10 @@ def measure(
 
 
 def hardware_flops_per_token(model: ModelShape, *, sequence_length: int, layout: Layout) -> float:
-    """FLOPs that a device does for a token, recomputed ones included: what HFU counts."""
+    """Return the FLOPs of a device per token, with recomputation: what HFU counts."""
     return model.flops_per_token(sequence_length) + model.recomputed_flops_per_token(
         sequence_length, layout.recompute
     )
-
-
-def _flops(peak: tuple[float, str | None]) -> float:
-    return peak[0]
 
 
 def _worst(values: Iterable[int | None]) -> int | None:

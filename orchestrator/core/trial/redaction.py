@@ -1,9 +1,10 @@
-"""Secret values, and how they are taken out of text before it is stored, printed or written. Knows no file and no environment.
+"""Removes secret values from text before it is stored, printed or written.
 
-How a value is looked for goes by its length, since a short one occurs in words that are no secret:
+The search depends on a value's length, since short values occur in words that are not secret:
 
-- 8 characters and more: everywhere; also encoded (URL, JSON, base64, hexadecimal), broken over lines, and each line of several
-- 4 to 7: as it is or URL-encoded, where no letter or digit stands directly before or behind it
+- 8 characters and more: everywhere; also encoded (URL, JSON, base64, hexadecimal), broken over
+  lines, and each line of several
+- 4 to 7: as it is or URL-encoded, without a letter or digit directly before or after it
 - 1 to 3: only as a value, `NAME=...` or `NAME: ...`, and as the password of a URL
 """
 
@@ -16,15 +17,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
+from urllib.parse import quote_from_bytes
 
 MASK = "***"
 EVERYWHERE_LENGTH = 8
 WORD_LENGTH = 4
-MAX_HELD_BYTES = 1 << 16  # of a stream, for a line that may still become a secret
+MAX_KEPT_BYTES = 1 << 16  # of a stream, for a line that may still become a secret
 
 _T = TypeVar("_T")
 
-# Also as it is written within quotes.
+# Also escaped, as within quotes.
 _LINE_BREAK = rb"(?:\r?\n|(?:\\r)?\\n)?"
 _LONGEST_LINE_BREAK = 4  # bytes
 _NOT_IN_A_WORD = rb"(?<![0-9A-Za-z\x80-\xff])", rb"(?![0-9A-Za-z\x80-\xff])"
@@ -36,11 +38,11 @@ _NAMES_OF_PASSWORDS = (b"password", b"passwd")
 class _Rule:
     needle: bytes  # a text without it, line breaks apart, holds no match
     pattern: re.Pattern[bytes]
-    is_word: bool  # what comes next decides
+    is_word: bool  # the next character decides
 
 
 class Secrets:
-    """Values by the names that they go by, e.g. of environment variables; an empty name where there is none."""
+    """Secret values by name, e.g. of an environment variable; an empty name if there is none."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         rules = {
@@ -48,24 +50,22 @@ class Secrets:
             for name, value in values.items()
             for rule in _rules(name, value)
         }
-        # The longest first: a value may hold another.
-        self._rules = sorted(
-            rules.values(), key=lambda rule: len(rule.pattern.pattern), reverse=True
-        )
+        # The longest first: a value may contain another.
+        self._rules = sorted(rules.values(), key=lambda rule: -len(rule.pattern.pattern))
         self._first_bytes = frozenset(rule.needle[:1] for rule in self._rules)
-        self._holds_lines = any(0 < len(value) < WORD_LENGTH for value in values.values())
+        self._needs_lines = any(0 < len(value) < WORD_LENGTH for value in values.values())
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
     def blot(self, text: str) -> str:
-        """The text without the secrets that it holds."""
+        """Return the text without its secrets."""
         if not self._rules or not text:
             return text
         return self.blot_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def blot_bytes(self, raw: bytes) -> bytes:
-        """The bytes that a program wrote without the secrets that they hold."""
+        """Return the bytes without their secrets."""
         flat = _on_one_line(raw)
         for rule in self._rules:
             if rule.needle in flat:
@@ -73,39 +73,30 @@ class Secrets:
         return raw
 
     def num_settled(self, raw: bytes) -> int:
-        """The number of bytes that can be judged. Those after them may begin a secret that goes on in the next piece."""
-        first = max(0, len(raw) - (1 + _LONGEST_LINE_BREAK) * self._longest)
-        places = (
-            place for place in range(first, len(raw)) if raw[place : place + 1] in self._first_bytes
-        )
-        settled = next(
-            (place for place in places if self._may_go_on(_on_one_line(raw[place:]))), len(raw)
-        )
-        if self._holds_lines:
-            settled = min(settled, max(raw.rfind(b"\n") + 1, len(raw) - MAX_HELD_BYTES))
-        return min(
-            (
-                match.start()
-                for match in self._matches(raw)
-                if match.start() < settled < match.end()
-            ),
-            default=settled,
-        )
+        """Return how many bytes are complete.
 
-    def _matches(self, raw: bytes) -> Iterator[re.Match[bytes]]:
+        Later ones may begin a secret of the next piece too.
+        """
+        longest = max((len(rule.needle) for rule in self._rules), default=0)
+        settled = len(raw)
+        for place in range(max(0, len(raw) - (1 + _LONGEST_LINE_BREAK) * longest), len(raw)):
+            rest = raw[place:]
+            if rest[:1] in self._first_bytes and self._may_continue(_on_one_line(rest)):
+                settled = place
+                break
+        if self._needs_lines:
+            settled = min(settled, max(raw.rfind(b"\n") + 1, len(raw) - MAX_KEPT_BYTES))
         flat = _on_one_line(raw)
-        return (
-            match
+        starts = [
+            match.start()
             for rule in self._rules
             if rule.needle in flat
             for match in rule.pattern.finditer(raw)
-        )
+            if match.start() < settled < match.end()
+        ]
+        return min(starts, default=settled)
 
-    @property
-    def _longest(self) -> int:
-        return max((len(rule.needle) for rule in self._rules), default=0)
-
-    def _may_go_on(self, rest: bytes) -> bool:
+    def _may_continue(self, rest: bytes) -> bool:
         return any(
             rule.needle.startswith(rest) and (rule.is_word or rest != rule.needle)
             for rule in self._rules
@@ -113,35 +104,35 @@ class Secrets:
 
 
 class SecretStream:
-    """Takes secrets out of a stream that arrives in pieces; a secret may be broken between two of them."""
+    """Removes secrets from a stream that arrives in pieces; two of them may share a secret."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
-        self._held = b""
-        self._before = b""  # the last byte that was given out: whether a word begins after it
+        self._kept = b""
+        self._before = b""  # the last byte returned: a word may begin after it
 
     def take(self, piece: bytes) -> bytes:
-        """Return what can be given out now."""
-        raw = self._held + piece
+        """Return what is complete with this piece."""
+        raw = self._kept + piece
         settled = self._secrets.num_settled(raw)
-        return self._give(raw[:settled], raw[settled:])
+        return self._clean(raw[:settled], raw[settled:])
 
     def close(self) -> bytes:
         """Return the rest."""
-        return self._give(self._held, b"")
+        return self._clean(self._kept, b"")
 
-    def _give(self, raw: bytes, held: bytes) -> bytes:
-        # One byte of context on either side: whether a word ends there. No match reaches into it.
-        behind = held[:1]
-        clean = self._secrets.blot_bytes(self._before + raw + behind)
-        clean = clean[len(self._before) : len(clean) - len(behind)]
+    def _clean(self, raw: bytes, kept: bytes) -> bytes:
+        # One byte of context on either side shows whether a word ends there. No match reaches it.
+        after = kept[:1]
+        clean = self._secrets.blot_bytes(self._before + raw + after)
+        clean = clean[len(self._before) : len(clean) - len(after)]
         self._before = (self._before + raw)[-1:]
-        self._held = held
+        self._kept = kept
         return clean
 
 
 def blotted(value: _T, secrets: Secrets, *, but: frozenset[str] = frozenset()) -> _T:
-    """A value with all texts in it blotted, none longer than it was; fields named in `but` stay as they are."""
+    """Return a value with all texts in it blotted and none longer; fields in `but` stay."""
     return _blotted(value, secrets, but) if secrets else value
 
 
@@ -158,18 +149,15 @@ def _blotted(value: Any, secrets: Secrets, but: frozenset[str]) -> Any:
             }
         case list() | tuple():
             return type(value)(_blotted(item, secrets, but) for item in value)
-        case _ if hasattr(
-            type(value), "model_fields"
-        ):  # pydantic's; `sweep --help` has no time to import it
+        # A pydantic model. Importing pydantic would make `sweep --help` slow.
+        case _ if hasattr(type(value), "model_fields"):
             names = [name for name in type(value).model_fields if name not in but]
-            return value.model_copy(
-                update={name: _blotted(getattr(value, name), secrets, but) for name in names}
-            )
+            clean = {name: _blotted(getattr(value, name), secrets, but) for name in names}
+            return value.model_copy(update=clean)
         case _ if is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value) if field.init and field.name not in but]
-            return replace(
-                value, **{name: _blotted(getattr(value, name), secrets, but) for name in names}
-            )
+            clean = {name: _blotted(getattr(value, name), secrets, but) for name in names}
+            return replace(value, **clean)
         case _:
             return value
 
@@ -184,27 +172,21 @@ def _rules(name: str, value: str) -> Iterator[_Rule]:
                 is_word=False,
             )
     elif len(value) >= WORD_LENGTH:
-        before, behind = _NOT_IN_A_WORD
+        before, after = _NOT_IN_A_WORD
         for form in {raw, _percent_encoded(raw, safe=b"")}:
-            yield _Rule(
-                needle=form, pattern=re.compile(before + re.escape(form) + behind), is_word=True
-            )
+            pattern = re.compile(before + re.escape(form) + after)
+            yield _Rule(needle=form, pattern=pattern, is_word=True)
     elif value:
-        behind = re.escape(raw) + _NOT_IN_A_WORD[1]
-        yield _Rule(
-            needle=b":" + raw + b"@",
-            pattern=re.compile(rb"(?<=:)" + re.escape(raw) + rb"(?=@)"),
-            is_word=False,
-        )
+        pattern = re.compile(rb"(?<=:)" + re.escape(raw) + rb"(?=@)")
+        yield _Rule(needle=b":" + raw + b"@", pattern=pattern, is_word=False)
         for label in {name.encode(), *_NAMES_OF_PASSWORDS} - {b""}:
-            # Four widths: a look behind has one.
-            ways = b"|".join(
+            # A look-behind has one width, and these are four.
+            labels = b"|".join(
                 rb"(?<=%s%s)" % (re.escape(label), sign)
                 for sign in (rb"=", rb"=['\"]", rb": ", rb"['\"]: ['\"]")
             )
-            yield _Rule(
-                needle=label, pattern=re.compile(rb"(?:" + ways + rb")" + behind), is_word=True
-            )
+            pattern = re.compile(rb"(?:" + labels + rb")" + re.escape(raw) + _NOT_IN_A_WORD[1])
+            yield _Rule(needle=label, pattern=pattern, is_word=True)
 
 
 def _on_one_line(raw: bytes) -> bytes:
@@ -212,7 +194,7 @@ def _on_one_line(raw: bytes) -> bytes:
 
 
 def _forms(value: str, raw: bytes) -> set[bytes]:
-    """A long value as it may stand in a text."""
+    """The forms in which a long value may occur in a text."""
     lines = {line.strip() for line in raw.splitlines() if len(line.strip()) >= EVERYWHERE_LENGTH}
     texts = {
         value.replace("%", "%%"),
@@ -223,31 +205,20 @@ def _forms(value: str, raw: bytes) -> set[bytes]:
     encoded = {_percent_encoded(raw, safe=safe) for safe in (b"", b"/")}
     encoded |= {form.replace(b"%20", b"+") for form in encoded}
     encoded |= {_ESCAPE.sub(lambda match: match[0].lower(), form) for form in encoded}
-    found = {
-        raw,
-        *lines,
-        *encoded,
-        _ESCAPE.sub(lambda match: bytes.fromhex(match[0][1:].decode()), raw),
-        *_base64_forms(raw),
-    }
+    decoded = _ESCAPE.sub(lambda match: bytes.fromhex(match[0][1:].decode()), raw)
+    found = {raw, *lines, *encoded, decoded, *_base64_forms(raw)}
     found |= {raw.hex().encode(), raw.hex().upper().encode()}
     found |= {text.encode(errors="surrogateescape") for text in texts}
-    return {
-        form.replace(b"\r", b"").replace(b"\n", b"")
-        for form in found
-        if len(form) >= EVERYWHERE_LENGTH
-    }
+    return {form.translate(None, b"\r\n") for form in found if len(form) >= EVERYWHERE_LENGTH}
 
 
 def _percent_encoded(raw: bytes, *, safe: bytes) -> bytes:
-    """As in a URL: all bytes but letters, digits, `-._~` and those that are safe."""
-    return re.sub(
-        rb"[^0-9A-Za-z._~%s-]" % re.escape(safe), lambda match: b"%%%02X" % match[0][0], raw
-    )
+    """Encode as in a URL: all bytes but letters, digits, `-._~` and those that are safe."""
+    return quote_from_bytes(raw, safe=safe).encode()
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:
-    """The characters that stand for these bytes alone, wherever among the encoded bytes they begin."""
+    """The characters that encode only these bytes, for each of the three possible offsets."""
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + raw)
         first = -(-offset * 8 // 6)
