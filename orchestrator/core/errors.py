@@ -1,25 +1,26 @@
-"""The mistakes a caller can do something about. Each class is one thing to do; its docstring is its message.
+"""Errors that a caller can do something about. The docstring of a class is its message.
 
-`exit_code` is what `sweep` ends with (2 your input, 4 nothing feasible, 5 held by another, 75 try again: docs/troubleshooting.md).
+`exit_code` is that of `sweep`: 2 your input, 4 nothing feasible, 5 another orchestrator has the
+sweep, 75 try again (docs/troubleshooting.md).
 """
 
 from __future__ import annotations
 
 
 class SweepError(Exception):
-    """Something the person at the keyboard can mend."""
+    """Something that the user can fix."""
 
     exit_code = 1
 
 
 class SpecInvalid(SweepError):
-    """The sweep file does not say what can be run. The message lists every mistake with its place."""
+    """The sweep file is not valid. The message lists every mistake with its place."""
 
     exit_code = 2
 
 
 class UsageInvalid(SweepError):
-    """The command names something that does not exist, or asks for what cannot be done."""
+    """The command names something that does not exist, or asks for something impossible."""
 
     exit_code = 2
 
@@ -31,7 +32,7 @@ class SweepChanged(SweepError):
 
 
 class ResourcesInsufficient(SweepError):
-    """The cluster can never hold what the sweep asks for, however long it waits."""
+    """The cluster can never provide what the sweep asks for, however long it waits."""
 
     exit_code = 2
 
@@ -43,24 +44,27 @@ class SweepHeld(SweepError):
 
 
 class LeaseLost(SweepError):
-    """Another orchestrator has taken this sweep over. This one may write nothing more, and stops."""
+    """Another orchestrator has taken over this sweep.
+
+    This one may not write any more, and stops.
+    """
 
     exit_code = 5
 
 
 class StoreUnavailable(SweepError):
-    """The database cannot be reached or written. Nothing acknowledged is lost; the same command goes on."""
+    """The database cannot be reached or written. Nothing acknowledged is lost; run it again."""
 
     exit_code = 75
 
 
 class MachineUnready(SweepError):
-    """This machine, or a limit of this process, leaves too little to work with. Mend it; the same command goes on."""
+    """This machine, or a limit of this process, is too small. Fix that, and run it again."""
 
     exit_code = 75
 
 
 class ClusterUnavailable(SweepError):
-    """The Ray cluster cannot be reached. Nothing acknowledged is lost; the same command goes on."""
+    """The Ray cluster cannot be reached. Nothing acknowledged is lost; run it again."""
 
     exit_code = 75

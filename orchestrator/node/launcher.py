@@ -326,7 +326,7 @@ class NodeLauncher:
             environment=recorded(
                 {**os.environ, **(chosen := _interfaces(order))}, without=order.secrets
             ),
-            chosen=tuple(chosen),
+            set_by_launcher=tuple(chosen),
             gpu=gpu or GpuUsage(),
             load=load,
         )

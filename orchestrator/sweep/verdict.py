@@ -199,7 +199,7 @@ def fingerprint_of(
         else stack.model_copy(update={"device_name": device_name})
     )
     first = event.reports[0]  # of rank 0's node; another may name its interface otherwise
-    return measured_with(code, stack, counted(first.environment, chosen=first.chosen))
+    return measured_with(code, stack, counted(first.environment, by_launcher=first.set_by_launcher))
 
 
 def gpu_usage(reports: Sequence[NodeReport]) -> GpuUsage:

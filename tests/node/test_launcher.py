@@ -540,7 +540,7 @@ def test_what_ranks_were_told_of_communication_is_reported_and_no_secret(
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     report = launcher.run(order(environment={"NCCL_SECRET": "s3cr3t", "HF_TOKEN": "s3cr3t"}))
     assert report.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_ALGO": "Ring"}
-    assert report.chosen == ("GLOO_SOCKET_IFNAME",)
+    assert report.set_by_launcher == ("GLOO_SOCKET_IFNAME",)
 
 
 def test_an_order_for_gpus_names_one_per_rank(launcher: NodeLauncher) -> None:

@@ -43,15 +43,15 @@ def recorded(environment: Mapping[str, str], *, without: Collection[str] = ()) -
     }
 
 
-def counted(environment: Mapping[str, str], *, chosen: Collection[str]) -> dict[str, str]:
+def counted(environment: Mapping[str, str], *, by_launcher: Collection[str]) -> dict[str, str]:
     """Return the recorded settings that make numbers incomparable.
 
-    A value that the launcher has `chosen` does not, nor one that changes only what is printed.
+    A variable set only `by_launcher` does not, nor one that changes only what is printed.
     """
     return {
         name: value
         for name, value in environment.items()
-        if name not in chosen and not name.startswith(PRINTING)
+        if name not in by_launcher and not name.startswith(PRINTING)
     }
 
 

@@ -54,7 +54,7 @@ def test_bytes_that_are_no_text_are_kept_as_what_they_were() -> None:
 
 
 def test_what_was_chosen_here_and_what_is_only_printed_keep_no_numbers_apart() -> None:
-    assert counted(recorded(OF_A_DRIVER), chosen=["GLOO_SOCKET_IFNAME"]) == {
+    assert counted(recorded(OF_A_DRIVER), by_launcher=["GLOO_SOCKET_IFNAME"]) == {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "NCCL_P2P_DISABLE": "1",
     }

@@ -124,7 +124,7 @@ def test_every_text_of_a_report_is_blotted_and_nothing_else_changes() -> None:
         ranks=(outcome,),
         failure=failure,
         environment={"NCCL_X": TOKEN},
-        chosen=(TOKEN,),
+        set_by_launcher=(TOKEN,),
     )
     clean = blotted(report, Secrets({"TOKEN": TOKEN}), but=frozenset({"node", "log_path"}))
     assert TOKEN not in repr(clean).replace(f"/home/{TOKEN}/log-0.txt", "")
