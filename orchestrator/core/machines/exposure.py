@@ -16,18 +16,19 @@ from orchestrator.core.machines.check import Check, Status, fail, warn
 NAME = "ray access"
 FIRST_WITH_TOKENS = (2, 59)
 FIRST_SAFE_FROM_BROWSERS = (2, 52)
-METRICS = "dashboard metrics"  # counters for Prometheus: their readers can start nothing
-LEAST_TOKEN_CHARACTERS = 16  # Ray makes tokens of 64 hexadecimal digits; a word can be guessed
+METRICS = "dashboard metrics"  # readers of these can start nothing
+LEAST_TOKEN_CHARACTERS = 16  # Ray's own tokens have 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listener:
     """A program of Ray's that accepts connections on this machine."""
 
-    program: str  # gcs_server, raylet, dashboard, its METRICS, an agent, client server
+    # gcs_server, raylet, dashboard, its METRICS, an agent, client server.
+    program: str
     address: str
     port: int
-    auth_mode: str | None  # its RAY_AUTH_MODE; None: we may not read it
+    auth_mode: str | None  # None: we may not read it
 
     @property
     def is_reachable(self) -> bool:
@@ -46,7 +47,7 @@ class RayFacts:
     token_file_mode: int | None  # None: the file does not exist
     token_characters: int | None
     listeners: Sequence[Listener] = ()
-    cluster_host: str | None = None  # of the cluster to join; None: a local Ray
+    cluster_host: str | None = None  # to join; None: a local Ray
 
 
 def is_loopback(address: str) -> bool:

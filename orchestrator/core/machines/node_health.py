@@ -17,13 +17,14 @@ from orchestrator.core.problem.hardware import GIB, from_driver_name
 from orchestrator.core.problem.layout import Precision
 from orchestrator.core.problem.xid import XIDS, Xid, XidCause, named
 
-MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # a trial's logs: at most 10 MB per rank
+MIN_FREE_BYTES, GOOD_FREE_BYTES = 200 << 20, 5 << 30  # logs take 10 MB per rank
 # Of a GPU's memory, in use by its driver alone: 0.6 of 80 GiB, more of more.
 BASELINE_BYTES, BASELINE_SHARE = GIB, 0.01
 CLOCK_SKEW_SECONDS = 2.0
 # ECC errors since the driver was loaded. One costs nothing; so many announce worse.
 MANY_CORRECTED = 1000
-ENOUGH_OF_A_KIND = 3  # devices: with two it is unknown which of them is wrong
+# Devices: with two it is unknown which of them is wrong.
+ENOUGH_OF_A_KIND = 3
 # Of the median of its kind: GPUs of one kind agree within 2-3 % in large matrix products.
 SLOW_GPU, SICK_GPU = 0.95, 0.85
 # Other programs share the cores, so a slow CPU is only a warning.
@@ -55,7 +56,7 @@ class NodeFacts:
 
     node: str  # the scheduler's name for it
     host: str
-    boot_id: str | None = None  # equal on nodes that are simulated on one machine
+    boot_id: str | None = None  # equal if one machine simulates several
     kernel: str | None = None
     python: str | None = None
     # Name to version; None: not installed.
@@ -72,7 +73,7 @@ class NodeFacts:
     free_disk_bytes: int | None = None  # for run folders
     disk_error: str | None = None  # why run folders cannot be written
     clock_offset_seconds: float | None = None  # ahead of the head's clock
-    clock_uncertainty_seconds: float | None = None  # half the round trip of the measurement
+    clock_uncertainty_seconds: float | None = None  # half the measurement's round trip
     unread: tuple[str, ...] = ()
 
 

@@ -28,16 +28,16 @@ PREDICTION_SD = 0.15
 PREDICTION_WORTH = 5.0
 # Log: how far all predictions of a cell may be off together; no limit in practice.
 CELL_SD = 3.0
-CLIP = 3.0  # standard deviations: one disturbed run counts for no more than this
-SLOWER = 0.05  # relative: a smaller slowness is not worth losing a node for
+CLIP = 3.0  # standard deviations, for one disturbed run
+SLOWER = 0.05  # relative: less does not matter
 # Standard errors, among few nodes. Every node is tested after every trial, and still there is one
 # false alarm in thousands of trials.
 SURE = 4.5
 # Nodes. Among more of them it takes more: by chance alone the worst of thousands is three and a
 # half standard errors off.
 FEW = 8
-FEWEST_RUNS = 4  # of a node: one disturbance may affect fewer
-NEWEST_RUNS = 2000  # older ones show nodes as they were
+FEWEST_RUNS = 4  # of a node
+NEWEST_RUNS = 2000  # older ones are out of date
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class NodeRun:
 
     nodes: tuple[str, ...]
     cell: int
-    trial: int  # runs of one trial have one layout
+    trial: int  # its runs have one layout
     log_seconds: float  # of a step
     log_predicted: float | None = None  # by the search
 

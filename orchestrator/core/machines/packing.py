@@ -51,8 +51,9 @@ class Shape:
 class FreeOnNode:
     """What one gang can get of a node whose free slots are in several pieces."""
 
-    standing: int  # slots with an agent that runs already
-    widest: int  # slots at most, whichever agents have to start or to end
+    standing: int  # slots with a running agent
+    # Slots at most, whichever agents have to start or to end.
+    widest: int
 
 
 class WaitingGang(NamedTuple):
@@ -63,7 +64,7 @@ class WaitingGang(NamedTuple):
 
     shape: Shape
     seconds: float  # predicted time on its slots
-    passed_over: int = 0  # gangs that were started since it began to wait
+    passed_over: int = 0  # gangs started since it waits
     # One of its cell's first: these go before others, so that one cell alone cannot use up a
     # budget.
     is_first: bool = False
@@ -99,7 +100,7 @@ class FreeSlots:
         # Free slots, at least one -> nodes with so many, in the order in which they came to that.
         self._by_free: dict[int, dict[str, None]] = {}
         self._num_free = 0
-        self._num_nodes: dict[int, int] = {}  # slots -> nodes with at least so many: a cache
+        self._num_nodes: dict[int, int] = {}  # slots -> nodes with so many
         # Free slots -> nodes with at least so many: a cache until the next change.
         self._num_with_free: dict[int, int] = {}
         self._slots_of_all: int | None = None  # if all nodes have equally many
@@ -204,7 +205,7 @@ class FreeSlots:
         order = [index for index, gang in enumerate(waiting) if self.holds(gang.shape)]
         order.sort(key=lambda index: _precedence(waiting[index], num_waiting))
         reserved: frozenset[str] = frozenset()
-        num_reserved: dict[int, int] = {}  # slots -> reserved nodes that have at least so many free
+        num_reserved: dict[int, int] = {}  # free slots -> reserved nodes
         starts_at = inf
         for index in order:
             gang = waiting[index]
@@ -297,7 +298,7 @@ class FreeSlots:
         # Counted before they are listed, since clusters may have thousands of nodes.
         now_free = [] if is_simple else [n for n in self._with_free(gang, ()) if n not in freed]
         num_now = self._num_with(least) if is_simple else len(now_free)
-        later: list[str] = []  # nodes that will do, in the order in which they are free
+        later: list[str] = []  # nodes that will do, by time
         starts_at = inf
         for ends_at, key in self._ends:
             if ends_at > starts_at:

@@ -24,7 +24,7 @@ PASSED = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE"),
     "HF_ENDPOINT",
 )
-PRINTING = ("NCCL_DEBUG",)  # changes what a library prints, not what it does
+PRINTING = ("NCCL_DEBUG",)  # changes only what a library prints
 MAX_CHARACTERS = 500  # of a recorded value
 
 

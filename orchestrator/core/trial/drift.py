@@ -20,11 +20,12 @@ from orchestrator.core.trial.purpose import Purpose
 
 # Relative, of runs without an interval of their own: published repeats differ by 0.7 to 4 %.
 USUAL_SD = 0.02
-STEP_SD = 0.4  # of the logarithm: the size of a step
-MOST_RUNS = 72  # of repeated layouts, the newest: the cost is cubic in them
+STEP_SD = 0.4  # of a step's logarithm
+# Of repeated layouts, the newest: the cost is cubic in them.
+MOST_RUNS = 72
 # Of one layout, evenly spaced: an anchor of a long sweep has hundreds of runs.
 MOST_OF_ONE = MOST_RUNS // 2
-MOST_CORRECTED = 256  # evenly spaced runs among which the largest correction is found
+MOST_CORRECTED = 256  # evenly spaced runs to correct
 KEPT_WEIGHT = 0.998  # of the likeliest hypotheses, together
 # Prior of the logarithm of a layout's step time: so wide that it is no limit in practice.
 LEVEL_SD = 3.0
@@ -37,8 +38,8 @@ class Run:
     step_seconds: float  # median
     # Half the 95 % interval of that median, relative; None: too few steps for one.
     relative_confidence: float | None = None
-    load_sd: float = 0.0  # relative standard deviation that the load of others adds
-    at: float | None = None  # seconds, on a clock that all runs share; None: unknown
+    load_sd: float = 0.0  # relative, by the load of others
+    at: float | None = None  # seconds, on one clock; None: unknown
     nodes: tuple[str, ...] = ()
     purpose: Purpose | None = None  # None: unknown
     thrashing: bool = False  # it ran at the memory edge
@@ -63,18 +64,18 @@ class SpeedChange:
     first_seconds: float
     then_seconds: float
     apart_seconds: float | None  # between the two runs; None: unknown
-    largest_correction: float  # relative: of any run between the first and the last
+    largest_correction: float  # relative, of any run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
     """The drift of a machine as repeats show it: likely hypotheses, and the speed at each time."""
 
-    change: SpeedChange | None  # None: it did not change by more than noise
+    change: SpeedChange | None  # None: only noise
     _hypotheses: Hypotheses
     _repeated: Mapping[int, Sequence[Run]]
-    _rows: _Rows | None  # of the repeated runs; None: nothing was repeated
-    _alpha: Floats  # hypotheses x runs: what each run contributes to the drift
+    _rows: _Rows | None  # None: nothing was repeated
+    _alpha: Floats  # hypotheses x runs
 
     @property
     def run_sd(self) -> float:
@@ -222,7 +223,7 @@ class _Rows:
     is_timed: bool
     # Runs x nodes: the product of two rows is the share of nodes that two runs have in common.
     member: Floats
-    nodes: Mapping[str, int]  # columns; the last is for runs on unknown nodes
+    nodes: Mapping[str, int]  # columns; the last: unknown nodes
     span: tuple[float, float]
     variance: Floats  # of each run
     load_variance: Floats  # that the load adds at most

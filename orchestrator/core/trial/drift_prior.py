@@ -29,20 +29,21 @@ SWINGS = 0.08
 # Probability of a step between the first run and the last: others' job begins, a GPU cools.
 STEPS = 0.20
 TWO_STEPS = 0.06
-USUAL_DRIFT_SD, STEP_LENGTH = 0.01, 0.3  # of the drift in addition to steps
+USUAL_DRIFT_SD, STEP_LENGTH = 0.01, 0.3  # of the drift besides steps
 # A step between two runs of repeated layouts may be anywhere there: such an interval is one place.
 MOST_STEPS = 40  # intervals for one step
 MOST_OF_TWO = 12  # intervals for two steps
 # Places within the intervals of one hypothesis, for runs that were not repeated.
 MOST_PLACES = 16
-PLACED_WEIGHT = 0.01  # of a hypothesis: below it, its intervals stay one place
+# Below it, an interval stays one place.
+PLACED_WEIGHT = 0.01
 NODE_SDS = ((0.0, 0.70), (0.05, 0.18), (0.2, 0.12))
 # The part of the load's possible effect (Run.load_sd) that runs show. A program that does not wait
 # for cores shows little.
 LOAD_SCALES = ((0.03, 0.20), (0.3, 0.35), (1.0, 0.45))
 # Of runs of one layout directly after each other.
 RUN_SDS = ((0.005, 0.30), (0.012, 0.50), (0.03, 0.20))
-SEEN = 0.03  # relative: smaller changes of the machine are not reported
+SEEN = 0.03  # relative: smaller changes are not reported
 
 _COLUMNS = (
     *("drift_sd", "length", "is_smooth", "step_at", "next_step_at"),

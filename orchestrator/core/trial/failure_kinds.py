@@ -36,8 +36,8 @@ class FailureKind(StrEnum):
 class Fault(StrEnum):
     """What caused a failure."""
 
-    LAYOUT = "layout"  # a result: the layout does not fit, or the workload refuses it
-    CODE = "code"  # a bug of the program, at least with this layout
+    LAYOUT = "layout"  # a result: it cannot run
+    CODE = "code"  # a bug with this layout
     MACHINE = "machine"  # no result: the trial waits again
     NOBODY = "nobody"  # we ended the attempt
 
@@ -47,7 +47,7 @@ class Policy:
     """What follows from a kind of failure, and what a person reads about it."""
 
     fault: Fault
-    max_retries: int = 0  # further attempts that this kind may cause for one trial
+    max_retries: int = 0  # further attempts of one trial
     # Follows the rank's number: "rank 3 ran out of device memory". Empty: no rank fails so.
     verb: str = ""
     means: str
@@ -97,7 +97,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             max_retries=1,
             means="SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS; on a GPU an Xid of "
             "the driver that the program caused (13, 31, 32, 43)",
-            cure="its log has Python's stack (faulthandler); often a library's bug with this layout",
+            cure="its log has Python's stack (faulthandler); often a bug of a library",
         ),
         _K.KILLED: Policy(
             fault=Fault.MACHINE,
@@ -167,7 +167,7 @@ POLICIES: Mapping[FailureKind, Policy] = MappingProxyType(
             fault=Fault.MACHINE,
             verb="could not read or write its files",
             max_retries=2,
-            means="disk full, over quota, read-only or broken file system, or too many open files",
+            means="file system full, over quota, read-only, stale or broken; too many open files",
             cure="`df`, the quota, `ulimit -n` and the mounts of the node that it names",
         ),
         _K.PORT_CLASH: Policy(

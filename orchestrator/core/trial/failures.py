@@ -29,21 +29,21 @@ class Evidence:
     node: str | None = None
     exit_code: int | None = None
     signal: int | None = None
-    exception: str = ""  # qualified class name, from the rank's failure note
+    exception: str = ""  # class name in the failure note
     message: str = ""
     traceback: str = ""
     noted_out_of_memory: bool = False
     bad_result: str | None = None  # why its result is not valid
-    not_finite: str | None = None  # which number of its result is NaN or infinite
-    timed_out: str | None = None  # which limit passed: "first_step limit of 300 s"
+    not_finite: str | None = None  # which number is NaN or infinite
+    timed_out: str | None = None  # "first_step limit of 300 s"
     phase: str = "start"
     step: int = 0
-    num_oom_kills: int = 0  # by the kernel in our cgroup, during the attempt
+    num_oom_kills: int = 0  # by the kernel in our cgroup
     # NVIDIA's errors on its node's devices during the attempt, by the driver or the kernel's log.
     xids: Sequence[int] = ()
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
-    at_unix_seconds: float = 0.0  # of the failure note, else of the death
+    at_unix_seconds: float = 0.0  # of the note, else the death
     log_tail: str = ""
     log_path: str = ""
 
@@ -107,7 +107,7 @@ def classify(evidence: Evidence) -> Failure:
     is_own = module == "workloads.rank" and name in _OWN_EXCEPTIONS
     raised = f"{'' if is_own else evidence.exception}: {evidence.message}".strip(": ").splitlines()
     texts = (
-        cause.text if "Xid" in cause.text else "",  # the driver knows better than the program
+        cause.text if "Xid" in cause.text else "",  # the driver knows best
         evidence.timed_out,
         raised[0] if raised else "",
         cause.text,

@@ -35,7 +35,7 @@ class Fingerprint(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     orchestrator_version: str
-    git_sha: str | None = None  # of the workload's project; None: no git checkout
+    git_sha: str | None = None  # None: no git checkout
     # None: nothing uncommitted; `unknown`: git failed. Outside a checkout `files:` and the digest
     # of a program's files, or `stat:` and that of their sizes and times.
     dirty_diff_digest: str | None = None
@@ -48,7 +48,7 @@ class Fingerprint(BaseModel):
         return _digest(self)
 
 
-@lru_cache(maxsize=64)  # a sweep asks for one or two of them, thousands of times
+@lru_cache(maxsize=64)  # asked thousands of times
 def _digest(fingerprint: Fingerprint) -> str:
     # Without settings the digest is that of the numbers from before settings were recorded.
     fields = fingerprint.model_dump(exclude=set() if fingerprint.settings else {"settings"})

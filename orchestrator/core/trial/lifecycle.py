@@ -27,10 +27,10 @@ class TrialEvent(StrEnum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    REQUEUED = "requeued"  # the machine's fault, and attempts are left; or ended on request
-    PRUNED = "pruned"  # proven infeasible by another trial, never launched
-    INVALIDATED = "invalidated"  # a person asks to measure it again
-    REPEATED = "repeated"  # one more attempt of a measured trial; nothing is lost if it fails
+    REQUEUED = "requeued"  # the machine's fault, or on request
+    PRUNED = "pruned"  # proven infeasible by another trial
+    INVALIDATED = "invalidated"  # by a person: measure it again
+    REPEATED = "repeated"  # another attempt of a measured trial
 
 
 _S, _E = TrialState, TrialEvent

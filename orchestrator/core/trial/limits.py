@@ -23,7 +23,7 @@ from orchestrator.core.trial.protocol import (
 MINIMUM_SECONDS: Mapping[LimitName, float] = {
     LimitName.START: 120.0,
     LimitName.RENDEZVOUS: 120.0,
-    LimitName.FIRST_STEP: 300.0,  # a first step may compile for minutes
+    LimitName.FIRST_STEP: 300.0,  # it may compile for minutes
     LimitName.STEADY: 60.0,
     LimitName.TEARDOWN: 20.0,
     LimitName.TOTAL: 1800.0,
@@ -31,10 +31,11 @@ MINIMUM_SECONDS: Mapping[LimitName, float] = {
 # Process groups of 2,048 ranks took 1,047 s to build over torch's store (MegaScale, Jiang et al.,
 # NSDI 2024, section 3.5).
 RENDEZVOUS_SECONDS_PER_RANK = 0.5
-STEP_MULTIPLE = 5.0  # of a step: without a new step for so long, the rank hangs
-TOTAL_MULTIPLE = 2.0  # of all steps that the plan may take
-NEAR_MULTIPLE = 2.0  # of the longest predicted step: a shorter limit is near
-LONGEST_SDS = Z90  # of the logarithm: nine of ten steps are predicted to be shorter
+# Of a step: a rank without a new step for so long hangs.
+STEP_MULTIPLE = 5.0
+TOTAL_MULTIPLE = 2.0  # of all steps of the plan
+NEAR_MULTIPLE = 2.0  # of the longest predicted step
+LONGEST_SDS = Z90  # nine of ten steps are shorter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,12 +35,12 @@ class MachineLoad:
 
     # Cores that the attempt could use: its affinity, or the limit of its container.
     cpu_cores: float | None = None
-    own_cpu_cores: float | None = None  # used by its ranks, their children and their launcher
+    own_cpu_cores: float | None = None  # of ranks, their children, their launcher
     # Used by the rest of its sweep on the node: other attempts, the orchestrator and its Ray.
     sweep_cpu_cores: float | None = None
-    others_cpu_cores: float | None = None  # used by anybody else, or by the hypervisor
-    foreign_gpu_processes: int | None = None  # on the attempt's devices, not its own
-    gpu_clock_ratio: float | None = None  # mean SM clock of its devices over their highest
+    others_cpu_cores: float | None = None  # of anybody else, or the hypervisor
+    foreign_gpu_processes: int | None = None  # on the attempt's devices
+    gpu_clock_ratio: float | None = None  # mean SM clock over the highest
     # Fraction of samples in which heat, power supply or hardware slowed a device down.
     gpu_throttled_fraction: float | None = None
     gpu_throttle_reasons: tuple[str, ...] = ()  # in NVML's words, harmless ones included

@@ -68,7 +68,7 @@ class Measurement:
     tokens_per_second_per_gpu: float
     step_time: StepTime
     step_seconds: tuple[float, ...]  # every sample, of the slowest rank
-    confident: bool  # False: max_steps ended it before it was precise enough
+    confident: bool  # False: max_steps came first
     mfu: float | None
     hfu: float | None
     mfu_formula: str

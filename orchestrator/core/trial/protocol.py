@@ -49,9 +49,9 @@ class Phase(StrEnum):
     """Where a rank is. Each phase has its own time limit."""
 
     START = "start"  # process start to `main`, with imports
-    RENDEZVOUS = "rendezvous"  # process group, model and optimizer are built
-    FIRST_STEP = "first_step"  # first optimizer step: compilation, lazy NCCL, optimizer state
-    STEADY = "steady"  # warm-up and timed steps; the limit is for each step
+    RENDEZVOUS = "rendezvous"  # builds process group, model, optimizer
+    FIRST_STEP = "first_step"  # compilation, lazy NCCL, optimizer state
+    STEADY = "steady"  # warm-up and timed steps, each limited
     TEARDOWN = "teardown"
 
 
@@ -122,7 +122,7 @@ class KnownPeak(_Message):
     """A device's peak that an earlier trial of the sweep measured, for all MFUs of that node."""
 
     node: str  # host name
-    device_name: str | None  # another device on the same node has another peak
+    device_name: str | None  # each device has its own peak
     flops: PositiveFlops
     source: PeakSource
 
@@ -144,8 +144,8 @@ class TrialRequest(_Message):
     seed: int
     one_rank_per_node: bool = False  # it represents the others there
     peaks: tuple[KnownPeak, ...] = ()  # measured before, at the layout's precision
-    elapsed_seconds: float = 0.0  # from the start of the orchestrator to this attempt
-    nodes: tuple[str, ...] = ()  # of the gang, by the scheduler's names
+    elapsed_seconds: float = 0.0  # since the start of the orchestrator
+    nodes: tuple[str, ...] = ()  # the gang's, by the scheduler's names
 
     @property
     def tag(self) -> str:
@@ -156,7 +156,8 @@ class TrialRequest(_Message):
 class Heartbeat(_Message):
     phase: Phase
     step: Step = 0
-    timed: bool = False  # a timed step runs: no warm-up, and no separate measurement
+    # A timed step runs: neither the warm-up nor a step that is measured separately.
+    timed: bool = False
     # On the node's monotonic clock, which its processes share.
     at: Annotated[float, Field(ge=0, le=1e12)] | None = None
     # The total limit now in force, by the launcher.
@@ -168,7 +169,7 @@ class CollectiveTime(_Message):
 
     collective: Annotated[str, Field(max_length=32)]
     message_bytes: Annotated[int, Field(ge=1, le=1 << 40)]
-    seconds: PositiveSeconds  # median over calls, of the slowest rank
+    seconds: PositiveSeconds  # the slowest rank's median
     num_calls: Annotated[int, Field(ge=1, le=1 << 30)]
 
 
@@ -364,17 +365,17 @@ class RankOutcome:
 class NodeReport:
     """A launcher's report of its node's ranks after an attempt; all its processes have ended."""
 
-    node: str  # host name, or address if names repeat
+    node: str  # host name; address if names repeat
     ranks: Sequence[RankOutcome]
-    failure: Failure | None = None  # of this node's first bad rank; None: every rank measured
+    failure: Failure | None = None  # None: every rank measured
     failed_at_unix_seconds: float | None = None
-    seconds: float = 0.0  # wall time from the order to the end of the last process
+    seconds: float = 0.0  # until the last process has ended
     # From the last result to the end of the last process; None: not every rank measured.
     teardown_seconds: float | None = None
     processes_killed: int = 0  # without the ranks themselves
     # The ranks' settings of communication, as `communication.recorded` selects them.
     environment: Mapping[str, str] = field(default_factory=dict)
-    set_by_launcher: tuple[str, ...] = ()  # names in it that nobody else had set
+    set_by_launcher: tuple[str, ...] = ()  # names only the launcher set
     gpu: GpuUsage = field(default_factory=GpuUsage)
     load: MachineLoad = field(default_factory=MachineLoad)  # during timed steps
 
@@ -384,16 +385,17 @@ class LaunchOrder:
     """What one node's launcher is to run: its share of a gang, once."""
 
     request: TrialRequest
-    program: str  # a module with `main() -> int`: "workloads.llama"
+    program: str  # module with `main() -> int`: "workloads.llama"
     local_world_size: int
     first_rank: int = 0  # global rank of this node's first
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     # None: the whole gang is on this node, and the launcher binds a port itself.
     master_port: int | None = None
-    address: str | None = None  # this node's, for other nodes of the gang; None: there are none
-    devices: Sequence[str] = ()  # for CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank
-    cpus: Sequence[int] = ()  # cores to divide among the ranks; empty: ranks are not pinned
+    address: str | None = None  # for the gang's other nodes
+    # For CUDA_VISIBLE_DEVICES, physical indices or UUIDs, one per rank.
+    devices: Sequence[str] = ()
+    cpus: Sequence[int] = ()  # to divide among ranks; empty: unpinned
     # The process that asks for it (processes.global_identity): its CPU time is the sweep's.
     orchestrator: str = ""
     # Ranks that this node can have, other gangs' included; they share the cores if not pinned.

@@ -10,9 +10,10 @@ class Purpose(StrEnum):
     """NEW and RETRY measure a trial for the first time; the others repeat a measured one."""
 
     NEW = "new"
-    RETRY = "retry"  # the machine was at fault, or a person asked for it
+    RETRY = "retry"  # the machine failed, or on request
     DOUBT = "doubt"  # its neighbours contradict the result
-    PHYSICS = "physics"  # it does less work than a layout that was faster, or is that layout
+    # It does less work than a layout that was faster, or is that layout.
+    PHYSICS = "physics"
     ANCHOR = "anchor"  # shows whether the machine has changed
     CONFIRMATION = "confirmation"  # it may be the winner
 

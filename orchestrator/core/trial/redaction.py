@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
-from urllib.parse import quote_from_bytes
 
 MASK = "***"
 EVERYWHERE_LENGTH = 8
 WORD_LENGTH = 4
-MAX_KEPT_BYTES = 1 << 16  # of a stream, for a line that may still become a secret
+MAX_KEPT_BYTES = 1 << 16  # of a line in a stream
 
 _T = TypeVar("_T")
 
@@ -36,7 +35,7 @@ _NAMES_OF_PASSWORDS = (b"password", b"passwd")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rule:
-    needle: bytes  # a text without it, line breaks apart, holds no match
+    needle: bytes  # in every match, line breaks apart
     pattern: re.Pattern[bytes]
     is_word: bool  # the next character decides
 
@@ -109,7 +108,7 @@ class SecretStream:
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._kept = b""
-        self._before = b""  # the last byte returned: a word may begin after it
+        self._before = b""  # the last byte returned
 
     def take(self, piece: bytes) -> bytes:
         """Return what is complete with this piece."""
@@ -214,7 +213,8 @@ def _forms(value: str, raw: bytes) -> set[bytes]:
 
 def _percent_encoded(raw: bytes, *, safe: bytes) -> bytes:
     """Encode as in a URL: all bytes but letters, digits, `-._~` and those that are safe."""
-    return quote_from_bytes(raw, safe=safe).encode()
+    coded = re.compile(rb"[^0-9A-Za-z._~%s-]" % re.escape(safe))
+    return coded.sub(lambda match: b"%%%02X" % match[0][0], raw)
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:

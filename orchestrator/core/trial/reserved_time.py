@@ -19,11 +19,11 @@ from orchestrator.core.trial.protocol import Phase, RankResult
 class Outcome(StrEnum):
     """The result of an attempt, for the account of its cost."""
 
-    COUNTS = "counts"  # its measurement counts, alone or in its trial's median
+    COUNTS = "counts"  # its measurement counts
     OUT_OF_MEMORY = "out_of_memory"
-    LOST = "lost"  # with its node or its orchestrator, or preempted
+    LOST = "lost"  # with node or orchestrator, or preempted
     CANCELLED = "cancelled"  # on request: the trial waits again
-    FAILED = "failed"  # any other without a number that counts, invalidated ones included
+    FAILED = "failed"  # any other, invalidated ones included
 
 
 LOST_KINDS = frozenset(
@@ -35,7 +35,7 @@ LOST_KINDS = frozenset(
 class Leased:
     """GPU-seconds that a scheduler's gangs have reserved since it was opened."""
 
-    held: float  # from the reservation of a gang's slots to their return
+    held: float  # from reservation to return of slots
     idle: float  # part of `held`: without an attempt
     # All slots of the cluster since the scheduler was opened; None: its time is not the cluster's.
     capacity: float | None
@@ -47,7 +47,7 @@ class HeldGpuSeconds:
 
     useful: float = 0.0  # timed steps of measurements that count
     warmup: float = 0.0  # the untimed steps of these attempts
-    startup: float = 0.0  # the rest of these attempts: around and between their steps
+    startup: float = 0.0  # the rest of these attempts
     failed: float = 0.0
     out_of_memory: float = 0.0
     lost: float = 0.0
@@ -113,5 +113,5 @@ def step_seconds_within(
     if all(warmups) and len({len(steps) for steps in warmups}) == 1:
         warmup: float | None = fsum(max(step) for step in zip(*warmups, strict=True))
     else:
-        warmup = phases.get(Phase.FIRST_STEP)  # a foreign program need not time its warm-up
+        warmup = phases.get(Phase.FIRST_STEP)  # a foreign program's warm-up is untimed
     return timed_seconds, None if warmup is None else min(warmup, held_seconds - timed_seconds)

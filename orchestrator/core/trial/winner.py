@@ -16,7 +16,7 @@ from orchestrator.core.trial.drift import USUAL_SD, Drift, Run, SpeedChange, fit
 from orchestrator.core.trial.drift_prior import SEEN
 from orchestrator.core.trial.purpose import Purpose
 
-WIDTH = 1.96  # standard deviations to either side: 95 %
+WIDTH = 1.96  # standard deviations for 95 %
 # A layout is tied with the best if it is faster with at least this probability.
 COULD_WIN = 0.004
 USUAL_VARIATION = "1 to 4 %"  # of published repeats of one layout
@@ -36,15 +36,15 @@ class Verdict:
     best: int  # smallest expected step time
     # The best and those that could be faster, the likeliest first. The best alone is the winner.
     tied: Sequence[int]
-    order: Sequence[int]  # all that were considered, the fastest first
+    order: Sequence[int]  # all considered, the fastest first
     # By considered layout: seconds of a step on the machine of the last run.
     intervals: Mapping[int, tuple[float, float]]
-    run_sd: float  # relative standard deviation of one layout's runs directly after each other
+    run_sd: float  # relative, of consecutive runs
     # As measured, relative: with drift and the load of others. None: nothing was repeated.
     spread: float | None
-    num_repeats: int  # behind `run_sd`; 0: it is the usual value
-    change: SpeedChange | None  # how the machine changed; None: not by more than noise
-    repeat: int | None  # the layout to repeat next; None: settled, or no repeats are left
+    num_repeats: int  # 0: `run_sd` is the usual value
+    change: SpeedChange | None  # of the machine; None: only noise
+    repeat: int | None  # next; None: settled, or none left
 
     @property
     def is_settled(self) -> bool:
@@ -126,7 +126,8 @@ class _Ranking:
     intervals: Mapping[int, tuple[float, float]]
     run_sd: float
     change: SpeedChange | None
-    is_best_current: bool  # the median run of the best is of the machine as it is now
+    # The median run of the best is of the machine as it is now.
+    is_best_current: bool
 
 
 def _rank(runs: Mapping[int, Sequence[Run]], drift: Drift | None) -> _Ranking:

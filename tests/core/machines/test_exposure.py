@@ -1,4 +1,4 @@
-"""What others could reach or read of a Ray cluster is told, and what they cannot is not."""
+"""Checks of what others could reach or read of a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of nodes, from what they said of themselves: one fact of a healthy node is changed at a time."""
+"""Checks of nodes: one fact of a healthy node is changed at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from orchestrator.core.problem.xid import XIDS, XidCause
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
-RATE = 700e12  # bf16, of 989e12 on the data sheet: what torch reaches with 8192 x 8192
+# bf16, of 989e12 on the data sheet: what torch reaches with 8192 x 8192.
+RATE = 700e12
 
 
 def gpu(index: int = 0, **changes: Any) -> GpuFacts:
@@ -138,7 +139,8 @@ OF_A_NODE: list[tuple[dict[str, Any], str, Status, str]] = [
         "clock",
         Status.OK,
         "+2.500 s",
-    ),  # the round trip may be all of it
+        # The round trip may be all of it.
+    ),
     ({"python": "3.12.1"}, "versions", Status.FAIL, "python 3.12.1, elsewhere 3.11.9"),
     ({"nccl": "2.27"}, "versions", Status.FAIL, "nccl 2.27, elsewhere 2.29"),
     ({"driver": "570.9"}, "versions", Status.WARN, "driver 570.9, elsewhere 580.1"),
@@ -217,8 +219,10 @@ def test_a_node_is_as_sick_as_the_errors_of_its_device() -> None:
 
 def test_the_kernels_log_tells_errors_of_gpus_by_their_number() -> None:
     records = [
-        "4,1200,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-        "4,1201,90000000,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics Exception",
+        "4,1200,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has "
+        "fallen off the bus.",
+        "4,1201,90000000,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics "
+        "Exception",
         "6,1202,91000000,-,caller=T1;NVRM: Xid (PCI:0000:5e:00): 13, Ch 00000008",
         "6,1203,92000000,-;usb 1-1: new device",
         " SUBSYSTEM=pci",

@@ -1,4 +1,4 @@
-"""Scores of nodes out of synthetic trials: layouts of known speed, nodes of which some are slow, noise, and runs that were disturbed."""
+"""Scores of nodes from synthetic trials: some nodes are slow, and some runs disturbed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trials(
     gangs: Sequence[int] = (1,),
     disturbed: float = 0.0,
 ) -> list[NodeRun]:
-    """Of two cells, one of which is predicted 20 % too fast throughout; every third run is a repeat of an earlier layout."""
+    """Runs of two cells, one predicted 20 % too fast; every third run repeats an earlier layout."""
     rng = np.random.default_rng(seed)
     layouts: list[tuple[int, float, float]] = []  # cell, log seconds, log predicted
     runs = []
@@ -66,9 +66,10 @@ def trials(
 
 
 def trials_of_many_nodes(*, seed: int, slow: int | None = None) -> list[NodeRun]:
-    """Of twelve cells, each on gangs of its own size, whose predictions miss by 5 to 45 %: so far apart they were on the virtual clock.
+    """Runs of twelve cells, each with its own gang size, whose predictions miss by 5 to 45 %.
 
-    As packing does it, some nodes take most of the small gangs.
+    They differed as much on the virtual clock. Some nodes take most of the small gangs, as packing
+    does it.
     """
     rng = np.random.default_rng(seed)
     misses = rng.permutation(np.geomspace(0.05, 0.45, 12))
@@ -98,7 +99,8 @@ def slow_nodes(runs: Sequence[NodeRun]) -> set[str]:
     return {name for name, score in score_nodes(runs).items() if score.is_slow}
 
 
-# Trials within which a node of eight that is 10 % slower is found in nine of ten: benchmarks/results/node-score*.json.
+# Trials within which a node of eight that is 10 % slower is found in nine of ten:
+# benchmarks/results/node-score*.json.
 @pytest.mark.parametrize(
     ("num", "how"),
     [
@@ -107,7 +109,8 @@ def slow_nodes(runs: Sequence[NodeRun]) -> set[str]:
         (
             200,
             {"repeats": 0.0, "prediction_error": 0.04},
-        ),  # no layout is ever measured twice: the prediction alone tells what to expect
+            # No layout is ever measured twice: the prediction alone tells what to expect.
+        ),
         (150, {"gangs": (1, 2, 4)}),
         (150, {"gangs": (4,)}),
         (200, {"disturbed": 0.02}),
@@ -126,11 +129,15 @@ def test_healthy_nodes_are_left_alone_at_2_percent_noise(how: dict[str, object])
     for seed in range(25):
         runs = trials(160, seed=100 + seed, slow=(), **how)  # type: ignore[arg-type]
         alarms += any(slow_nodes(runs[:count]) for count in range(8, 161, 19))
-    assert alarms == 0  # of 25 sweeps, each looked at nine times
+    # Of 25 sweeps, each tested nine times.
+    assert alarms == 0
 
 
 def test_among_two_thousand_healthy_nodes_none_is_accused() -> None:
-    """Each sweep is looked at with all that it remembers; before cells were told apart by what their predictions miss, three of the eight accused one."""
+    """Test each sweep with all of its past runs.
+
+    Before prediction errors were per cell, three of the eight sweeps accused a node.
+    """
     assert [
         names for seed in range(8) if (names := slow_nodes(trials_of_many_nodes(seed=seed)))
     ] == []
@@ -141,7 +148,7 @@ def test_one_slow_node_of_two_thousand_is_found_all_the_same() -> None:
 
 
 def test_the_more_nodes_are_looked_at_the_surer_it_has_to_be() -> None:
-    """So that the chance that any healthy one of them is accused stays what it is among few."""
+    """The chance that any healthy node is accused stays what it is among few."""
     assert [how_sure(num) for num in (1, 2, FEW)] == pytest.approx([SURE] * 3)
     for num in (16, 256, MANY_NODES):
         assert num * NormalDist().cdf(-how_sure(num)) == pytest.approx(
@@ -170,7 +177,7 @@ def test_two_slow_nodes_are_both_found() -> None:
 
 
 def test_a_node_that_was_only_beside_the_slow_one_is_not_blamed() -> None:
-    """n1 never runs without n0; n0 is slow alone too, so it explains what they do together."""
+    """n1 never runs without n0; n0 is slow alone too, so it explains their runs together."""
     runs = [
         NodeRun(nodes=("n0",), cell=0, trial=i, log_seconds=0.1 + 0.01 * (i % 3)) for i in range(6)
     ]

@@ -1,5 +1,4 @@
-"""Which waiting gang starts next, and where: no slot twice, the largest not held up, nobody
-starved."""
+"""Which waiting gang starts next, and where: no slot twice, no large gang delayed, none starved."""
 
 from __future__ import annotations
 
@@ -195,7 +194,8 @@ def test_a_gang_s_nodes_are_in_the_order_of_its_ranks_whichever_was_found_first(
     assert started(FreeSlots({"a": 9, "b": 8}), gang(16)) == (
         0,
         ("a", "b"),
-    )  # b is left with fewer free slots
+        # b is left with fewer free slots.
+    )
 
 
 def test_no_slot_is_given_twice() -> None:
@@ -241,7 +241,7 @@ def queues(draw: st.DrawFn) -> list[list[Job]]:
 
 
 def test_a_node_that_blinks_is_reserved_for_nobody_that_it_cannot_hold() -> None:
-    """It was away, and is back; the cluster's other nodes are larger."""
+    """The node was away and is back; the other nodes are larger."""
     free_slots = FreeSlots({"small": 4, "large": 8})
     free_slots.take(1, shape(4), ["small"], ends_at=10.0, exclusive=True)
     free_slots.take(2, shape(4), ["large"], ends_at=50.0)

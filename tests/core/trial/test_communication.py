@@ -1,4 +1,4 @@
-"""What of an environment reaches nodes, is kept with an attempt, and keeps numbers apart."""
+"""Which variables reach nodes, are recorded with an attempt, and keep numbers apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What repeats tell of a machine that drifts, and of layouts on it."""
+"""Repeats show how a machine drifts, and what layouts take without that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def run(seconds: float, at: float, **fields: object) -> Run:
 def settle(
     slowness: Callable[[float], float], *, seed: int = 0, truth: dict[int, float] = TRUTH
 ) -> tuple[dict[int, list[Run]], int]:
-    """Measure all, each once, then an anchor, then what the judge asks for; a run a minute. Returns the runs and how many were repeats."""
+    """Measure each once, then an anchor, then what the judge asks for; a run per minute.
+
+    Returns the runs and the number of repeats.
+    """
     random, at = Random(seed), 0.0
     runs: dict[int, list[Run]] = {}
 
@@ -51,7 +54,8 @@ def test_a_layout_that_was_measured_on_a_slow_machine_still_wins() -> None:
         assert verdict is not None
         assert verdict.best == 1
         assert verdict.change is not None
-        assert verdict.change.key in (1, 2)  # both were measured on the slow machine
+        # Both were measured on the slow machine.
+        assert verdict.change.key in (1, 2)
         assert verdict.change.first_seconds / verdict.change.then_seconds == pytest.approx(
             1.6, rel=0.05
         )
@@ -151,9 +155,10 @@ def test_an_anchor_of_a_long_sweep_still_tells_of_the_machine() -> None:
 
 
 def test_where_between_two_looks_the_machine_changed_is_not_known() -> None:
-    """Seven layouts ran between two runs of the first, and the machine became faster meanwhile: any of them may have run before it or after.
+    """Seven layouts ran between two runs of the first, while the machine became faster.
 
-    Later it became faster once more, between runs of layouts that were repeated.
+    Any of them may have run before or after the change. The machine became faster again between
+    runs of repeated layouts.
     """
     runs = {1: [run(1.50, 0.0), run(1.25, 480.0), run(1.0, 960.0)]}
     runs |= {key: [run(1.42, 60.0 * (key - 1))] for key in range(2, 9)}
@@ -165,5 +170,6 @@ def test_where_between_two_looks_the_machine_changed_is_not_known() -> None:
     }
     found = fit(runs).estimate(runs, list(runs))
     faster = dict(zip(found.keys, found.faster()[1].tolist(), strict=True))
-    # What took 1.42 s before the first change would take 0.95 s now, and is the best; after it, 1.14 s.
+    # What took 1.42 s before the first change would take 0.95 s now, and is the best; after it,
+    # 1.14 s.
     assert all(faster[key] > 0.05 for key in range(2, 8))

@@ -1,4 +1,4 @@
-"""Classification of failures: a corpus of what real stacks print, and who is to blame in a gang."""
+"""Classification of failures: a corpus of real messages, and the first bad rank of a gang."""
 
 from __future__ import annotations
 
@@ -29,29 +29,35 @@ def evidence(rank: int = 0, **known: object) -> Evidence:
     return Evidence(**({"rank": rank, "exit_code": 1} | known))  # type: ignore[arg-type]
 
 
-# What a rank printed before it ended with exit code 1, and what it is. Wording of torch 1.10-2.13, CUDA 11-13, NCCL 2.18-2.28, gloo,
-# glibc, CPython and Linux; process ids, addresses and sizes changed.
+# What a rank printed before it ended with exit code 1, and what it is. Wording of torch 1.10-2.13,
+# CUDA 11-13, NCCL 2.18-2.28, gloo, glibc, CPython and Linux; process ids, addresses and sizes
+# changed.
 CORPUS: list[tuple[FailureKind, str]] = [
     (
         K.OOM_GPU,
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+        "capacity of 79.11 GiB",
     ),
     (
         K.OOM_GPU,
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB total capacity)",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; "
+        "79.15 GiB total capacity)",
     ),
     (
         K.OOM_GPU,
-        "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total capacity; 14.2 GiB already allocated)",
+        "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 15.78 GiB total "
+        "capacity; 14.2 GiB already allocated)",
     ),
     (
         K.OOM_GPU,
-        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously "
+        "reported at some other API call",
     ),
     (K.OOM_GPU, "torch.AcceleratorError: CUDA error: out of memory"),
     (
         K.OOM_GPU,
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 191.98 GiB",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. GPU 1 has a "
+        "total capacity of 191.98 GiB",
     ),
     (
         K.OOM_GPU,
@@ -60,7 +66,8 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.OOM_GPU, "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     (
         K.OOM_GPU,
-        "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling "
+        "`cusolverDnCreate(handle)`",
     ),
     (K.OOM_GPU, "node3:4121:4390 [3] include/alloc.h:125 NCCL WARN Cuda failure 'out of memory'"),
     (K.OOM_GPU, "node3:4121:4390 [3] alloc.cc:88 NCCL WARN Cuda failure 2 'out of memory'"),
@@ -68,38 +75,46 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.OOM_GPU, "RuntimeError: Triton Error [CUDA]: out of memory"),
     (
         K.OOM_GPU,
-        "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough memory",
+        "cudaErrorMemoryAllocation: The API call failed because it was unable to allocate enough "
+        "memory",
     ),
     (K.OOM_GPU, "pycuda._driver.MemoryError: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY"),
     (
         K.OOM_GPU,
-        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to "
+        "allocate 17179869184 bytes.",
     ),
     (
         K.OOM_HOST,
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't "
+        "allocate memory: you tried to allocate 8",
     ),
     (
         K.OOM_HOST,
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough memory: you tried to allocate 41943040 bytes.",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: not enough "
+        "memory: you tried to allocate 41943040 bytes.",
     ),
     (K.OOM_HOST, "MemoryError"),
     (
         K.OOM_HOST,
-        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with "
+        "shape (100000, 100000)",
     ),
     (K.OOM_HOST, "OSError: [Errno 12] Cannot allocate memory"),
     (
         K.OOM_HOST,
-        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
+        "terminate called after throwing an instance of 'std::bad_alloc'\n"
+        "  what():  std::bad_alloc",
     ),
     (
         K.OOM_HOST,
-        "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot allocate memory (12)",
+        "RuntimeError: unable to mmap 1073741824 bytes from file </dev/shm/torch_77_1>: Cannot "
+        "allocate memory (12)",
     ),
     (
         K.OOM_HOST,
-        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+        "shared memory (shm).",
     ),
     (
         K.OOM_HOST,
@@ -107,48 +122,60 @@ CORPUS: list[tuple[FailureKind, str]] = [
     ),
     (
         K.PORT_CLASH,
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: "
+        "address already in use",
     ),
     (K.PORT_CLASH, "OSError: [Errno 98] Address already in use"),
     (
         K.NCCL,
-        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error",
+        "torch.distributed.DistBackendError: NCCL error in: "
+        "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled system error",
     ),
     (
         K.NCCL,
-        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed possibly due to a network error",
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclRemoteError: A call failed "
+        "possibly due to a network error",
     ),
     (
         K.NCCL,
-        "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",
+        "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+        "OpType=ALLREDUCE, Timeout(ms)=600000)",
     ),
     (
         K.NCCL,
-        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41236",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
+        "peer [127.0.0.1]:41236",
     ),
     (
         K.NCCL,
-        "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+        "RuntimeError: Gloo connectFullMesh failed with "
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
     ),
     (
         K.NCCL,
-        "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        "RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out "
+        "waiting 1800000ms for recv operation to complete",
     ),
     (
         K.NCCL,
-        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 "
+        "clients joined.",
     ),
     (
         K.NCCL,
-        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (node0, 29500).",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while "
+        "trying to connect to (node0, 29500).",
     ),
     (
         K.NCCL,
-        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+        "C10d store has failed.",
     ),
     (
         K.NCCL,
-        "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 opcode=0 len=0 vendor err 129",
+        "node7:811:911 [5] NCCL WARN NET/IB : Got completion from peer 10.0.0.7 with status=12 "
+        "opcode=0 len=0 vendor err 129",
     ),
     (
         K.NCCL,
@@ -160,7 +187,8 @@ CORPUS: list[tuple[FailureKind, str]] = [
     ),  # a corrupted size, after a time-out
     (
         K.NCCL,
-        "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: Tried to allocate 1 EiB",
+        "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\nRuntimeError: "
+        "Tried to allocate 1 EiB",
     ),
     (
         K.DEVICE_ERROR,
@@ -168,12 +196,14 @@ CORPUS: list[tuple[FailureKind, str]] = [
     ),
     (
         K.DEVICE_ERROR,
-        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling "
+        "`cublasCreate(handle)`",
     ),
     (K.XID, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     (
         K.DEVICE_ERROR,
-        "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) is/are busy or unavailable",
+        "RuntimeError: CUDA error: all CUDA-capable devices are busy; CUDA-capable device(s) "
+        "is/are busy or unavailable",
     ),
     (K.DEVICE_ERROR, "RuntimeError: No CUDA GPUs are available"),
     (
@@ -187,47 +217,59 @@ CORPUS: list[tuple[FailureKind, str]] = [
     # github.com/leptonai/gpud/pull/46: what a program did, by NVIDIA's catalogue
     (
         K.SEGFAULT,
-        "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7)",
+        "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', "
+        "name=<unknown>, Graphics SM Warp Exception on (GPC 7)",
     ),
-    # github.com/NVIDIA/open-gpu-kernel-modules/issues/1150: the clean-up after another error tells nothing by itself
+    # github.com/NVIDIA/open-gpu-kernel-modules/issues/1150: the clean-up after another error tells
+    # nothing by itself
     (
         K.USER_ERROR,
-        "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+        "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by "
+        "previous Xid 149",
     ),
     # github.com/SystemsGenetics/GEMmaker/pull/242, and Slurm's words for other reasons
     (
         K.PREEMPTED,
-        "slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***",
+        "slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO "
+        "PREEMPTION ***",
     ),
     (
         K.PREEMPTED,
-        "slurmstepd: error: *** STEP 5213.0 ON n1 CANCELLED AT 2026-03-02T10:00:01 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: *** STEP 5213.0 ON n1 CANCELLED AT 2026-03-02T10:00:01 DUE TO TIME "
+        "LIMIT ***",
     ),
     # github.com/Facico/Chinese-Vicuna/issues/73: torchrun in a terminal that was closed
     (
         K.PREEMPTED,
-        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 17871 got signal: 1",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: "
+        "Process 17871 got signal: 1",
     ),
     (
         K.PREEMPTED,
-        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got signal: 15",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 2920830 got "
+        "signal: 15",
     ),
     # Python on SIGINT, Lightning on SIGTERM
     (
         K.PREEMPTED,
-        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    time.sleep(600)\nKeyboardInterrupt',
+        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    '
+        "time.sleep(600)\nKeyboardInterrupt",
     ),
     (K.PREEMPTED, "lightning.pytorch.utilities.exceptions.SIGTERMException"),
-    # github.com/alibaba/Pai-Megatron-Patch/issues/366 and /60, github.com/facebookresearch/detectron2/issues/214,
-    # github.com/facebookresearch/fairseq/issues/1529, github.com/KaiyangZhou/CoOp/issues/73; torch.nn.utils.clip_grad_norm_, torch's anomaly
-    # mode, Lightning's detect_nan_parameters, DeepSpeed's loss scaler
+    # github.com/alibaba/Pai-Megatron-Patch/issues/366 and /60,
+    # github.com/facebookresearch/detectron2/issues/214,
+    # github.com/facebookresearch/fairseq/issues/1529, github.com/KaiyangZhou/CoOp/issues/73;
+    # torch.nn.utils.clip_grad_norm_, torch's anomaly mode, Lightning's detect_nan_parameters,
+    # DeepSpeed's loss scaler
     (
         K.NOT_FINITE,
-        "AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3",
+        "AssertionError: Rank 11: found NaN in local grad norm in backward pass before "
+        "data-parallel communication collective. Device: 3",
     ),
     (
         K.NOT_FINITE,
-        "AssertionError: Rank 3: found NaN in local grad norm in backwards pass. Device: 3, node: set-zw04-kubernetes-pc133.mt",
+        "AssertionError: Rank 3: found NaN in local grad norm in backwards pass. Device: 3, node: "
+        "set-zw04-kubernetes-pc133.mt",
     ),
     (K.NOT_FINITE, "FloatingPointError: Loss became infinite or NaN at iteration=0!"),
     (K.NOT_FINITE, "FloatingPointError: Loss is infinite or NaN!"),
@@ -237,28 +279,33 @@ CORPUS: list[tuple[FailureKind, str]] = [
     ),
     (
         K.NOT_FINITE,
-        "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped.",
+        "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, "
+        "so it cannot be clipped.",
     ),
     (K.NOT_FINITE, "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output."),
     (K.NOT_FINITE, "ValueError: The loss returned in `training_step` is nan."),
     (
         K.NOT_FINITE,
-        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting "
+        "run.",
     ),
     (K.NOT_FINITE, "AssertionError: loss is nan"),
     (K.NOT_FINITE, "workloads.rank.NotFinite: the loss of step 3 is nan"),
     (
         K.DEVICE_ERROR,
-        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( "
+        "handle, opa, opb, m, n, k)`",
     ),
     (
         K.DEVICE_ERROR,
-        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA "
+        "GPU",
     ),
     (K.DEVICE_ERROR, "torch.AcceleratorError: CUDA error: invalid device ordinal"),
     (
         K.OOM_HOST,
-        "RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+        "RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It is possible "
+        "that dataloader's workers are out of shared memory.",
     ),
     (
         K.OOM_HOST,
@@ -271,11 +318,13 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.STORAGE, "OSError: [Errno 30] Read-only file system: '/scratch'"),
     (
         K.STORAGE,
-        "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too many open files (24)",
+        "RuntimeError: unable to open shared memory object </torch_77_1> in read-write mode: Too "
+        "many open files (24)",
     ),
     (
         K.CONFIG_REJECTED,
-        "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads 8",
+        "workloads.rank.ConfigRejected: tensor_parallel_size 3 does not divide num_key_value_heads "
+        "8",
     ),
     (K.USER_ERROR, "ValueError: expected 4 arguments"),
     (K.USER_ERROR, "ModuleNotFoundError: No module named 'apex'"),
@@ -287,7 +336,8 @@ CORPUS: list[tuple[FailureKind, str]] = [
     (K.USER_ERROR, "KeyError: 'model.layers.0.self_attn.q_proj.weight'"),
     (
         K.USER_ERROR,
-        "usage: train.py [-h] --mbs MBS\ntrain.py: error: the following arguments are required: --mbs",
+        "usage: train.py [-h] --mbs MBS\ntrain.py: error: the following arguments are required: "
+        "--mbs",
     ),
 ]
 
@@ -463,7 +513,8 @@ def test_an_illegal_access_is_an_out_of_memory_only_near_the_limit() -> None:
         ).kind
         is K.OOM_GPU
     )
-    broken = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"  # whatever the memory held
+    # However much of the memory is in use.
+    broken = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
     assert (
         classify(
             evidence(log_tail=broken, peak_memory_bytes=79 * gib, device_memory_bytes=80 * gib)
@@ -487,7 +538,8 @@ def test_a_failure_by_an_xid_names_its_number_and_what_the_program_felt() -> Non
     }
     failure = classify(evidence(2, phase="steady", xids=[45, 79], **felt))
     assert failure.message == (
-        "rank 2 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): torch.AcceleratorError: CUDA error: unspecified launch failure"
+        "rank 2 lost its GPU in steady: Xid 79 (GPU has fallen off the bus): "
+        "torch.AcceleratorError: CUDA error: unspecified launch failure"
     )
     crashed = classify(evidence(2, phase="steady", xids=[31], **felt))
     assert crashed.message.startswith(
@@ -495,17 +547,20 @@ def test_a_failure_by_an_xid_names_its_number_and_what_the_program_felt() -> Non
     )
 
 
-def test_what_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
+def test_a_failure_that_a_launcher_of_ranks_passes_on_is_found_in_its_log() -> None:
     passed_on = (
-        "AssertionError: Rank 0: found NaN in local grad norm in backward pass\nTraceback (most recent call last):\n"
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "AssertionError: Rank 0: found NaN in local grad norm in backward pass\nTraceback (most "
+        "recent call last):\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     )
     assert classify(evidence(log_tail=passed_on)).kind is K.NOT_FINITE
-    ended = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  traceback : Signal 15 (SIGTERM) received by PID 59462\n"
+    ended = (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  traceback : "
+        "Signal 15 (SIGTERM) received by PID 59462\n"
+    )
     assert classify(evidence(log_tail=ended)).kind is K.PREEMPTED
 
 
-def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
+def test_a_layout_that_diverges_is_a_result_and_a_preempted_trial_waits_again() -> None:
     assert POLICIES[K.NOT_FINITE].fault is Fault.LAYOUT and not may_retry(
         K.NOT_FINITE, {K.NOT_FINITE: 1}
     )
@@ -514,7 +569,10 @@ def test_who_diverges_is_the_layouts_and_who_is_preempted_waits_again() -> None:
 
 
 def test_noise_about_the_network_does_not_hide_the_exception_that_ended_a_rank() -> None:
-    log = "NCCL WARN NET/IB : Connection reset by peer (retried)\nTraceback (most recent call last):\nValueError: bad shape\n"
+    log = (
+        "NCCL WARN NET/IB : Connection reset by peer (retried)\nTraceback (most recent call "
+        "last):\nValueError: bad shape\n"
+    )
     assert classify(evidence(log_tail=log)).kind is K.USER_ERROR
     assert (
         classify(evidence(exception="ValueError", message="bad shape", log_tail=log)).kind
@@ -526,13 +584,17 @@ def test_an_out_of_memory_behind_another_exception_is_found_in_the_traceback() -
     note = evidence(
         exception="RuntimeError",
         message="layer 3 failed",
-        traceback="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\nThe above exception was the direct cause",
+        traceback="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\nThe "
+        "above exception was the direct cause",
     )
     assert classify(note).kind is K.OOM_GPU
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in step\n    run()  # may raise torch.OutOfMemoryError: CUDA out of memory\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "train.py", line 3, in step\n    run()  # may '
+    "raise torch.OutOfMemoryError: CUDA out of memory\n"
+)
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 
 
@@ -551,11 +613,13 @@ CAUSE = "\nThe above exception was the direct cause of the following exception:\
         (K.OOM_GPU, f"{TRACEBACK}{OOM}\n{CAUSE}{TRACEBACK}RuntimeError: layer 3 failed\n"),
         (
             K.OOM_GPU,
-            f"{TRACEBACK}{OOM}\n{TRACEBACK}subprocess.CalledProcessError: Command 'train' returned non-zero exit status 1.\n",
+            f"{TRACEBACK}{OOM}\n{TRACEBACK}subprocess.CalledProcessError: Command 'train' returned "
+            "non-zero exit status 1.\n",
         ),
         (
             K.OOM_GPU,
-            "NCCL WARN Cuda failure 2 'out of memory'\ntorch.distributed.DistBackendError: NCCL error in: x, unhandled cuda error\n",
+            "NCCL WARN Cuda failure 2 'out of memory'\ntorch.distributed.DistBackendError: NCCL "
+            "error in: x, unhandled cuda error\n",
         ),
         (K.OOM_HOST, f"ValueError: caught before\n{TRACEBACK}MemoryError\n"),
     ],
@@ -579,7 +643,7 @@ def test_a_source_line_that_names_an_out_of_memory_is_none() -> None:
     )
 
 
-def test_a_rank_that_we_killed_is_no_witness_by_its_log() -> None:
+def test_the_log_of_a_rank_that_we_killed_shows_nothing() -> None:
     killed = evidence(
         exit_code=None,
         log_tail="CUDA out of memory, caught\nan illegal memory access was encountered",
@@ -594,7 +658,7 @@ def test_a_rank_that_we_killed_is_no_witness_by_its_log() -> None:
     )
 
 
-def test_the_first_to_go_wrong_is_blamed() -> None:
+def test_the_first_failure_of_a_gang_counts() -> None:
     gang = [
         evidence(0, exception="ValueError", at_unix_seconds=11.0),
         evidence(1, exception="KeyError", at_unix_seconds=10.0),
@@ -652,7 +716,8 @@ def test_a_message_names_the_rank_the_phase_and_what_was_said_on_one_line() -> N
             True,
             True,
             {
-                "log_tail": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+                "log_tail": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
+                "`cublasCreate(handle)`"
             },
         ),
         (
@@ -728,9 +793,10 @@ def test_a_fatal_signal_outranks_warnings_in_the_log_but_an_abort_is_what_a_watc
 
 
 CUDA_REFUSAL = (
-    "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 900.50 MiB is free. Including"
-    " non-PyTorch memory, this process has 79.10 GiB memory in use. Of the allocated memory 77.00 GiB is allocated by PyTorch, and 1.10 GiB"
-    " is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 80.00 GiB of "
+    "which 900.50 MiB is free. Including non-PyTorch memory, this process has 79.10 GiB memory in "
+    "use. Of the allocated memory 77.00 GiB is allocated by PyTorch, and 1.10 GiB is reserved by "
+    "PyTorch but unallocated."
 )
 
 
@@ -743,22 +809,25 @@ CUDA_REFUSAL = (
             6 << 30,
             None,
             80 << 30,
-        ),  # cut off, as a failure's one line may be
+            # Cut off, as a failure's one line may be.
+        ),
         (
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.50 MiB (GPU 3; 79.15 GiB total capacity)",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.50 MiB (GPU 3; "
+            "79.15 GiB total capacity)",
             41 << 19,
             None,
             None,
         ),
         (
-            "XPU out of memory. Tried to allocate 512 bytes. Of the allocated memory 0 bytes is allocated by PyTorch",
+            "XPU out of memory. Tried to allocate 512 bytes. Of the allocated memory 0 bytes is "
+            "allocated by PyTorch",
             512,
             0,
             None,
         ),
         (
-            "CPU out of memory. Tried to allocate 24.00 MiB. The limit is 100.00 MiB (option memory_limit_bytes), of which 90.00 MiB is held"
-            " by live tensors",
+            "CPU out of memory. Tried to allocate 24.00 MiB. The limit is 100.00 MiB (option "
+            "memory_limit_bytes), of which 90.00 MiB is held by live tensors",
             24 << 20,
             90 << 20,
             100 << 20,

@@ -1,4 +1,4 @@
-"""What keeps numbers apart: the identity of a fingerprint."""
+"""The identity of a fingerprint, which keeps numbers apart."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ def test_numbers_taken_with_other_settings_of_communication_are_kept_apart() -> 
 
 
 def test_without_settings_a_fingerprint_is_what_it_was_before_they_were_known() -> None:
-    assert fingerprint().digest == "ec984f20471d9bed"  # as the program of schema 0004 wrote it
+    # As the program of schema 0004 wrote it.
+    assert fingerprint().digest == "ec984f20471d9bed"

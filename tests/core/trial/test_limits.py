@@ -1,5 +1,4 @@
-"""How long a rank may stay in each phase: floors, predictions, steps that were seen, and what is
-said when a limit passes."""
+"""Limits of phases: minimums, predictions, seen steps, and the message when a limit passes."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.sections import Limits, Measuring
 from orchestrator.core.trial.limits import (
-    MINIMUM_SECONDS,
     LONGEST_SDS,
+    MINIMUM_SECONDS,
     NOTHING_SEEN,
     RENDEZVOUS_SECONDS_PER_RANK,
     STEP_MULTIPLE,
@@ -33,8 +32,10 @@ from orchestrator.core.trial.protocol import (
 
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
 SURE = PredictedStep(
-    seconds=80.0, log_sd=0.0
-)  # sweeps/playbook.yaml predicts 73 to 81 s for 70B on 16 GPUs
+    seconds=80.0,
+    log_sd=0.0,
+    # sweeps/playbook.yaml predicts 73 to 81 s for 70B on 16 GPUs.
+)
 
 
 def request(predicted: PredictedStep | None = None, **numbers: float) -> TrialRequest:
@@ -156,9 +157,7 @@ def test_a_hang_names_the_limit_where_it_comes_from_and_what_to_change(
     assert said in told_passed(asked, name, seen)
 
 
-def test_however_long_a_step_is_predicted_to_take_or_takes_its_limits_are_numbers_that_messages_hold() -> (
-    None
-):
+def test_limits_of_endless_steps_are_numbers_that_messages_can_have() -> None:
     asked = request(PredictedStep(seconds=9e6, log_sd=1000.0))
     assert (asked.limits.steady, asked.limits.total) == (MAX_SECONDS, MAX_SECONDS)
     assert limit_seconds(request(), LimitName.TOTAL, SeenSteps(first_seconds=9e6)) == MAX_SECONDS

@@ -1,4 +1,4 @@
-"""What a machine's load means for a number that was measured under it."""
+"""The effect of a machine's load on a number that was measured under it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ def cpu(own: float, others: float, cores: float = 2.0, sweep: float = 0.0) -> Ma
         (cpu(own=1.0, others=0.3), 1.0),  # more was idle than others used
         (cpu(own=1.9, others=0.1), 1.0),  # what a machine does by itself
         (cpu(own=8.0, others=20.0, cores=64.0), 1.0),
-        (cpu(own=1.0, others=1.0), 2.0),  # nothing idle: every second turn may have been another's
+        # Nothing was idle: others may have had every second time slice.
+        (cpu(own=1.0, others=1.0), 2.0),
         (
             cpu(own=0.5, others=0.5, sweep=1.0),
             4 / 3,
-        ),  # the sweep's other gangs are not somebody else
+            # The sweep's other gangs are not somebody else.
+        ),
         (
             cpu(own=1.0, others=0.75, cores=2.0),
             1.5,
-        ),  # a quarter was idle, and would have done for a third of it
+            # A quarter was idle, and would have done for a third of it.
+        ),
         (cpu(own=0.2, others=1.8), 4.0),
         (cpu(own=0.0, others=2.0), 4.0),
         (
@@ -83,7 +86,8 @@ def test_what_spoils_a_result_is_said_in_words() -> None:
     )
     assert (
         said_of(throttled)
-        == "its GPUs were slowed down for 40% of the time (hw thermal slowdown), at 60% of their clock"
+        == "its GPUs were slowed down for 40% of the time (hw thermal slowdown), at 60% of their "
+        "clock"
     )
 
 

@@ -38,15 +38,17 @@ def measured(*results: RankResult, layout: Layout = LAYOUT) -> Measurement:
     return measure(results, model=MODEL, sequence_length=4096, layout=layout, plan=PLAN)
 
 
-# --- confidence of the median ---------------------------------------------------------------------------------------------------
+# --- confidence of the median ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("num_samples", "rank"),
     [
-        # Two-sided 95 % intervals of the median from order statistics, as tabled for the sign test (Conover 1999, table A3): the
-        # interval runs from the (rank+1)-th smallest sample to the (rank+1)-th largest; below six samples there is none.
-        (1, None), (5, None), (6, 0), (7, 0), (8, 0), (9, 1), (10, 1), (11, 1), (12, 2), (15, 3), (17, 4), (20, 5), (25, 7), (30, 9), (50, 17),
+        # Two-sided 95 % intervals of the median from order statistics, as tabled for the sign test
+        # (Conover 1999, table A3): the interval runs from the (rank+1)-th smallest sample to the
+        # (rank+1)-th largest; below six samples there is none.
+        (1, None), (5, None), (6, 0), (7, 0), (8, 0), (9, 1), (10, 1), (11, 1), (12, 2), (15, 3),
+        (17, 4), (20, 5), (25, 7), (30, 9), (50, 17),
     ],
 )  # fmt: skip
 def test_the_interval_of_the_median_is_that_of_the_binomial_table(
@@ -66,7 +68,8 @@ def test_the_interval_covers_95_percent_and_the_next_narrower_does_not(num_sampl
 
 
 def test_the_confidence_is_half_the_interval_over_the_median() -> None:
-    samples = [9.0, 10.0, 10.0, 10.0, 10.5, 13.0]  # six: from the smallest to the largest
+    # Six: from the smallest to the largest.
+    samples = [9.0, 10.0, 10.0, 10.0, 10.5, 13.0]
     assert relative_confidence(samples) == (13.0 - 9.0) / 2 / 10.0
     assert relative_confidence(samples[:5]) is None
 
@@ -82,17 +85,20 @@ def test_the_confidence_depends_on_no_unit_and_no_order(
     assert relative_confidence([sample * factor for sample in samples]) == pytest.approx(confidence)
 
 
-# --- when to stop ---------------------------------------------------------------------------------------------------------------
+# --- when to stop ---------------------------------------------------------------------------------
 
 
 def test_timing_goes_on_until_the_median_is_known_well_enough() -> None:
     assert not enough([], PLAN)
     assert not enough(
-        [1.0] * 7, PLAN
-    )  # more than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %
+        [1.0] * 7,
+        PLAN,
+        # More than min_steps, but seven samples give no 99 % interval: 1 - 2/2^7 = 98.4 %.
+    )
     assert enough([1.0] * 8, PLAN)
     assert not enough([1.0] * 8, PLAN.model_copy(update={"min_steps": 9}))
-    assert not enough([1.0] * 7 + [1.1], PLAN)  # 5 % is more than 2 %
+    # 5 % is more than 2 %.
+    assert not enough([1.0] * 7 + [1.1], PLAN)
     assert enough([1.0] * 7 + [1.03], PLAN)
 
 
@@ -104,8 +110,10 @@ def test_timing_ends_at_the_maximum_whatever_the_noise() -> None:
 
 def test_one_outlier_among_many_does_not_prolong_timing() -> None:
     assert enough(
-        [1.0] * 11 + [9.0], PLAN
-    )  # twelve samples: the 99 % interval leaves out the largest
+        [1.0] * 11 + [9.0],
+        PLAN,
+        # Twelve samples: the 99 % interval leaves out the largest.
+    )
 
 
 def test_timing_looks_at_few_counts_only() -> None:
@@ -115,7 +123,10 @@ def test_timing_looks_at_few_counts_only() -> None:
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
 def test_stopping_when_it_looks_good_leaves_the_reported_interval_honest(noise: float) -> None:
-    """Simulated: 96 and 93 % at 3 and 5 % noise; looking at the 95 % interval after every step made it 92 and 89 %."""
+    """Simulated: 96 and 93 % at 3 and 5 % noise.
+
+    Testing the 95 % interval after every step gave 92 and 89 %.
+    """
     plan = MeasurementPlan(warmup_steps=2, min_steps=5, max_steps=50, relative_confidence=0.02)
     random = Random(3)
     covered = []
@@ -133,7 +144,7 @@ def test_stopping_when_it_looks_good_leaves_the_reported_interval_honest(noise: 
     assert statistics.mean(covered) > 0.91
 
 
-# --- numbers of an attempt ------------------------------------------------------------------------------------------------------
+# --- numbers of an attempt ------------------------------------------------------------------------
 
 
 def test_the_slowest_rank_of_each_step_counts() -> None:
@@ -144,7 +155,8 @@ def test_the_slowest_rank_of_each_step_counts() -> None:
 
 def test_throughput_is_tokens_of_the_global_batch_over_the_median_step() -> None:
     found = measured(result(*[0.5] * 6), result(*[0.5] * 6))
-    assert found.tokens_per_second == 8 * 4096 / 0.5  # dp 2 x mbs 1 x ga 4 sequences
+    # dp 2 x mbs 1 x ga 4 sequences.
+    assert found.tokens_per_second == 8 * 4096 / 0.5
     assert found.tokens_per_second_per_gpu == found.tokens_per_second / 2
     assert found.confident
     assert found.mfu is found.hfu is found.peak_flops is None  # nobody knows the device
@@ -193,7 +205,8 @@ def test_an_hfu_above_one_is_refused_even_where_the_mfu_is_not() -> None:
     peak, per_gpu = 1e15, 8 * 4096 / 2
     seconds = (
         per_gpu * MODEL.flops_per_token(4096) / (0.9 * peak)
-    )  # an MFU of 90 %; with a third more it cannot be
+        # An MFU of 90 %; with a third more it cannot be.
+    )
     full = Layout(
         data_parallel_size=2,
         micro_batch_size=1,

@@ -1,4 +1,4 @@
-"""What ranks write is untrusted: anything but a valid message is refused, and nothing crashes the reader."""
+"""Messages of ranks are untrusted: all but valid ones are refused, and the reader never crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks see what they need of the environment around them, what a sweep file names, and no secret by default."""
+"""Ranks see the variables that they need or a sweep file names, and no secret by default."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import pytest
 from orchestrator.core.trial.rank_environment import is_secret_name, named, needed, ray_environment
 
 OF_A_USER = {
-    "PATH": "/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "LC_ALL": "C", "TMPDIR": "/tmp", "LD_LIBRARY_PATH": "/cuda", "PYTHONHASHSEED": "0",
-    "VIRTUAL_ENV": "/venv", "CUDA_HOME": "/cuda", "NVIDIA_TF32_OVERRIDE": "0", "NCCL_P2P_DISABLE": "1", "TORCH_HOME": "/t", "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HOME": "/hf", "SLURM_JOB_ID": "7", "HTTPS_PROXY": "http://proxy:3128",
+    "PATH": "/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "LC_ALL": "C", "TMPDIR": "/tmp",
+    "LD_LIBRARY_PATH": "/cuda", "PYTHONHASHSEED": "0", "VIRTUAL_ENV": "/venv", "CUDA_HOME": "/cuda",
+    "NVIDIA_TF32_OVERRIDE": "0", "NCCL_P2P_DISABLE": "1", "TORCH_HOME": "/t",
+    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HOME": "/hf",
+    "SLURM_JOB_ID": "7", "HTTPS_PROXY": "http://proxy:3128",
 }  # fmt: skip
 OF_NOBODY_ELSE = {
-    "SWEEP_DB": "sqlite:////s", "SWEEP_DB_READER": "postgresql://r@h/d", "PGHOST": "h", "PGPASSWORD": "x", "PGPASSFILE": "/x", "AWS_SECRET_ACCESS_KEY": "x",
-    "AWS_PROFILE": "me", "HF_TOKEN": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "/s", "RAY_AUTH_TOKEN": "x", "SLURM_JWT": "x", "HTTP_PROXY": "http://me:pw@proxy",
-    "MY_SETTING": "on", "NCCL_AUTH_TOKEN": "x", "TF_VAR_secret": "x",
+    "SWEEP_DB": "sqlite:////s", "SWEEP_DB_READER": "postgresql://r@h/d", "PGHOST": "h",
+    "PGPASSWORD": "x", "PGPASSFILE": "/x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_PROFILE": "me",
+    "HF_TOKEN": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "/s", "RAY_AUTH_TOKEN": "x",
+    "SLURM_JWT": "x", "HTTP_PROXY": "http://me:pw@proxy", "MY_SETTING": "on",
+    "NCCL_AUTH_TOKEN": "x", "TF_VAR_secret": "x",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is known to be secret is taken out of text, in every form that it is likely to have there, and ordinary words stay."""
+"""Secrets are removed from text in every likely form, and ordinary words stay."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
     ("value", "text", "shown"),
     [
         # One letter blots out no words: only where it is a value, or the password of a URL.
-        ("e", "connection refused; PW=e PW='e' \"PW\": \"e\" password=e PW=ex u:e@h", "connection refused; PW=*** PW='***' \"PW\": \"***\" password=*** PW=ex u:***@h"),
+        ("e", "connection refused; PW=e PW='e' \"PW\": \"e\" password=e PW=ex u:e@h", "connection "
+        "refused; PW=*** PW='***' \"PW\": \"***\" password=*** PW=ex u:***@h"),
         ("x1", "x1 of x12: PW: x1", "x1 of x12: PW: ***"),
         # A short one as a word of its own.
-        ("rust", "trust rust, rusty 'rust' u:rust@h rust_ok", "trust ***, rusty '***' u:***@h ***_ok"),
+        ("rust", "trust rust, rusty 'rust' u:rust@h rust_ok", "trust ***, rusty '***' u:***@h "
+        "***_ok"),
         ("a@b#", "a%40b%23 a@b#", "*** ***"),
         # A long one everywhere.
         (TOKEN, f"x{TOKEN}y{TOKEN}", "x***y***"),
@@ -76,7 +78,10 @@ def test_each_line_of_a_key_is_a_secret() -> None:
     )
 
 
-TEXT = f"héllo {TOKEN} world\ncan {TOKEN[:5]}\n{TOKEN[5:]} rust trust K=e L='rust'\r\n hf_ hf_aB{TOKEN} end abababababababababab abababa\nbab hf_aB3".encode()
+TEXT = (
+    f"héllo {TOKEN} world\ncan {TOKEN[:5]}\n{TOKEN[5:]} rust trust K=e L='rust'\r\n hf_ "
+    f"hf_aB{TOKEN} end abababababababababab abababa\nbab hf_aB3"
+).encode()
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The parts of what an attempt held add up to it, whatever its ranks say."""
+"""The parts of an attempt's reserved time add up to it, whatever its ranks report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_the_parts_add_up_to_what_was_held_and_none_is_negative(
         warmup_seconds=warmup_seconds,
     )
     assert found.held == pytest.approx(gpu_seconds, rel=1e-9, abs=1e-9)
-    assert min(found.parts.values()) >= -1e-9 * gpu_seconds  # rounding of a product and its factors
+    # Rounding of a product and its factors.
+    assert min(found.parts.values()) >= -1e-9 * gpu_seconds
 
 
 def test_timed_steps_are_useful_those_before_them_warmup_and_the_rest_startup() -> None:

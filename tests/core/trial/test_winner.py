@@ -1,4 +1,4 @@
-"""Who wins, who is tied, and who is measured once more."""
+"""Which layout wins, which are tied, and which is repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settle(
     contenders: int = 4,
     repeats: int = 3,
 ) -> int:
-    """Repeat what the judge asks for, with noise between runs; returns how many repeats that took."""
+    """Repeat what the judge asks for, with noise between runs; return the number of repeats."""
     random, taken = Random(seed), 0
     while (
         verdict := judge(runs, contenders=contenders, repeats=repeats)
@@ -67,7 +67,8 @@ def test_layouts_within_their_noise_are_repeated_before_one_is_called_the_winner
         1: [run(1.03)],
         2: [run(1.01)],
         3: [run(1.5)],
-    }  # the first runs have them the wrong way round
+        # The first runs have them the wrong way round.
+    }
     settle(runs, truth, noise=0.004, seed=1)
     assert len(runs[3]) == 1
     assert tied(runs)[0] == 1
@@ -93,10 +94,11 @@ def test_half_of_the_contenders_stay_in_each_round() -> None:
 
 
 def test_a_lucky_first_run_is_found_out() -> None:
-    """The slower of the runs in the middle counts: one fast run of a slow layout does not make it the winner."""
+    """The slower median counts: one fast run of a slow layout does not make it the winner."""
     wins = 0
     for seed in range(40):
-        runs = {1: [run(0.93)], 2: [run(1.0)]}  # the first is 5 % slower in truth
+        # The first is 5 % slower in truth.
+        runs = {1: [run(0.93)], 2: [run(1.0)]}
         settle(runs, {1: 1.05, 2: 1.0}, noise=0.01, seed=seed)
         wins += tied(runs)[0] == 2
     assert wins >= 38
@@ -111,7 +113,8 @@ def test_two_layouts_that_differ_by_less_than_the_noise_are_seldom_called_decide
         settle(runs, truth, noise=0.02, seed=seed + 1000)
         decided = tied(runs)
         wrong += 1 not in decided
-    assert wrong <= 20  # the true best is shut out in at most a tenth
+    # The true best is shut out in at most a tenth.
+    assert wrong <= 20
 
 
 def test_runs_that_vary_widen_all_intervals() -> None:
@@ -129,17 +132,19 @@ def test_one_contender_is_confirmed_alone() -> None:
 
 
 def test_where_each_ran_once_it_rests_on_what_is_usual() -> None:
-    """Published repeats differ by 1 to 4 %: 8 % between two single numbers is no tie, 3 % is one."""
+    """Published repeats differ by 1 to 4 %: of single runs 8 % is no tie, 3 % is one."""
     apart, near = ({1: [run(1.0, None)], 2: [run(gap, None)]} for gap in (1.08, 1.03))
     assert tied(apart) == [1]
     assert tied(near) == [1, 2]
     verdict = judge(apart, contenders=4, repeats=3)
     assert verdict is not None
     assert verdict.num_repeats == 0
-    assert verdict.repeat is not None  # it is not the winner before a second run has said so
+    # It is not the winner before a second run has said so.
+    assert verdict.repeat is not None
 
 
-BUSY_SD = 0.4  # of a program that may have been slowed down fourfold: log(4) / sqrt(12)
+# Of a program that may have been slowed down fourfold: log(4) / sqrt(12)
+BUSY_SD = 0.4
 
 
 def busy(seconds: float, at: float) -> Run:
@@ -149,7 +154,7 @@ def busy(seconds: float, at: float) -> Run:
 
 
 def test_repeats_that_agree_on_a_busy_machine_show_that_its_load_did_little() -> None:
-    """A program that waits rather than computes: one 2.7 times slower could not be the fastest, however busy the machine was."""
+    """A program that waits rather than computes cannot win if it is 2.7 times slower."""
     once = {
         1: [busy(0.04226, 0)],
         3: [busy(0.0524, 10)],
