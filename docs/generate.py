@@ -37,6 +37,7 @@ from orchestrator.core.sweepfile.sections import (
     Search,
 )
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.synthetic_options import DRIFTS, FAULTS
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
 from orchestrator.core.sweepfile.trainer_section import (
     BytesPerParameter,
@@ -44,7 +45,7 @@ from orchestrator.core.sweepfile.trainer_section import (
     TracedTerm,
     TrainerSection,
 )
-from orchestrator.core.sweepfile.workload_options import DRIFTS, FAULTS, WORKLOADS, LlamaWorkload
+from orchestrator.core.sweepfile.workload_section import WORKLOADS, LlamaWorkload
 from orchestrator.core.trial.failure_kinds import OUT_OF_MEMORY_KINDS, POLICIES, Fault
 from orchestrator.core.trial.lifecycle import mermaid
 from orchestrator.core.trial.protocol import RankResult

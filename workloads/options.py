@@ -1,4 +1,4 @@
-"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.sweepfile.workload_options`."""
+"""The options of a request as its workload's own type. What they may be is said in `orchestrator.core.sweepfile`."""
 
 from __future__ import annotations
 

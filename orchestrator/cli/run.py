@@ -448,7 +448,7 @@ def _open_scheduler(
 
 def _code_of(spec: SweepSpec, table: ReplayTable | None) -> Fingerprint:
     """Which code is measured: somebody's program, a table's runs, or this package's."""
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.trial.fingerprint import Fingerprint
     from orchestrator.sweep.provenance import code_fingerprint, program_fingerprint
 

@@ -118,7 +118,7 @@ def check_that_ray_keeps_it(db: str | None) -> None:
 
 def rank_environment(spec: SweepSpec) -> dict[str, str]:
     """The variables that a sweep file wants ranks to get from this environment, but for secrets."""
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
     from orchestrator.core.trial.rank_environment import named
 
     options = spec.workload.options
@@ -131,7 +131,7 @@ def rank_secrets(spec: SweepSpec) -> dict[str, str]:
     Raises UsageInvalid for one that is not set.
     """
     from orchestrator.core.errors import UsageInvalid
-    from orchestrator.core.sweepfile.workload_options import CommandOptions
+    from orchestrator.core.sweepfile.command_options import CommandOptions
 
     options = spec.workload.options
     names = options.env_from if isinstance(options, CommandOptions) else ()

@@ -27,12 +27,12 @@ from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_values import MAX_NAME
-from orchestrator.core.sweepfile.workload_options import (
+from orchestrator.core.sweepfile.synthetic_options import (
     FaultKind,
     SyntheticFault,
     SyntheticOptions,
-    SyntheticWorkload,
 )
+from orchestrator.core.sweepfile.workload_section import SyntheticWorkload
 from orchestrator.core.trial.failure_kinds import (
     OUT_OF_MEMORY_KINDS,
     Failure,

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from db.write.writes import NewAttempt, NewTrial
 from orchestrator.core.machines.packing import FreeOnNode
 from orchestrator.core.problem.layout import Layout
-from orchestrator.core.sweepfile.workload_options import SyntheticOptions, options_of
+from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
+from orchestrator.core.sweepfile.workload_section import options_of
 from orchestrator.core.trial.limits import PredictedStep, resolve_limits
 from orchestrator.core.trial.protocol import TrialRequest
 from orchestrator.core.trial.purpose import Purpose

@@ -155,7 +155,7 @@ def test_a_bound_is_refused_where_the_strategy_expects_nothing(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["plan", str(file), "search.bound=0.01", "search.strategy=random"]) == 2
-    assert "search.bound: strategy random expects nothing of a layout" in capsys.readouterr().err
+    assert "search.bound: strategy random predicts no gain of a layout" in capsys.readouterr().err
 
 
 # -- time limits -----------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from orchestrator.cluster.contract import Finished
 from orchestrator.cluster.simulated import CLEAN_UP_SECONDS, SimulatedScheduler, simulated
 from orchestrator.core.machines.packing import Shape
 from orchestrator.core.sweepfile.spec import SweepSpec
-from orchestrator.core.sweepfile.workload_options import FaultKind
+from orchestrator.core.sweepfile.synthetic_options import FaultKind
 from orchestrator.core.trial.failure_kinds import Failure, FailureKind, may_retry
 from orchestrator.core.trial.failures import proves_out_of_memory
 from orchestrator.core.trial.fingerprint import Fingerprint

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.template import fill
-from orchestrator.core.sweepfile.workload_options import CommandOptions
 from orchestrator.core.trial.protocol import (
     MAX_RESULT_BYTES,
     MAX_SAMPLES,

@@ -10,7 +10,7 @@ import time
 
 from orchestrator.core.pretend.synthetic import MemoryByPhase, memory, noisy_steps, strikes
 from orchestrator.core.problem.hardware import DEVICES, Hardware
-from orchestrator.core.sweepfile.workload_options import SyntheticFault, SyntheticOptions
+from orchestrator.core.sweepfile.synthetic_options import SyntheticFault, SyntheticOptions
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.measurement import enough
 from orchestrator.core.trial.protocol import Phase, RankResult

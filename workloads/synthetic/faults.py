@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from orchestrator.core.pretend.synthetic import out_of_memory_text
-from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault
+from orchestrator.core.sweepfile.synthetic_options import FaultKind, SyntheticFault
 from orchestrator.core.trial.protocol import Phase, result_file
 from workloads.rank import ConfigRejected, NotFinite, OutOfMemoryError, Rank
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 from orchestrator.core.problem.hardware import Hardware
 from orchestrator.core.problem.layout import Layout, Precision, RecomputeMode
 from orchestrator.core.problem.model_shape import ModelShape
-from orchestrator.core.sweepfile.workload_options import (
+from orchestrator.core.sweepfile.synthetic_options import (
     DriftKind,
     SyntheticDrift,
     SyntheticFault,

@@ -20,14 +20,14 @@ from orchestrator.core.problem.layout import Layout, Options
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.workload_options import (
     AttentionKind,
     GradientDtype,
     LlamaOptions,
-    SyntheticOptions,
     WorkloadOptions,
-    varied,
 )
+from orchestrator.core.sweepfile.workload_section import varied
 
 Floats = NDArray[np.float64]
 

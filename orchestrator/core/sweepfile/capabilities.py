@@ -1,6 +1,6 @@
-"""What each workload can run, so that layouts it would refuse are never launched.
+"""What each workload can run, so that a layout that it would refuse is never launched.
 
-A constant table: the orchestrator never imports a workload to ask it. A workload refuses the same layouts by itself.
+A constant table: the orchestrator never imports a workload to ask it, and workloads check too.
 """
 
 from __future__ import annotations
@@ -23,25 +23,17 @@ class Capabilities:
     max_context_parallel_size: int | None = None
 
     def refusal(self, layout: Layout) -> str | None:
-        """Say in one line why the workload cannot run a layout; None when it can."""
-        sizes = (
-            ("tensor_parallel_size", layout.tensor_parallel_size, self.max_tensor_parallel_size),
-            (
-                "pipeline_parallel_size",
-                layout.pipeline_parallel_size,
-                self.max_pipeline_parallel_size,
-            ),
-            ("context_parallel_size", layout.context_parallel_size, self.max_context_parallel_size),
-        )
-        for name, size, most in sizes:
+        """Return one line why the workload cannot run a layout; None if it can."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+            size, most = getattr(layout, name), getattr(self, f"max_{name}")
             if most is not None and size > most:
                 return f"{name} {size} is more than {most}, the most that this workload can do"
         if layout.zero_stage not in self.zero_stages:
-            return f"zero_stage {layout.zero_stage} is not one of {', '.join(map(str, sorted(self.zero_stages)))}"
+            stages = ", ".join(map(str, sorted(self.zero_stages)))
+            return f"zero_stage {layout.zero_stage} is not one of {stages}"
         if layout.precision not in self.precisions:
-            return (
-                f"precision {layout.precision} is not one of {', '.join(sorted(self.precisions))}"
-            )
+            names = ", ".join(sorted(self.precisions))
+            return f"precision {layout.precision} is not one of {names}"
         return None
 
 

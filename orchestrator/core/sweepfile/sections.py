@@ -1,13 +1,12 @@
-"""The sections of a sweep file, as their keys are written and checked: model, axes, measurement, limits, search.
+"""The sections of a sweep file with the checks of their keys: model, axes, measurement, search.
 
-What they have to do with each other is checked in `spec`.
+Rules that concern several sections are in `spec`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -16,9 +15,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
-    SerializerFunctionWrapHandler,
     WithJsonSchema,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -28,6 +25,7 @@ from orchestrator.core.problem.proofs import Dominance
 from orchestrator.core.sweepfile.spec_values import (
     Count,
     Duration,
+    Flag,
     Name,
     OptionName,
     OptionValues,
@@ -37,80 +35,63 @@ from orchestrator.core.sweepfile.spec_values import (
     Some,
     few_options,
     key,
+    whole,
 )
-from orchestrator.core.trial.limits import PredictedStep, resolve_limits
-from orchestrator.core.trial.protocol import LimitName, MeasurementPlan, PhaseLimits
+from orchestrator.core.sweepfile.suggestion import did_you_mean
+from orchestrator.core.trial.protocol import LimitName, MeasurementPlan
 
-# A node that boots again, or another in its place, is there within ten minutes. 64 nodes that wait so long hold 128 GPU-hours.
+# A node reboots, or is replaced, within ten minutes. 64 nodes that wait so long cost 128 GPU-hours.
 WAIT_FOR_NODES_SECONDS = 900.0
-_LIMIT, _COUNTS = "`auto`, duration", "`auto`, a number, a list"
+ANCHOR_EVERY = 8
+_COUNTS, _LIMIT, _FLAG = "`auto`, a number, a list", "`auto`, duration", "`true`, `false`"
 
 
 class ModelSizes(Section):
-    """A model by its sizes, or a preset with some of them changed. Two definitions need two names; one is made up where none is given."""
+    """A model by its sizes, or a preset with some sizes changed."""
 
-    preset: Annotated[str | None, key("preset", "Sizes to start from")] = None
+    preset: Annotated[str | None, key("preset", "Take the sizes of this preset first")] = None
     name: Annotated[
         Name | None,
-        key("text", "A label; made up where none is given. Two definitions need two names"),
+        key("text", "A label; generated if you give none. Two definitions need two names"),
     ] = None
-    num_layers: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=1024)] | None,
-        key("number", "Transformer layers"),
-    ] = None
+    num_layers: Annotated[int | None, whole(1, 1024), key("number", "Transformer layers")] = None
     hidden_size: Annotated[
-        Annotated[int, Field(strict=True, ge=2, le=1 << 20)] | None,
-        key("number", "Width; a multiple of `num_attention_heads`"),
+        int | None, whole(2, 1 << 20), key("number", "Width; a multiple of `num_attention_heads`")
     ] = None
     num_attention_heads: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=1 << 14)] | None,
+        int | None,
+        whole(1, 1 << 14),
         key("number", "Query heads; a multiple of `num_key_value_heads`"),
     ] = None
     num_key_value_heads: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=1 << 14)] | None,
-        key("number", "Key and value heads"),
+        int | None, whole(1, 1 << 14), key("number", "Key and value heads")
     ] = None
     ffn_hidden_size: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=1 << 22)] | None,
-        key("number", "Width of the SwiGLU feed-forward"),
+        int | None, whole(1, 1 << 22), key("number", "Width of the SwiGLU feed-forward")
     ] = None
     vocab_size: Annotated[
-        Annotated[int, Field(strict=True, ge=2, le=1 << 24)] | None, key("number", "Token ids")
+        int | None, whole(2, 1 << 24), key("number", "Size of the vocabulary")
     ] = None
     tied_embeddings: Annotated[
-        Annotated[bool, Field(strict=True)] | None,
-        key(
-            "`true`, `false`",
-            "Whether the output head is the input embedding. `false` where neither preset nor file says",
-        ),
+        Flag | None,
+        key(_FLAG, "The output head is the input embedding. Default: the preset's, or `false`"),
     ] = None
 
     def shape(self) -> ModelShape:
-        """The model meant. Raises ValueError for sizes that are missing or do not go together."""
-        sizes = {
-            key: value
-            for key, value in self.model_dump(exclude={"preset", "name"}).items()
-            if value is not None
-        }
-        made_up = self.preset if self.preset and not sizes else None
-        if self.preset is not None:
-            sizes = {**asdict(_preset(self.preset)), **sizes}
-        missing = [
-            key
-            for key in type(self).model_fields
-            if key not in (*sizes, "preset", "name", "tied_embeddings")
-        ]
+        """Return the model. Raises ValueError if sizes are missing or do not fit each other."""
+        given = self.model_dump(exclude={"preset", "name"}, exclude_none=True)
+        start = {} if self.preset is None else asdict(_preset(self.preset))
+        sizes = {**start, **given}
+        optional = ("preset", "name", "tied_embeddings")
+        missing = [name for name in type(self).model_fields if name not in (*sizes, *optional)]
         if missing:
             raise ValueError(
-                f"model lacks {', '.join(missing)}; give every size, or start from a preset: {{preset: llama-3.1-8b, num_layers: 4}}"
+                f"model lacks {', '.join(missing)}; give every size, or start from a preset:"
+                " {preset: llama-3.1-8b, num_layers: 4}"
             )
-        name = (
-            self.name
-            or made_up
-            or f"{self.preset or 'llama'}-{sizes['num_layers']}x{sizes['hidden_size']}"
-        )
+        generated = f"{self.preset or 'llama'}-{sizes['num_layers']}x{sizes['hidden_size']}"
+        name = self.name or (self.preset if self.preset and not given else generated)
         shape = ModelShape(**{**sizes, "name": name})
-        # A preset's own name belongs to its own sizes.
         if name in PRESETS and PRESETS[name] != shape:
             raise ValueError(
                 f"name {name!r} is a preset of other sizes; two definitions need two names"
@@ -120,10 +101,9 @@ class ModelSizes(Section):
 
 def _preset(name: str) -> ModelShape:
     if name not in PRESETS:
-        close = get_close_matches(name, PRESETS, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(
-            f"no model preset is called {name[:80]!r}; presets: {', '.join(PRESETS)}; or give the sizes{hint}"
+            f"no model preset is called {name[:80]!r}; presets: {', '.join(PRESETS)};"
+            f" or give the sizes{did_you_mean(name, PRESETS, cutoff=0.5)}"
         )
     return PRESETS[name]
 
@@ -159,39 +139,37 @@ Model = Annotated[
 
 
 class Axes(Section):
-    """The values each part of a layout may take. `auto`: every value that the cell allows, which are divisors of its GPUs and its batch."""
+    """The values that each part of a layout may take."""
+
+    OMITTED_DEFAULTS = frozenset({"options"})
 
     data_parallel_size: Annotated[
-        OrAuto[Some[Count]], key(_COUNTS, "Replicas. `auto`: the divisors of the number of GPUs")
+        OrAuto[Some[Count]],
+        key(_COUNTS, "Replicas of the model. `auto`: the divisors of the number of GPUs"),
     ] = "auto"
     micro_batch_size: Annotated[
         OrAuto[Some[Count]],
-        key(
-            _COUNTS,
-            "Sequences per replica and forward pass. `auto`: the divisors of the global batch",
-        ),
+        key(_COUNTS, "Sequences per replica and forward pass. `auto`: divisors of the batch"),
     ] = "auto"
     grad_accum_steps: Annotated[
         OrAuto[Some[Count]],
-        key(
-            _COUNTS,
-            "Micro-batches per replica and optimizer step. `auto`: the divisors of the global batch",
-        ),
+        key(_COUNTS, "Micro-batches per replica and step. `auto`: divisors of the batch"),
     ] = "auto"
     recompute: Annotated[
         OrAuto[Some[RecomputeChoice]],
         key(
             "`auto`, a mode, a list",
-            "`none`, `full`, `selective_ops` (= `selective`), `selective_attention`; all but `none` with an "
-            "optional `:LAYERS` (`full:8`: the first 8). `auto`: none, both selective ones, and full for a "
-            "quarter, a half, three quarters and all of the layers",
+            "Modes: `none`, `full`, `selective_ops` (also `selective`), `selective_attention`."
+            " `:LAYERS` after a mode limits it to the first layers: `full:8`. `auto`: none, both"
+            " selective modes, and full for 1/4, 1/2, 3/4 and all of the layers",
         ),
     ] = "auto"
     zero_stage: Annotated[
-        OrAuto[Some[Annotated[int, Field(strict=True, ge=0, le=3)]]],
+        OrAuto[Some[Annotated[int, whole(0, 3)]]],
         key(
             "`auto`, 0 to 3, a list",
-            "ZeRO: 1 shards optimizer states, 2 gradients too, 3 weights too. `auto`: every stage that the workload can do",
+            "ZeRO: 1 shards optimizer states, 2 also gradients, 3 also weights."
+            " `auto`: every stage that the workload supports",
         ),
     ] = (0,)
     tensor_parallel_size: Annotated[
@@ -199,102 +177,99 @@ class Axes(Section):
         key(_COUNTS, "Ranks that share each layer. `auto`: the divisors of the number of GPUs"),
     ] = (1,)
     pipeline_parallel_size: Annotated[
-        OrAuto[Some[Count]], key(_COUNTS, "Stages of layers. `auto`: likewise")
+        OrAuto[Some[Count]],
+        key(_COUNTS, "Stages of layers. `auto`: the divisors of the number of GPUs"),
     ] = (1,)
     context_parallel_size: Annotated[
-        OrAuto[Some[Count]], key(_COUNTS, "Ranks that share a sequence. `auto`: likewise")
+        OrAuto[Some[Count]],
+        key(_COUNTS, "Ranks that share a sequence. `auto`: the divisors of the number of GPUs"),
     ] = (1,)
     options: Annotated[
         Mapping[OptionName, OptionValues],
         BeforeValidator(few_options),
-        key(
-            "mapping of lists",
-            "Options of the workload that vary: [options that vary](#options-that-vary)",
-        ),
+        key("mapping of lists", "Workload options that vary: see [there](#options-that-vary)"),
     ] = {}
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the options where there are none: a stored sweep reads as it did before there could be any."""
-        return {name: value for name, value in write(self).items() if name != "options" or value}
 
 
 class Limits(Section):
-    """Seconds a rank may stay in each phase before it counts as hung. `auto` follows the time of a step: core/trial/limits.py."""
+    """Seconds that a rank may spend in each phase; see core/trial/limits.py for `auto`."""
 
     start: Annotated[
-        OrAuto[Duration], key(_LIMIT, "Process start to the workload's `main`. `auto`: 120 s")
+        OrAuto[Duration],
+        key(_LIMIT, "From the start of the process to the workload's `main`. `auto`: 120 s"),
     ] = "auto"
     rendezvous: Annotated[
         OrAuto[Duration],
-        key(_LIMIT, "Process group, model and optimizer. `auto`: 120 s, and 0.5 s for each rank"),
+        key(_LIMIT, "Process group, model and optimizer. `auto`: 120 s + 0.5 s per rank"),
     ] = "auto"
     first_step: Annotated[
         OrAuto[Duration],
         key(
             _LIMIT,
-            "The first optimizer step, compilation included. `auto`: 300 s, and 5 times the predicted step",
+            "The first optimizer step, with compilation."
+            " `auto`: 300 s + 5 times the predicted step",
         ),
     ] = "auto"
     steady: Annotated[
         OrAuto[Duration],
         key(
             _LIMIT,
-            "From one later step to the next. `auto`: 60 s, 5 times the predicted step, or 5 times the "
-            "slowest step so far: the longest of them",
+            "Each later step. `auto`: the longest of 60 s, 5 times the predicted step,"
+            " and 5 times the slowest step so far",
         ),
     ] = "auto"
     teardown: Annotated[
-        OrAuto[Duration], key(_LIMIT, "After the result was written. `auto`: 20 s")
+        OrAuto[Duration], key(_LIMIT, "After the result is written. `auto`: 20 s")
     ] = "auto"
     total: Annotated[
         OrAuto[Duration],
         key(
             _LIMIT,
-            "The whole attempt. `auto`: 1800 s, or what is around its steps and twice the time of "
-            "`warmup_steps` + `max_steps` steps, if that is longer",
+            "The whole attempt. `auto`: 1800 s, or if that is longer, the other phases plus"
+            " twice the time of `warmup_steps` + `max_steps` steps",
         ),
     ] = "auto"
 
     @property
     def asked(self) -> dict[LimitName, float | None]:
-        """Seconds, as the file says them; None: auto."""
-        said = {name: getattr(self, name) for name in LimitName}
-        return {name: None if value == "auto" else value for name, value in said.items()}
+        """The seconds that the file gives; None for `auto`."""
+        given = {name: getattr(self, name) for name in LimitName}
+        return {name: None if value == "auto" else value for name, value in given.items()}
 
     @property
     def numbers(self) -> dict[LimitName, float]:
-        """Those that the file sets."""
+        """Only the limits that the file gives."""
         return {name: value for name, value in self.asked.items() if value is not None}
 
 
 class Exclusive(StrEnum):
-    NONE = "none"  # gangs of less than a node share one
-    NODE = "node"  # nobody else on its nodes: they would share the host's memory bandwidth, its cores and its network cards
+    NONE = "none"  # gangs of less than a node may share one
+    # Gangs on one node share the host's memory bandwidth, its cores and its network cards.
+    NODE = "node"
 
 
 class Measuring(Section):
-    """Warm-up is dropped; then steps are timed until the median is known to `precision`, within the bounds."""
+    """How steps are timed: warm-up first, then steps until their median is known well enough."""
 
+    OMITTED_DEFAULTS = frozenset({"exclusive", "preflight", "wait_for_nodes"})
+
+    # A layout fits if two steps do: the first one creates the optimizer states.
     warmup_steps: Annotated[
-        int,
-        Field(strict=True, ge=2, le=1000),
-        key("number, at least 2", "First steps that are not timed"),
-    ] = 3  # "it fits" needs two optimizer steps: the states appear in the first
+        int, whole(2, 1000), key("number, at least 2", "First steps, which are not timed")
+    ] = 3
     min_steps: Annotated[
         int,
-        Field(strict=True, ge=2, le=1000),
-        key("number, at least 2", "Timed steps at least. An interval needs 6"),
+        whole(2, 1000),
+        key("number, at least 2", "Fewest timed steps. A confidence interval needs 6"),
     ] = 5
-    max_steps: Annotated[
-        int, Field(strict=True, ge=2, le=10_000), key("number", "Timed steps at most")
-    ] = 50
+    max_steps: Annotated[int, whole(2, 10_000), key("number", "Most timed steps")] = 50
     precision: Annotated[
         float,
         Field(strict=True, gt=0, lt=1),
         key(
             "fraction",
-            "Stop once the 95 % interval of the median step time is this narrow: half its width over the median",
+            "Stop when the 95 % confidence interval of the median step time is this narrow:"
+            " half its width, divided by the median",
         ),
     ] = 0.02
     limits: Annotated[Limits, key("section", "Time limits: [limits](#limits)")] = Limits()
@@ -302,41 +277,24 @@ class Measuring(Section):
         Exclusive,
         key(
             "`none`, `node`",
-            "`node`: nobody else on a gang's nodes, for cleaner numbers. `none`: gangs of less than a node "
-            "share one (column `shared_nodes` of an attempt says whether they did)",
+            "`node`: a gang shares its nodes with no other gang, for less noise. `none`: gangs"
+            " smaller than a node may share one; column `shared_nodes` of an attempt shows it",
         ),
     ] = Exclusive.NONE
     preflight: Annotated[
-        bool,
-        Field(strict=True),
-        key(
-            "`true`, `false`",
-            "Look at a node before its first trial, and use none that is not fit: [nodes.md](nodes.md)",
-        ),
+        Flag,
+        key(_FLAG, "Check each node before its first trial; skip unfit nodes: [nodes](nodes.md)"),
     ] = True
     wait_for_nodes: Annotated[
         Duration,
         key(
             "duration",
-            "How long a cell whose gangs the nodes that are left cannot hold waits for those that are gone, "
-            "or for others in their place: from when the last of them went. Others go on meanwhile; then the "
-            "call ends with exit code 75. (For nodes that are not there yet at its start: `--wait-for-nodes`)",
+            "If nodes are lost and the remaining ones are too few for a cell, how long that cell"
+            " waits for nodes to come back or be replaced, counted from the last loss. Other"
+            " cells continue. After that, the command ends with exit code 75. For nodes that are"
+            " missing at the start, use `--wait-for-nodes`",
         ),
     ] = WAIT_FOR_NODES_SECONDS
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
-        unasked = {
-            "exclusive": Exclusive.NONE,
-            "preflight": True,
-            "wait_for_nodes": WAIT_FOR_NODES_SECONDS,
-        }
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in unasked or value != unasked[name]
-        }
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -353,15 +311,9 @@ class Measuring(Section):
             relative_confidence=self.precision,
         )
 
-    def limits_of(self, *, num_ranks: int, predicted: PredictedStep | None) -> PhaseLimits:
-        """The time limits of one attempt, of whose steps so much is predicted; None: nothing."""
-        return resolve_limits(
-            self.limits.asked, plan=self.plan, num_ranks=num_ranks, predicted=predicted
-        )
-
 
 class Strategy(StrEnum):
-    AUTO = "auto"  # what should gain most per GPU-second, by physics and by what the cell has shown
+    AUTO = "auto"  # largest expected gain per GPU-second
     EXHAUSTIVE = "exhaustive"
     RANDOM = "random"
     TPE = "tpe"
@@ -369,131 +321,122 @@ class Strategy(StrEnum):
 
 
 class Plateau(Section):
-    """Stop a cell when its last `trials` finished trials brought less than `gain` over the best before them."""
+    """Stop a cell when its last `trials` finished trials improved its best by less than `gain`."""
 
-    trials: Annotated[int, Field(strict=True, ge=1), key("number", "So many finished trials")] = 20
+    trials: Annotated[
+        int, Field(strict=True, ge=1), key("number", "How many of the last finished trials count")
+    ] = 20
     gain: Annotated[
         float,
         Field(strict=True, ge=0, lt=1),
-        key("fraction", "that brought less than this over the best before them"),
+        key("fraction", "The cell stops if they improved its best by less than this"),
     ] = 0.01
 
 
-ANCHOR_EVERY = 8
-
-
 class Confirm(Section):
-    """Measure the fastest layouts of a cell again once its search has ended: a winner is one whose interval stands apart."""
+    """Repeat the fastest layouts of a cell after its search, to separate speed from luck."""
 
     contenders: Annotated[
         int,
-        Field(strict=True, ge=1, le=64),
+        whole(1, 64),
         key(
             "number",
-            "How many of those that could be the fastest take part; half of them stay in each further round. "
-            "Where the machine was seen to drift, all of them do, 16 at most",
+            "How many layouts that could be the fastest are repeated; each further round keeps"
+            " half of them. On a machine whose speed drifts, all of them are, at most 16",
         ),
     ] = 3
     repeats: Annotated[
         int,
-        Field(strict=True, ge=0, le=32),
+        whole(0, 32),
         key(
             "number",
-            "Of each at most, beside its first run, on top of `max_trials`. 0: the fastest single run is believed",
+            "Most repeats of each layout, after its first run and not counted in `max_trials`."
+            " 0: the fastest single run wins",
         ),
     ] = 2
 
 
 class Search(Section):
-    """How the next layout is chosen, and when to stop. Budgets count what is spent, failures included."""
+    """How the next layout is selected, and when to stop. Budgets include failed attempts."""
+
+    OMITTED_DEFAULTS = frozenset({"max_cost", "anchor_every", "dominance"})
 
     strategy: Annotated[
         Strategy,
         key(
             "`auto`, `exhaustive`, `random`, `tpe`, `gp`",
-            "`auto`: what is predicted, by physics and by what this cell has shown, to gain most per "
-            "GPU-second: [search.md](search.md). `gp`: a Gaussian process for the first 200 outcomes of a "
-            "cell, then TPE; needs the extra `gp`",
+            "`auto`: the layout with the largest expected gain per GPU-second, from physics and"
+            " this cell's results: [search.md](search.md). `gp`: a Gaussian process for a cell's"
+            " first 200 outcomes, then TPE; needs the extra `gp`",
         ),
     ] = Strategy.AUTO
     seed: Annotated[
         int,
         Field(strict=True, ge=0, lt=1 << 32),
-        key("number", "Of the search, of the weights and of the tokens"),
+        key("number", "Seed of the search, the weights and the tokens"),
     ] = 0
     max_trials: Annotated[
-        Annotated[int, Field(strict=True, ge=1)] | None, key("number", "Launched trials per cell")
+        int | None, Field(strict=True, ge=1), key("number", "Most trials launched per cell")
     ] = None
     max_gpu_hours: Annotated[
-        Annotated[float, Field(strict=True, gt=0)] | None,
+        float | None,
+        Field(strict=True, gt=0),
         key(
             "number",
-            "GPU-hours held for the sweep by all calls: attempts, failed ones included, and leases that stand idle",
+            "Most GPU-hours reserved by all calls together. Failed attempts and idle leases count",
         ),
     ] = None
     max_cost: Annotated[
-        Annotated[float, Field(strict=True, gt=0)] | None,
+        float | None,
+        Field(strict=True, gt=0),
         key(
             "number",
-            "The same in US dollars, by `price_per_gpu_hour` or the [list price](#devices); refused where neither is known",
+            "The same in US dollars, by `price_per_gpu_hour` or the [list price](#devices);"
+            " an error if neither is known",
         ),
     ] = None
     max_wall_time: Annotated[
-        Duration | None, key("duration", "Of one `sweep run`: nothing is started after it")
+        Duration | None, key("duration", "One `sweep run` starts nothing after this time")
     ] = None
     max_parallel_trials: Annotated[
-        OrAuto[Annotated[int, Field(strict=True, ge=1, le=4096)]],
-        key(
-            "`auto`, a number",
-            "Trials under way at once. `auto`: as many as fit; without GPUs, one",
-        ),
+        OrAuto[Annotated[int, whole(1, 4096)]],
+        key("`auto`, a number", "Most trials at once. `auto`: as many as fit; without GPUs, one"),
     ] = "auto"
     plateau: Annotated[
-        Plateau | None, key("section", "Stop a cell that no longer gains: [plateau](#plateau)")
+        Plateau | None, key("section", "Stop a cell that no longer improves: [plateau](#plateau)")
     ] = None
     bound: Annotated[
-        Annotated[float, Field(strict=True, gt=0, lt=1)] | None,
+        float | None,
+        Field(strict=True, gt=0, lt=1),
         key(
             "fraction",
-            "Stop a cell when no untried layout is expected to gain that much over its best ([search.md](search.md)); only `auto` can tell",
+            "Stop a cell when no untried layout is expected to beat its best by this much:"
+            " [search.md](search.md). Only with strategy `auto`",
         ),
     ] = None
     confirm: Annotated[
-        Confirm,
-        key(
-            "section",
-            "Measure what stands at the top again, once the search has ended: [confirm](#confirm)",
-        ),
+        Confirm, key("section", "Repeat the fastest layouts after the search: [confirm](#confirm)")
     ] = Confirm()
-    # Measured trials of a cell; 0: never.
     anchor_every: Annotated[
         int,
-        Field(strict=True, ge=0, le=10_000),
+        whole(0, 10_000),
         key(
             "number",
-            "Measure one layout again after so many measured trials of a cell (by default 8; then 16, 32 and "
-            "at most 64 while the machine stays as it was), after pauses, and before anything is confirmed: "
-            "[drift](search.md#a-machine-that-drifts). 0: never. Where `confirm.repeats` is 0 there are "
-            "neither anchors nor confirmations; results that neighbours contradict are still repeated.",
+            "Repeat one layout after this many measured trials of a cell, after pauses, and before"
+            " confirmations, to detect [drift](search.md#a-machine-that-drifts). The default 8"
+            " grows to 16, 32 and 64 while the machine's speed stays the same. 0: never. If"
+            " `confirm.repeats` is 0, there are no anchors and no confirmations, but results that"
+            " contradict their neighbours are still repeated",
         ),
     ] = ANCHOR_EVERY
     dominance: Annotated[
         OrAuto[Dominance],
         key(
             "`auto`, `trusted`, `confirmed`, `off`",
-            "What a layout that runs out of memory rules out: [search.md](search.md#what-an-out-of-memory-rules-out)",
+            "Which layouts an out-of-memory excludes:"
+            " [search.md](search.md#what-an-out-of-memory-rules-out)",
         ),
     ] = "auto"
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what nobody asked for: a stored sweep reads as it did before it could be asked for."""
-        unasked = {"max_cost": None, "anchor_every": ANCHOR_EVERY, "dominance": "auto"}
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in unasked or value != unasked[name]
-        }
 
 
 class Objective(StrEnum):

@@ -1,11 +1,10 @@
-"""The experiment, as the sweep file says it: validated once, at the door; inside, its types are trusted.
+"""The experiment that a sweep file describes, with the rules that concern several sections.
 
-Only values live here. Reading YAML with its places is `spec_yaml`; which layouts a spec means is `space`.
+It holds values only. `spec_yaml` reads the text, `space` lists the layouts.
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from itertools import product
 from typing import Annotated, Any, Self
 
@@ -13,12 +12,10 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -39,6 +36,7 @@ from orchestrator.core.sweepfile.sections import (
 )
 from orchestrator.core.sweepfile.spec_values import (
     Count,
+    Flag,
     Length,
     Name,
     OneWithoutItsList,
@@ -49,9 +47,11 @@ from orchestrator.core.sweepfile.spec_values import (
     as_list,
     few,
     key,
+    whole,
 )
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.sweepfile.trainer_section import TrainerChoice
-from orchestrator.core.sweepfile.workload_options import (
+from orchestrator.core.sweepfile.workload_section import (
     LlamaWorkload,
     WorkloadChoice,
     workload_mistake,
@@ -59,40 +59,48 @@ from orchestrator.core.sweepfile.workload_options import (
 
 MAX_GPUS = 16_384
 MAX_CELLS = 1024
-OUR_OWN = frozenset({"llama", "synthetic"})  # workloads whose memory is a formula of this program
+OUR_OWN = frozenset({"llama", "synthetic"})  # workloads whose memory this program can predict
+_DEVICE_NAMES = ("auto", "cpu", *DEVICES)
 
 
 def batch_mistake(sequences_given: bool, tokens_given: bool) -> str | None:
-    """The global batch is said once, in one of two units."""
+    """Return what is wrong if the global batch is not given exactly once, in one of two units."""
     if sequences_given and tokens_given:
-        return "global_batch_tokens stands beside global_batch_size: give one of them"
+        return "global_batch_tokens and global_batch_size are both given: keep one of them"
     if not sequences_given and not tokens_given:
-        return "the global batch is required: give global_batch_size (sequences) or global_batch_tokens (tokens, 4M)"
+        return (
+            "the global batch is required: give global_batch_size (sequences)"
+            " or global_batch_tokens (tokens, 4M)"
+        )
     return None
 
 
 def _device(value: str) -> str:
-    if value not in ("auto", "cpu", *DEVICES):
+    if value not in _DEVICE_NAMES:
         asked = value.strip().lower()
         known = from_driver_name(value)
-        names = ("auto", "cpu", *DEVICES)
-        begun = [name for name in names if asked and name.startswith(asked)]
-        close = (
-            [known.name] if known is not None else begun or get_close_matches(asked, DEVICES, n=1)
-        )
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(names)}{hint}")
+        begun = [name for name in _DEVICE_NAMES if asked and name.startswith(asked)]
+        close = [known.name] if known is not None else begun
+        hint = f"; did you mean {' or '.join(close)}?" if close else did_you_mean(asked, DEVICES)
+        raise ValueError(f"{value!r} is not one of {', '.join(_DEVICE_NAMES)}{hint}")
     return value
 
 
 class SweepSpec(Section):
-    """One sweep file. Model, GPUs, sequence length and global batch may be lists: each combination is a cell with a best of its own."""
+    """One sweep file.
+
+    Each combination of model, GPUs, sequence length and global batch is a cell, which has a best
+    layout of its own.
+    """
+
+    OMITTED_DEFAULTS = frozenset({"trainer"})
 
     name: Annotated[
         Name,
         key(
             "text",
-            "Names the sweep in the store and its folder: 1 to 63 of `a-z 0-9 . _ -`. The same name goes on with the same sweep",
+            "Names the sweep in the store, and its folder: 1 to 63 of `a-z 0-9 . _ -`."
+            " The same name continues the same sweep",
         ),
     ]
     model: Annotated[
@@ -101,93 +109,93 @@ class SweepSpec(Section):
         BeforeValidator(few),
         Field(min_length=1),
         OneWithoutItsList(),
-        key("preset, sizes, or a list", "What is trained; see [Models](#models)"),
+        key("preset, sizes, or a list", "The model to train: [Models](#models)"),
     ]
     sequence_length: Annotated[
-        Some[Length], key("number or list, `8K`", "Tokens of a sequence. `8K` = 8 x 1024")
+        Some[Length], key("number or list, `8K`", "Tokens per sequence. `8K` = 8 x 1024")
     ]
     global_batch_size: Annotated[
         Some[Count] | None,
         key(
             "number or list",
-            "Sequences of an optimizer step, over all GPUs, the same for every layout",
+            "Sequences per optimizer step, over all GPUs; the same for every layout",
         ),
     ] = None
     global_batch_tokens: Annotated[
         Some[Tokens] | None,
         key(
             "number or list, `4M`",
-            "The same in tokens, instead of `global_batch_size`; a multiple of `sequence_length`. `4M` = 4 x 2^20",
+            "The same in tokens, in place of `global_batch_size`; a multiple of"
+            " `sequence_length`. `4M` = 4 x 2^20",
         ),
     ] = None
     precision: Annotated[
         Some[Precision],
         key(
             "`fp32`, `bf16`, `fp16`, `fp8`, or a list",
-            "Of the weights and products in training. Several: an axis like the others",
+            "Precision of weights and matrix products. A list makes it an axis",
         ),
     ] = (Precision.BF16,)
     gpus: Annotated[
-        Some[Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]],
+        Some[Annotated[int, whole(1, MAX_GPUS)]],
         key(
             "number or list",
-            "GPUs of a gang; on a machine without GPUs, cores. More than a node has must be whole nodes",
+            "GPUs per gang; on a machine without GPUs, cores. More than one node: whole nodes only",
         ),
     ]
     gpus_per_node: Annotated[
-        OrAuto[Annotated[int, Field(strict=True, ge=1, le=1024)]],
+        OrAuto[Annotated[int, whole(1, 1024)]],
         key(
             "`auto`, a number",
-            "`auto`: as many as the cluster's largest node has; `sweep plan` without a GPU at hand assumes 8",
+            "`auto`: those of the cluster's largest node; `sweep plan` without a GPU assumes 8",
         ),
     ] = "auto"
     device: Annotated[
         str,
         AfterValidator(_device),
-        WithJsonSchema({"enum": ["auto", "cpu", *DEVICES]}),
+        WithJsonSchema({"enum": list(_DEVICE_NAMES)}),
         key(
             "`auto`, `cpu`, or a device",
-            "Where to run, and which data sheet predictions use; see [Devices](#devices). `auto`: GPUs if there are any",
+            "Where to run, and whose data sheet the predictions use: [Devices](#devices)."
+            " `auto`: GPUs if there are any",
         ),
     ] = "auto"
     device_memory_gib: Annotated[
-        Annotated[float, Field(strict=True, gt=0, le=4096)] | None,
+        float | None,
+        Field(strict=True, gt=0, le=4096),
         key("number", "Memory of one GPU for predictions, in place of the data sheet's"),
     ] = None
     price_per_gpu_hour: Annotated[
-        Annotated[float, Field(strict=True, gt=0, le=10_000)] | None,
+        float | None,
+        Field(strict=True, gt=0, le=10_000),
         key(
             "number",
-            "US dollars that you pay, for the costs that `sweep plan` shows and for `search.max_cost`; none: see [Devices](#devices)",
+            "Your price in US dollars, for the costs in `sweep plan` and for `search.max_cost`."
+            " Default: the [list price](#devices)",
         ),
     ] = None
     axes: Annotated[Axes, key("section", "What may vary: [axes](#axes)")] = Axes()
     tensor_parallel_across_nodes: Annotated[
-        bool,
-        Field(strict=True),
-        key("`true`, `false`", "Also allow tensor-parallel groups larger than a node"),
+        Flag, key("`true`, `false`", "Allow tensor-parallel groups larger than a node")
     ] = False
     constraints: Annotated[
         tuple[Constraint, ...],
         BeforeValidator(as_list),
         BeforeValidator(few),
         OneWithoutItsList(),
-        key(
-            "expression or list",
-            "What must hold for a layout to be legal: [constraints](#constraints)",
-        ),
+        key("expression or list", "Conditions on legal layouts: [constraints](#constraints)"),
     ] = ()
     measurement: Annotated[
         Measuring, key("section", "How steps are timed: [measurement](#measurement)")
     ] = Measuring()
     search: Annotated[
-        Search, key("section", "What is tried next, and when to stop: [search](#search)")
+        Search, key("section", "What to try next, and when to stop: [search](#search)")
     ] = Search()
     objective: Annotated[
         Objective,
         key(
             "`tokens_per_second_per_gpu`, `step_seconds`",
-            "What is optimised: the first is made large, the second small",
+            "What to optimise: the first is maximised, the second minimised",
         ),
     ] = Objective.TOKENS_PER_SECOND_PER_GPU
     workload: Annotated[
@@ -199,30 +207,16 @@ class SweepSpec(Section):
     ] = LlamaWorkload()
     trainer: Annotated[
         TrainerChoice | None,
-        key(
-            "a name, or a section",
-            "What is known of its memory, for predictions: [trainer](#trainer)",
-        ),
+        key("a name, or a section", "What is known of the program's memory: [trainer](#trainer)"),
     ] = None
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the trainer where none is named: a stored sweep reads as it did before there could be one."""
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name != "trainer" or value is not None
-        }
 
     @model_validator(mode="after")
     def _traced_in_its_precision(self) -> Self:
-        if (
-            self.trainer is not None
-            and self.trainer.activations is not None
-            and len(self.precision) > 1
-        ):
+        traced = self.trainer is not None and self.trainer.activations is not None
+        if traced and len(self.precision) > 1:
             raise ValueError(
-                f"trainer.activations are of one precision, and precision has {len(self.precision)}: keep one, or leave activations out"
+                "trainer.activations are of one precision, and precision has"
+                f" {len(self.precision)}: keep one, or leave activations out"
             )
         return self
 
@@ -236,17 +230,19 @@ class SweepSpec(Section):
         num_cells = len(self.model) * len(self.gpus) * len(self.sequence_length) * batches
         if num_cells > MAX_CELLS:
             raise ValueError(
-                f"model x gpus x sequence_length x global batch make {num_cells:,} cells; at most {MAX_CELLS:,}"
+                f"model x gpus x sequence_length x global batch make {num_cells:,} cells;"
+                f" at most {MAX_CELLS:,}"
             )
         for tokens, length in product(self.global_batch_tokens or (), self.sequence_length):
             if tokens % length:
                 raise ValueError(
-                    f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}: the batch is exact, never rounded"
+                    f"global_batch_tokens {tokens} is not a multiple of sequence_length {length}:"
+                    " the batch is exact, never rounded"
                 )
         names = [m.name for m in self.model]
         if len(set(names)) != len(names):
             raise ValueError(
-                f"model names {', '.join(names)}: one stands twice; two definitions need two names"
+                f"model names {', '.join(names)}: one appears twice; two definitions need two names"
             )
         if isinstance(self.gpus_per_node, int):
             for gpus in self.gpus:
@@ -259,43 +255,40 @@ class SweepSpec(Section):
     @field_validator("constraints", mode="before")
     @classmethod
     def _naming_options(cls, value: Any, info: ValidationInfo) -> Any:
-        """Constraints may name the options that are axes."""
+        """Let constraints name the options that are axes."""
         axes = info.data.get("axes")
         if axes is None or not axes.options:
             return value
         varying = tuple(axes.options.items())
-        return [
-            Unread(each, varying)
-            for each in (value if isinstance(value, (list, tuple)) else [value])
-        ]
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return [Unread(each, varying) for each in given]
 
     @model_validator(mode="after")
     def _options_mean_something(self) -> Self:
         if mistakes := option_mistakes(self.workload, self.axes.options):
-            raise ValidationError.from_exception_data(
-                type(self).__name__,
-                [
-                    InitErrorDetails(
-                        type=PydanticCustomError("value_error", "{error}", {"error": said}),
-                        loc=place,
-                        input=None,
-                    )
-                    for place, said in mistakes
-                ],
-            )
+            details = [
+                InitErrorDetails(
+                    type=PydanticCustomError("value_error", "{error}", {"error": message}),
+                    loc=place,
+                    input=None,
+                )
+                for place, message in mistakes
+            ]
+            raise ValidationError.from_exception_data(type(self).__name__, details)
         return self
 
     @model_validator(mode="after")
     def _bound_has_a_model(self) -> Self:
         if self.search.bound is not None and self.search.strategy is not Strategy.AUTO:
             raise ValueError(
-                f"search.bound: strategy {self.search.strategy} expects nothing of a layout; only auto can tell what is to gain"
+                f"search.bound: strategy {self.search.strategy} predicts no gain of a layout;"
+                " use strategy auto, or leave search.bound out"
             )
         return self
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> Self:
-        """Refuse `max_cost` where no price is known; the price of device `auto` is known on the machine."""
+        """Refuse `max_cost` if no price is known. That of device `auto` is known at run time."""
         known = (
             self.price_per_gpu_hour is not None
             or self.device == "auto"
@@ -303,7 +296,8 @@ class SweepSpec(Section):
         )
         if self.search.max_cost is not None and not known:
             raise ValueError(
-                f"search.max_cost: device {self.device} has no list price; give price_per_gpu_hour, in US dollars"
+                f"search.max_cost: device {self.device} has no list price;"
+                " give price_per_gpu_hour, in US dollars"
             )
         return self
 
@@ -317,26 +311,25 @@ class SweepSpec(Section):
 
     def cells(self) -> tuple[Cell, ...]:
         """Every model x GPU count x sequence length x global batch, in the file's order."""
+        tokens = self.global_batch_tokens or ()
         return tuple(
             Cell(model=model, num_gpus=gpus, sequence_length=length, global_batch_size=batch)
             for model, gpus, length in product(self.model, self.gpus, self.sequence_length)
-            for batch in (
-                self.global_batch_size
-                or [tokens // length for tokens in self.global_batch_tokens or ()]
-            )
+            for batch in self.global_batch_size or [number // length for number in tokens]
         )
 
     def remarks(self) -> tuple[str, ...]:
         """Settings of the file that the sweep ignores, a sentence each."""
         if self.search.plateau is not None and self.search.strategy is Strategy.EXHAUSTIVE:
             return (
-                "search.plateau is ignored: strategy exhaustive measures every layout; leave one of the two out",
+                "search.plateau is ignored: strategy exhaustive measures every layout;"
+                " leave one of the two out",
             )
         return ()
 
     @property
     def dominance(self) -> Dominance:
-        """The proof that an out-of-memory needs: as the file says, else by whether the memory of the trainer is known."""
+        """The proof that an out-of-memory needs before it excludes other layouts."""
         asked = self.search.dominance
         if isinstance(asked, Dominance):
             return asked
@@ -344,21 +337,18 @@ class SweepSpec(Section):
 
     @property
     def knows_memory(self) -> str | None:
-        """Why layouts are known to need more memory than others; None: the program is somebody else's, and nothing is declared of it."""
+        """Why the program's memory is known; None for a foreign program without a `trainer`."""
         if self.trainer is not None:
             return "the file declares its trainer"
-        return (
-            f"workload {self.workload.name} is our own" if self.workload.name in OUR_OWN else None
-        )
+        name = self.workload.name
+        return f"workload {name} is our own" if name in OUR_OWN else None
 
     def conditions(self) -> dict[str, Any]:
-        """What makes numbers incomparable when it changes. Axes, budgets, cells and limits are not among it."""
+        """What makes numbers incomparable if it changes; not axes, budgets, cells or limits."""
+        options = self.workload.options.conditions()
         return {
             "workload": self.workload.name,
-            **{
-                f"workload.options.{name}": value
-                for name, value in self.workload.options.conditions().items()
-            },
+            **{f"workload.options.{name}": value for name, value in options.items()},
             "warmup_steps": self.measurement.warmup_steps,
             "objective": str(self.objective),
             "device": self.device,

@@ -1,14 +1,13 @@
-"""The kinds of values that a sweep file holds: lists that may be one value, sizes, durations, names, options, and what is said of a wrong one.
+"""The kinds of values in a sweep file: sizes, durations, names, options, and lists of them.
 
-What they mean is said where they stand, in `spec`.
+Each kind checks its own values. What a value means is described in its section.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,38 +19,69 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
+    SerializerFunctionWrapHandler,
     Tag,
     WithJsonSchema,
+    model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from orchestrator.core.problem.layout import Recompute
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_VALUES = 4096  # of one axis
 MAX_FEW = 64  # models, constraints, values of an option
 MAX_OPTIONS = 16  # that vary
+MAX_OPTION_CHARACTERS, MAX_OPTION_NUMBER = 100, 10**15
+MAX_NAME = 63  # characters of a sweep's name
+_NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATIONS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPELT_OUT = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
+    r"(\d+(?:\.\d+)?)\s*(?:(?P<s>s|sec|second)|(?P<min>m|min|minute)"
+    r"|(?P<h>h|hr|hour)|(?P<d>d|day))s?\.?",
     re.IGNORECASE,
 )
-MAX_NAME = 63  # characters of a sweep's name
-_NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+RECOMPUTE_WORDS = ("none", "full", "selective", "selective_ops", "selective_attention", "auto")
 
 
 class Section(BaseModel):
+    """A mapping of known keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    OMITTED_DEFAULTS: ClassVar[frozenset[str]] = frozenset()
+    """Keys that are stored only if they differ from their default.
+
+    A sweep that was stored before a key existed then still reads the same.
+    """
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        defaults = {name: type(self).model_fields[name].default for name in self.OMITTED_DEFAULTS}
+        values = write(self).items()
+        return {
+            name: value for name, value in values if name not in defaults or value != defaults[name]
+        }
 
 
 def key(takes: str, means: str) -> Any:
-    """The words of a key, for `Annotated`: what it takes, and what it means. `sweep schema` and the documents show them."""
+    """Describe a key, for `Annotated`: the values it takes and what it means.
+
+    `sweep schema` and the documents show both.
+    """
     return Field(description=means, json_schema_extra={"takes": takes})
 
 
+def whole(least: int, most: int) -> Any:
+    """The bounds of a whole number, for `Annotated`."""
+    return Field(strict=True, ge=least, le=most)
+
+
 def as_list(value: Any) -> Any:
-    """One value may stand without its list. Far too long a list is refused before its values are looked at."""
+    """Put one value into a list. Refuse a list that is far too long before its values are read."""
     if not isinstance(value, (list, tuple)):
         return [value]
     if len(value) > MAX_VALUES:
@@ -65,8 +95,14 @@ def few(value: Any) -> Any:
     return value
 
 
+def few_options(value: Any) -> Any:
+    if isinstance(value, Mapping) and len(value) > MAX_OPTIONS:
+        raise ValueError(f"{len(value):,} options; at most {MAX_OPTIONS}")
+    return value
+
+
 def _tokens(value: Any) -> Any:
-    """`4M` is 4 * 2**20, as the field counts tokens of a batch: 4M tokens at sequence length 4096 are 1,024 sequences exactly."""
+    """Read `4M` as 4 * 2**20: at sequence length 4096, these are exactly 1,024 sequences."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d{1,18})\s*([kKmMgG]?)", value)
@@ -91,15 +127,16 @@ def _duration(value: Any) -> Any:
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or ".." in value:
         raise ValueError(
-            f"name {value[:80]!r} is not 1 to 63 of a-z 0-9 . _ -, with a letter or digit at both ends and no '..': it names files and rows"
+            f"name {value[:80]!r} is not 1 to 63 of a-z 0-9 . _ -, with a letter or digit at both"
+            " ends and no '..': it names files and rows"
         )
     return value
 
 
 def _distinct(values: Any) -> Any:
     if isinstance(values, tuple) and len(set(values)) != len(values):
-        twice = [value for i, value in enumerate(values) if value in values[:i]]
-        raise ValueError(f"{twice[0]} stands twice in the list")
+        twice = next(value for i, value in enumerate(values) if value in values[:i])
+        raise ValueError(f"{twice} appears twice in the list")
     return values
 
 
@@ -110,60 +147,89 @@ def _recompute(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise ValueError(
-            f"{value!r} is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)"
+            f"{value!r} is no recompute; write none, selective or full,"
+            " each but none with an optional :LAYERS (full:8)"
         )
     try:
         return Recompute.parse(value)
     except ValueError as exc:
-        close = get_close_matches(
-            value,
-            ("none", "full", "selective", "selective_ops", "selective_attention", "auto"),
-            n=1,
+        raise ValueError(f"{exc}{did_you_mean(value, RECOMPUTE_WORDS)}") from None
+
+
+def _option_name(value: str) -> str:
+    if not _OPTION_NAME.fullmatch(value):
+        raise ValueError(
+            f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _,"
+            " a letter or _ first"
         )
-        raise ValueError(f"{exc}; did you mean {close[0]}?" if close else str(exc)) from None
+    return value
 
 
-def _auto(value: Any) -> str:
-    return "auto" if value == "auto" else "values"
+def _option_value(value: Any) -> Any:
+    if isinstance(value, str):
+        good = len(value) <= MAX_OPTION_CHARACTERS and value.isprintable()
+    else:
+        good = isinstance(value, int) and abs(value) <= MAX_OPTION_NUMBER
+    if not good:
+        raise ValueError(
+            f"{str(value)[:80]!r} is no value of an option;"
+            " expected a word on one line, a whole number, true or false"
+        )
+    return value
 
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-Name = Annotated[
-    str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})
-]
+def _text(**schema: Any) -> Any:
+    return WithJsonSchema({"type": "string", **schema})
+
+
+def _number_or_text(kind: str, description: str) -> Any:
+    return WithJsonSchema({"type": [kind, "string"], "description": description})
+
+
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, whole(1, 1 << 24)]
+Name = Annotated[str, AfterValidator(_name), _text(pattern=f"^{_NAME.pattern}$")]
 Duration = Annotated[
     Annotated[float, Field(strict=True, gt=0, le=1e8)],
     BeforeValidator(_duration),
-    WithJsonSchema({"type": ["number", "string"], "description": "seconds, or 90s, 5min, 2h"}),
+    _number_or_text("number", "seconds, or 90s, 5min, 2h"),
 ]
 Tokens = Annotated[
-    Annotated[int, Field(strict=True, ge=1, le=1 << 40)],
+    Annotated[int, whole(1, 1 << 40)],
     BeforeValidator(_tokens),
-    WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 4M = 4 * 2**20"}),
+    _number_or_text("integer", "a number, or 4M = 4 * 2**20"),
 ]
 Length = Annotated[
-    Count,
-    BeforeValidator(_tokens),
-    WithJsonSchema({"type": ["integer", "string"], "description": "a number, or 8K = 8192"}),
+    Count, BeforeValidator(_tokens), _number_or_text("integer", "a number, or 8K = 8192")
 ]
 RecomputeChoice = Annotated[
     Recompute,
     BeforeValidator(_recompute),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"}
-    ),
+    _text(pattern=r"^(none|full(:\d+)?|selective(_ops|_attention)?(:\d+)?)$"),
 ]
 
 
 class OneWithoutItsList:
-    """Says in the JSON schema what `as_list` does."""
+    """Add to the JSON schema that one value needs no list, as `as_list` allows."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         many = handler(schema)
         return {"anyOf": [many["items"], many]}
+
+
+class OrElse:
+    """Add to the JSON schema another form that the value may have."""
+
+    def __init__(self, form: Mapping[str, Any]) -> None:
+        self._form = form
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [dict(self._form), handler(schema)]}
 
 
 _T = TypeVar("_T")
@@ -174,45 +240,11 @@ Some = Annotated[
     AfterValidator(_distinct),
     OneWithoutItsList(),
 ]
-# The tag keeps the word `auto` and the values apart, so that a mistake is told once, about what was meant.
+# The tag separates the word `auto` from values: pydantic then reports one mistake, not one for each.
 OrAuto = Annotated[
-    Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")], Discriminator(_auto)
+    Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")],
+    Discriminator(lambda value: "auto" if value == "auto" else "values"),
 ]
-
-
-def _option_values(value: Any) -> Any:
-    return few(as_list(value))
-
-
-def few_options(value: Any) -> Any:
-    if isinstance(value, Mapping) and len(value) > MAX_OPTIONS:
-        raise ValueError(f"{len(value):,} options; at most {MAX_OPTIONS}")
-    return value
-
-
-def _option_value(value: Any) -> Any:
-    is_text = (
-        isinstance(value, str)
-        and len(value) <= MAX_OPTION_CHARACTERS
-        and (value.isprintable() or not value)
-    )
-    if is_text or (isinstance(value, int) and abs(value) <= MAX_OPTION_NUMBER):
-        return value
-    raise ValueError(
-        f"{str(value)[:80]!r} is no value of an option; expected a word on one line, a whole number, true or false"
-    )
-
-
-def _option_name(value: str) -> str:
-    if not _OPTION_NAME.fullmatch(value):
-        raise ValueError(
-            f"{value[:80]!r} is no name of an option: 1 to 63 letters, digits and _, a letter or _ first"
-        )
-    return value
-
-
-MAX_OPTION_CHARACTERS, MAX_OPTION_NUMBER = 100, 10**15
-_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 OptionName = Annotated[str, AfterValidator(_option_name)]
 OptionChoice = Annotated[
     str | int | bool,
@@ -221,7 +253,7 @@ OptionChoice = Annotated[
 ]
 OptionValues = Annotated[
     tuple[OptionChoice, ...],
-    BeforeValidator(_option_values),
+    BeforeValidator(lambda value: few(as_list(value))),
     Field(min_length=1),
     AfterValidator(_distinct),
     OneWithoutItsList(),

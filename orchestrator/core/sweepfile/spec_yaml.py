@@ -19,7 +19,7 @@ from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.problem.layout import SHORT_NAMES
 from orchestrator.core.sweepfile.sections import ModelSizes
 from orchestrator.core.sweepfile.spec import SweepSpec, batch_mistake
-from orchestrator.core.sweepfile.workload_options import WORKLOADS
+from orchestrator.core.sweepfile.workload_section import WORKLOADS
 from orchestrator.core.sweepfile.yaml_document import Document, Path, Place, YamlRefused, read
 
 MAX_MISTAKES_SHOWN = 50

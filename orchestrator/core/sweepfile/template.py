@@ -1,6 +1,6 @@
-"""Names in braces that an argument of a foreign program may hold, such as `{micro_batch_size}`, and how they are filled in.
+"""Templates of a command: names in braces, such as `{micro_batch_size}`, and their replacement.
 
-Their values are known where a rank is started.
+The values are known when a rank starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-# Each with what it stands for.
+# Each name with the meaning of its value.
 TEMPLATE_NAMES: Mapping[str, str] = {
     "data_parallel_size": "the layout's",
     "tensor_parallel_size": "the layout's",
@@ -34,27 +34,26 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Put values for {names}; doubled braces stand for themselves. Raises ValueError for anything else between braces."""
+    """Replace {names} by values; doubled braces become single. Raises ValueError for other text."""
 
     def value(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        name = match[1]
-        if name is None or name not in values:
+        if match[1] not in values:
             raise ValueError(_unknown(match[0], template, tuple(values)))
-        return values[name]
+        return values[match[1]]
 
     return _PLACEHOLDER.sub(value, template)
 
 
 def checked(template: str, names: Collection[str] = TEMPLATE_NAMES) -> str:
-    """The template itself, if every name in it is one. Raises ValueError with the name that is meant."""
+    """Return the template if every name in it is known. Raises ValueError with a suggestion."""
     fill(template, dict.fromkeys(names, ""))
     return template
 
 
 def well_formed(template: str) -> str:
-    """The template itself, if its braces are in order; which names there are is not known yet. Raises ValueError."""
+    """Return the template if its braces match; its names are checked later. Raises ValueError."""
     for match in _PLACEHOLDER.finditer(template):
         if match[0] in "{}" or (match[1] is not None and not _NAME.fullmatch(match[1])):
             raise ValueError(_unknown(match[0], template, TEMPLATE_NAMES))
@@ -62,9 +61,12 @@ def well_formed(template: str) -> str:
 
 
 def _unknown(placeholder: str, template: str, names: Collection[str]) -> str:
-    close = get_close_matches(placeholder.strip("{} ")[:80], names, n=1, cutoff=0.6)
+    close = get_close_matches(placeholder.strip("{} ")[:80], names, n=1)
     hint = f"; did you mean {{{close[0]}}}?" if close else "; write {{ and }} for braces that stay"
-    return f"{_short(placeholder)} in {_short(template)} is not a name that can be filled in; possible: {', '.join(names)}{hint}"
+    return (
+        f"{_short(placeholder)} in {_short(template)} is not a name that can be filled in;"
+        f" possible: {', '.join(names)}{hint}"
+    )
 
 
 def _short(text: str) -> str:

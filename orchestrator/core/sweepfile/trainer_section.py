@@ -1,25 +1,16 @@
-"""The section `trainer` of a sweep file: what is known of the memory of a program before any of its trials, by name or by numbers.
+"""The section `trainer` of a sweep file: the memory of a program, known before its trials.
 
-`sweep trace` writes the numbers for a model of one's own. Predictions alone rest on them: they are no condition of a measurement.
+`sweep trace` writes its numbers for the user's own model. Only predictions use them: they are no
+condition of a measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    GetJsonSchemaHandler,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from orchestrator.core.physics.traced_memory import (
     NO_RECOMPUTE,
@@ -29,22 +20,14 @@ from orchestrator.core.physics.traced_memory import (
 )
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.problem.layout import Recompute
-from orchestrator.core.sweepfile.spec_values import Section, key
+from orchestrator.core.sweepfile.spec_values import OrElse, Section, key
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_MODES = 16
-_MASTER_AND_MOMENTS = 12.0  # bytes a parameter of Adam in mixed precision
-
+_MASTER_AND_MOMENTS = 12.0  # bytes per parameter of Adam in mixed precision
 _BYTES = "number (per token), or [bytes](#bytes)"
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
-
-
-class _OrNumber:
-    """Says in the JSON schema that a number may stand for the mapping."""
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "number"}, handler(schema)]}
+_OrNumber = OrElse({"type": "number"})
 
 
 def _is_number(value: Any) -> bool:
@@ -54,54 +37,53 @@ def _is_number(value: Any) -> bool:
 class TracedTerm(Section):
     """Bytes of one micro-batch; a number alone is per token."""
 
+    # Below 0 if the square of the sequence length makes up for it.
     per_token: Annotated[
-        float, Field(ge=-1e15, le=1e15), key("number", "Times the tokens of a micro-batch")
-    ] = 0.0  # below 0 where the square of the sequence length makes up for it
+        float, Field(ge=-1e15, le=1e15), key("number", "Bytes per token of a micro-batch")
+    ] = 0.0
     per_token_and_position: Annotated[
         Bytes,
-        key("number", "Times these, times the sequence length: attention that keeps its scores"),
+        key(
+            "number",
+            "Bytes per token and token of the sequence: for attention that stores its scores",
+        ),
     ] = 0.0
     fixed: Annotated[
         Bytes,
         key(
             "number",
-            "Whatever the tokens: rounded copies of weights, a weight's gradient before it is added",
+            "Bytes whatever the tokens: rounded copies of weights,"
+            " a weight's gradient before it is added",
         ),
     ] = 0.0
 
     @property
     def value(self) -> TracedBytes:
-        return TracedBytes(
-            per_token=self.per_token,
-            per_token_and_position=self.per_token_and_position,
-            fixed=self.fixed,
-        )
+        return TracedBytes(**self.model_dump())
 
 
-def _term(value: Any) -> Any:
-    return {"per_token": value} if _is_number(value) else value
-
-
-Term = Annotated[TracedTerm, BeforeValidator(_term), _OrNumber()]
+Term = Annotated[
+    TracedTerm,
+    BeforeValidator(lambda value: {"per_token": value} if _is_number(value) else value),
+    _OrNumber,
+]
 
 
 class TracedModeSection(Section):
-    """What a layer keeps that is recomputed so, and what the moments of the peak need beyond what all layers keep."""
+    """The memory of one recompute mode: what a layer keeps, and what each peak adds."""
 
-    kept: Annotated[Term, key(_BYTES, "By one layer, for its backward pass")]
+    kept: Annotated[Term, key(_BYTES, "What one layer keeps for its backward pass")]
     backward: Annotated[
         Term,
-        key(
-            _BYTES,
-            "Beyond what all layers keep, when the last layer's backward pass is at its fullest",
-        ),
+        key(_BYTES, "What the last layer's backward pass adds to what all layers keep"),
     ]
-    head: Annotated[Term, key(_BYTES, "The same, when the head and the loss are")]
+    head: Annotated[Term, key(_BYTES, "What the head and the loss add to what all layers keep")]
     end: Annotated[
         Term,
         key(
             _BYTES,
-            "Above the states, when the backward pass of all layers is over: the embedding's gradient before it is added",
+            "What is left besides the states after the last backward pass:"
+            " the embedding's gradient before it is added",
         ),
     ] = TracedTerm()
 
@@ -116,20 +98,20 @@ class TracedModeSection(Section):
 
 
 class BytesPerParameter(Section):
-    """Bytes of a parameter in mixed precision, without sharding; a number alone is the sum of all three."""
+    """Bytes per parameter in mixed precision, without sharding; a number alone is the sum."""
 
     parameters: Annotated[
         float,
         Field(gt=0, le=64),
-        key("number", "2 in bf16; 4 where weights are fp32 and rounded at each use"),
+        key("number", "2 in bf16; 4 if weights are fp32 and rounded at each use"),
     ] = 2.0
     gradients: Annotated[
         float,
         Field(ge=0, le=64),
-        key("number", "2 in bf16, 4 in fp32, 6 where bf16 ones are added to an fp32 copy"),
+        key("number", "2 in bf16, 4 in fp32, 6 if bf16 gradients are added to an fp32 copy"),
     ] = 2.0
     optimizer: Annotated[
-        float, Field(ge=0, le=64), key("number", "Adam's moments, 8, and 4 of an fp32 master")
+        float, Field(ge=0, le=64), key("number", "8 for Adam's moments, 4 for an fp32 master copy")
     ] = _MASTER_AND_MOMENTS
 
 
@@ -139,8 +121,9 @@ def _bytes_per_parameter(value: Any) -> Any:
     gradients = value - 2.0 - _MASTER_AND_MOMENTS
     if not 0 < gradients <= 64:
         raise ValueError(
-            f"{value} bytes per parameter are not weights 2, gradients, and Adam's master and moments 12, as 16, 18 or 20 are; "
-            "give the parts: {parameters: 2, gradients: 2, optimizer: 4}"
+            f"{value} bytes per parameter are not weights 2, gradients, and Adam's master and"
+            " moments 12, as 16, 18 or 20 are;"
+            " give the parts: {parameters: 2, gradients: 2, optimizer: 4}"
         )
     return {"gradients": gradients}
 
@@ -149,7 +132,8 @@ def _mode(text: str) -> str:
     recompute = Recompute.parse(text)
     if recompute.num_layers is not None:
         raise ValueError(
-            f"{text!r} is of some layers; activations are those of one layer: {text.partition(':')[0]}"
+            f"{text!r} is of some layers; activations are those of one layer:"
+            f" {text.partition(':')[0]}"
         )
     return str(recompute)
 
@@ -162,31 +146,30 @@ def _modes(value: Any) -> Any:
 
 def _none_among(value: Mapping[str, TracedModeSection]) -> Mapping[str, TracedModeSection]:
     if NO_RECOMPUTE not in value:
-        raise ValueError(f"{NO_RECOMPUTE} is missing: what layers keep that are not recomputed")
+        raise ValueError(f"{NO_RECOMPUTE} is missing: what layers keep without recomputation")
     return value
 
 
 def _profile(value: str) -> str:
     if value not in TRAINERS:
-        close = get_close_matches(value[:80], TRAINERS, n=1)
         raise ValueError(
-            f"{value[:80]!r} is not one of {', '.join(TRAINERS)}{f'; did you mean {close[0]}?' if close else ''}"
+            f"{value[:80]!r} is not one of {', '.join(TRAINERS)}{did_you_mean(value, TRAINERS)}"
         )
     return value
 
 
 class TrainerSection(Section):
-    """A known trainer to start from, and what is known better."""
+    """A known trainer to start from, and numbers that replace its own."""
 
     profile: Annotated[
         Annotated[str, AfterValidator(_profile), WithJsonSchema({"enum": list(TRAINERS)})] | None,
         key(
             ", ".join(f"`{name}`" for name in TRAINERS),
-            "A trainer that is known; `trainer: nanotron` alone says it too",
+            "A known trainer. `trainer: nanotron` is short for `trainer: {profile: nanotron}`",
         ),
     ] = None
     bytes_per_parameter: Annotated[
-        Annotated[BytesPerParameter, BeforeValidator(_bytes_per_parameter), _OrNumber()] | None,
+        Annotated[BytesPerParameter, BeforeValidator(_bytes_per_parameter), _OrNumber] | None,
         key(
             "number or section",
             "In mixed precision, unsharded: 16, 18, 20, or its [parts](#bytes_per_parameter)",
@@ -201,7 +184,8 @@ class TrainerSection(Section):
         | None,
         key(
             "mapping",
-            "What layers and head hold, by recompute mode: [activations](#activations); `none` is required",
+            "Memory of layers and head by recompute mode: [activations](#activations)."
+            " `none` is required",
         ),
     ] = None
 
@@ -209,13 +193,14 @@ class TrainerSection(Section):
     def _says_something(self) -> Self:
         if self.profile is None and self.bytes_per_parameter is None and self.activations is None:
             raise ValueError(
-                "trainer says nothing; give a profile, bytes_per_parameter or activations, or leave it out"
+                "trainer is empty; give a profile, bytes_per_parameter or activations,"
+                " or leave it out"
             )
         return self
 
-    def trainer(self, without: Trainer) -> Trainer:
-        """The trainer meant; `without` is what would be believed without this section."""
-        known = TRAINERS[self.profile] if self.profile is not None else without
+    def trainer(self, default: Trainer) -> Trainer:
+        """Return the trainer described, which starts from a profile or else from the default."""
+        known = TRAINERS[self.profile] if self.profile is not None else default
         if (states := self.bytes_per_parameter) is not None:
             known = replace(
                 known,
@@ -224,26 +209,13 @@ class TrainerSection(Section):
                 optimizer_bytes=states.optimizer,
             )
         if self.activations is not None:
-            known = replace(
-                known,
-                traced=TracedMemory(
-                    modes=tuple((name, mode.value) for name, mode in self.activations.items())
-                ),
-            )
+            modes = tuple((name, mode.value) for name, mode in self.activations.items())
+            known = replace(known, traced=TracedMemory(modes=modes))
         return known
 
 
-def _or_profile(value: Any) -> Any:
-    return {"profile": value} if isinstance(value, str) else value
-
-
-class _OrProfile:
-    """Says in the JSON schema what `_or_profile` does."""
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [{"enum": list(TRAINERS)}, handler(schema)]}
-
-
-TrainerChoice = Annotated[TrainerSection, BeforeValidator(_or_profile), _OrProfile()]
+TrainerChoice = Annotated[
+    TrainerSection,
+    BeforeValidator(lambda value: {"profile": value} if isinstance(value, str) else value),
+    OrElse({"enum": list(TRAINERS)}),
+]

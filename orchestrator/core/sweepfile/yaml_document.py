@@ -267,7 +267,7 @@ class _Builder:
                 )
             elif key in own:
                 self.mistakes.append(
-                    Mistake(place, (*path, key), f"key {key!r} stands twice; first at {own[key]}")
+                    Mistake(place, (*path, key), f"key {key!r} appears twice; first at {own[key]}")
                 )
             else:
                 own[key] = place

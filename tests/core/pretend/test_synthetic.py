@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.core.pretend.synthetic import slowness
-from orchestrator.core.sweepfile.workload_options import SyntheticDrift, SyntheticOptions
+from orchestrator.core.sweepfile.synthetic_options import SyntheticDrift, SyntheticOptions
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_a_machine_drifts_as_it_is_told(drift: dict[str, Any], expected: list[fl
 
 
 def test_a_slow_node_has_a_name() -> None:
-    with pytest.raises(ValidationError, match="slow_node needs the node that is slow"):
+    with pytest.raises(ValidationError, match="slow_node needs the name of the slow node"):
         SyntheticOptions.model_validate({"drift": [{"kind": "slow_node", "size": 0.3}]})

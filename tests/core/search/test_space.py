@@ -166,7 +166,8 @@ def test_lists_of_sizes_are_kept_to() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gpus": 64, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size is more than 8, the GPUs of a node (tensor_parallel_across_nodes allows it)"),
+        ({"gpus": 64, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size is more than 8, the GPUs of a node"
+            " (tensor_parallel_across_nodes allows it)"),
         ({"model": "llama-3.2-3b", "gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_attention_heads 24"),
         ({"gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_key_value_heads 8"),
         ({"model": "llama-tiny", "gpus": 2, "axes": {"tensor_parallel_size": 2}, "constraints": ["tp == 1"]}, "constraint: tp == 1"),

@@ -51,13 +51,15 @@ def undefined(text: str, *layouts: Layout) -> list[bool]:
     [
         ("dp == 4 and tp == 2 and pp == 2 and cp == 1 and mbs == 2 and ga == 8", True),
         (
-            "data_parallel_size * tensor_parallel_size * pipeline_parallel_size * context_parallel_size == world_size",
+            "data_parallel_size * tensor_parallel_size * pipeline_parallel_size *"
+            " context_parallel_size == world_size",
             True,
         ),
         ("world_size == num_gpus and num_gpus == num_nodes * gpus_per_node", True),
         ("dp * mbs * ga == global_batch_size", True),
         (
-            "num_layers == 32 and hidden_size == 4096 and num_attention_heads == 32 and num_key_value_heads == 8",
+            "num_layers == 32 and hidden_size == 4096 and num_attention_heads == 32 and"
+            " num_key_value_heads == 8",
             True,
         ),
         ("sequence_length // 4096 == 1 and sequence_length % 4096 == 0", True),
@@ -141,7 +143,8 @@ def test_arithmetic_beyond_64_bits_is_exact() -> None:
     assert holds(f"dp * {giant} * {giant} > {giant} * {giant} * 3") == [True]
     assert holds(f"(dp * {giant} * {giant} + 1) % {giant} == 1") == [True]
     assert holds(
-        f"global_batch_size * {giant} * sequence_length // {giant} == global_batch_size * sequence_length"
+        f"global_batch_size * {giant} * sequence_length // {giant} == global_batch_size *"
+        " sequence_length"
     ) == [True]
     assert holds(f"-dp * {giant} * {giant} < -{giant} * {giant} * 3 < 0") == [True]
 

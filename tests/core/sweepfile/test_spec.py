@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from orchestrator.core.problem.layout import Precision, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.trial.limits import resolve_limits
 
 
 def sweep(**changes: Any) -> SweepSpec:
@@ -196,6 +197,9 @@ def test_the_conditions_are_those_that_make_numbers_incomparable() -> None:
 def test_defaults_are_what_the_measurement_and_the_limits_need() -> None:
     spec = sweep()
     assert spec.measurement.plan.warmup_steps >= 2
-    assert spec.measurement.limits_of(num_ranks=1, predicted=None).first_step == 300.0
+    limits = resolve_limits(
+        spec.measurement.limits.asked, plan=spec.measurement.plan, num_ranks=1, predicted=None
+    )
+    assert limits.first_step == 300.0
     assert spec.axes.data_parallel_size == "auto"
     assert spec.axes.tensor_parallel_size == (1,)

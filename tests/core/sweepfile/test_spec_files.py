@@ -14,7 +14,7 @@ from orchestrator.core.problem.layout import Layout
 from orchestrator.core.search.space import CellSpace, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load, to_json_schema
-from orchestrator.core.sweepfile.workload_options import SyntheticOptions
+from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.yaml_document import read as read_yaml
 
 FILES = sorted((Path(__file__).resolve().parents[3] / "sweeps").glob("*.yaml"))

@@ -62,7 +62,7 @@ BAD = [
     (1, "name: [a]", "1:7: name: expected a text, got ['a']"),
     (1, "name:", "1:6: name: expected a text, got nothing"),
     (1, "nmae: demo", "1:1: nmae: unknown key; ... did you mean name?"),
-    (1, "name: demo\nname: other", "2:1: name: key 'name' stands twice; first at 1:1"),
+    (1, "name: demo\nname: other", "2:1: name: key 'name' appears twice; first at 1:1"),
     (
         2,
         "model: llama-3.1-8",
@@ -73,17 +73,21 @@ BAD = [
     (
         2,
         "model: [llama-tiny, llama-tiny]",
-        "2:8: model: model names llama-tiny, llama-tiny: one stands twice; two definitions need two names",
+        "2:8: model: model names llama-tiny, llama-tiny: one appears twice; two"
+        " definitions need two names",
     ),
     (
         2,
         "model: {name: mine, num_layers: 4, hidden_size: 128}",
-        "2:8: model: model lacks num_attention_heads, num_key_value_heads, ffn_hidden_size, vocab_size; give every size, or start from a preset: {preset: llama-3.1-8b, num_layers: 4}",
+        "2:8: model: model lacks num_attention_heads, num_key_value_heads,"
+        " ffn_hidden_size, vocab_size; give every size, or start from a preset: {preset:"
+        " llama-3.1-8b, num_layers: 4}",
     ),
     (
         2,
         "model: {preset: llama-tiny, hidden_size: 130}",
-        "2:8: model: model llama-tiny-4x130: hidden_size 130 is not a multiple of num_attention_heads 4",
+        "2:8: model: model llama-tiny-4x130: hidden_size 130 is not a multiple of"
+        " num_attention_heads 4",
     ),
     (
         2,
@@ -103,7 +107,8 @@ BAD = [
     (
         2,
         "model: {preset: llama-tiny, name: llama-3.1-8b}",
-        "2:35: model.name: name 'llama-3.1-8b' is a preset of other sizes; two definitions need two names",
+        "2:35: model.name: name 'llama-3.1-8b' is a preset of other sizes; two definitions"
+        " need two names",
     ),
     (
         2,
@@ -119,7 +124,7 @@ BAD = [
     (3, "gpus: two", "3:7: gpus: expected a whole number, got 'two'"),
     (3, "gpus: true", "3:7: gpus: expected a whole number, got true"),
     (3, "gpus: 1.5", "3:7: gpus: expected a whole number, got 1.5"),
-    (3, "gpus: [1, 2, 1]", "3:7: gpus: 1 stands twice in the list"),
+    (3, "gpus: [1, 2, 1]", "3:7: gpus: 1 appears twice in the list"),
     (3, "gpus: []", "3:7: gpus: the list is empty; give at least one value"),
     (3, "gpus: 100000", "3:7: gpus: 100000 is more than 16384, the most allowed"),
     (3, "gpus: {count: 8}", "3:7: gpus: expected a whole number, got {'count': 8}"),
@@ -139,22 +144,26 @@ BAD = [
     (
         5,
         "global_batch_tokens: 1000",
-        "5:22: global_batch_tokens: global_batch_tokens 1000 is not a multiple of sequence_length 64: the batch is exact, never rounded",
+        "5:22: global_batch_tokens: global_batch_tokens 1000 is not a multiple of"
+        " sequence_length 64: the batch is exact, never rounded",
     ),
     (
         5,
         "global_batch_tokens: 4MB",
-        "5:22: global_batch_tokens: '4MB' is no number of tokens; write a whole number, or 4M = 4 * 2**20",
+        "5:22: global_batch_tokens: '4MB' is no number of tokens; write a whole number, or"
+        " 4M = 4 * 2**20",
     ),
     (
         5,
         "global_batch_size: 16\nglobal_batch_tokens: 1024",
-        "6:22: global_batch_tokens: global_batch_tokens stands beside global_batch_size: give one of them",
+        "6:22: global_batch_tokens: global_batch_tokens and global_batch_size are both"
+        " given: keep one of them",
     ),
     (
         5,
         "# nothing",
-        "1:1: the global batch is required: give global_batch_size (sequences) or global_batch_tokens (tokens, 4M)",
+        "1:1: the global batch is required: give global_batch_size (sequences) or"
+        " global_batch_tokens (tokens, 4M)",
     ),
     (5, "global_batch_size: 1e3", "5:20: global_batch_size: expected a whole number, got 1000.0"),
     (5, "global_batch_size: 1.5e0", "5:20: global_batch_size: expected a whole number, got 1.5"),
@@ -164,7 +173,7 @@ BAD = [
         "precision: bf61",
         "6:12: precision: 'bf61' is not one of fp32, bf16, fp16, fp8; did you mean bf16?",
     ),
-    (6, "precision: [fp32, fp32]", "6:12: precision: fp32 stands twice in the list"),
+    (6, "precision: [fp32, fp32]", "6:12: precision: fp32 appears twice in the list"),
     (
         6,
         "precision: 32",
@@ -175,7 +184,8 @@ BAD = [
     (
         8,
         "  micro_batch_size: atuo",
-        "8:21: axes.micro_batch_size: expected a whole number or auto, got 'atuo'; did you mean auto?",
+        "8:21: axes.micro_batch_size: expected a whole number or auto, got 'atuo'; did you"
+        " mean auto?",
     ),
     (
         8,
@@ -213,7 +223,8 @@ BAD = [
     (
         9,
         "  recompute: [none, 3]",
-        "9:21: axes.recompute[1]: 3 is no recompute; write none, selective or full, each but none with an optional :LAYERS (full:8)",
+        "9:21: axes.recompute[1]: 3 is no recompute; write none, selective or full, each"
+        " but none with an optional :LAYERS (full:8)",
     ),
     (
         9,
@@ -236,17 +247,20 @@ BAD = [
     (
         11,
         "  limits: {start: 5 minutes}",
-        "11:19: measurement.limits.start: '5 minutes' is no duration; write seconds, or 90s, 5min, 2h, 1d; did you mean 5min?",
+        "11:19: measurement.limits.start: '5 minutes' is no duration; write seconds, or"
+        " 90s, 5min, 2h, 1d; did you mean 5min?",
     ),
     (
         11,
         "  limits: {strat: 5}",
-        "11:12: measurement.limits.strat: unknown key; allowed: start, rendezvous, first_step, steady, teardown, total; did you mean start?",
+        "11:12: measurement.limits.strat: unknown key; allowed: start, rendezvous,"
+        " first_step, steady, teardown, total; did you mean start?",
     ),
     (
         11,
         "  limits: 30",
-        "11:11: measurement.limits: expected a mapping of start, rendezvous, first_step, steady, teardown, total, got 30",
+        "11:11: measurement.limits: expected a mapping of start, rendezvous, first_step,"
+        " steady, teardown, total, got 30",
     ),
     (11, "  limits: {total: 0}", "11:19: measurement.limits.total: 0 is not more than 0"),
     (11, "  precision: .inf", "11:14: measurement.precision: expected a finite number, got inf"),
@@ -258,7 +272,8 @@ BAD = [
     (
         13,
         "  strategy: exhastive",
-        "13:13: search.strategy: 'exhastive' is not one of auto, exhaustive, random, tpe, gp; did you mean exhaustive?",
+        "13:13: search.strategy: 'exhastive' is not one of auto, exhaustive, random, tpe,"
+        " gp; did you mean exhaustive?",
     ),
     (13, "  max_trials: 0", "13:15: search.max_trials: 0 is less than 1, the least allowed"),
     (
@@ -286,7 +301,8 @@ BAD = [
     (
         15,
         "  name: lama",
-        "15:9: workload.name: 'lama' is not one of llama, synthetic, command, replay; did you mean llama?",
+        "15:9: workload.name: 'lama' is not one of llama, synthetic, command, replay; did"
+        " you mean llama?",
     ),
     (
         15,
@@ -297,7 +313,8 @@ BAD = [
     (
         15,
         "  options: {atention: eager}",
-        "15:13: workload.options.atention: unknown key; allowed: attention, ... did you mean attention?",
+        "15:13: workload.options.atention: unknown key; allowed: attention, ... did you"
+        " mean attention?",
     ),
     (
         15,
@@ -307,7 +324,8 @@ BAD = [
     (
         15,
         "  options: {noise: 0}",
-        "15:13: workload.options.noise: unknown key; ... noise belongs to workload.options of synthetic",
+        "15:13: workload.options.noise: unknown key; ... noise belongs to workload.options"
+        " of synthetic",
     ),
     (
         15,
@@ -328,7 +346,8 @@ BAD = [
     (
         15,
         "  name: command\n  options: {argv: [a, '{micro_batch}']}",
-        "16:23: workload.options.argv[1]: '{micro_batch}' in '{micro_batch}' is not a name that can be filled in; ... did you mean {micro_batch_size}?",
+        "16:23: workload.options.argv[1]: '{micro_batch}' in '{micro_batch}' is not a name"
+        " that can be filled in; ... did you mean {micro_batch_size}?",
     ),
     (
         15,
@@ -338,7 +357,8 @@ BAD = [
     (
         15,
         "  name: synthetic\n  options: {faults: [{fault: oomm}, {fault: oom, att: init}]}",
-        "16:50: workload.options.faults[1].att: unknown key; allowed: fault, at, ... did you mean at?",
+        "16:50: workload.options.faults[1].att: unknown key; allowed: fault, at, ... did"
+        " you mean at?",
     ),
     (
         15,
@@ -363,27 +383,34 @@ BAD = [
     (
         17,
         "  - recompute == 'ful'",
-        "17:5: constraints[0]: constraint \"recompute == 'ful'\": recompute is never 'ful'; allowed: none, selective, full, selective_attention, selective_ops; did you mean 'full'?",
+        "17:5: constraints[0]: constraint \"recompute == 'ful'\": recompute is never"
+        " 'ful'; allowed: none, selective, full, selective_attention, selective_ops; did"
+        " you mean 'full'?",
     ),
     (
         17,
         "  - __import__('os')",
-        "17:5: constraints[0]: constraint \"__import__('os')\": \"__import__('os')\" is not allowed;",
+        "17:5: constraints[0]: constraint \"__import__('os')\": \"__import__('os')\" is"
+        " not allowed;",
     ),
     (
         17,
         "  - {require: tp > 1, reason: x}",
-        "17:5: constraints[0]: {'require': 'tp > 1', 'reason': 'x'} is no constraint; write an expression, 'tp <= 8', or {require: 'tp <= 8', because: 'one node has 8'}",
+        "17:5: constraints[0]: {'require': 'tp > 1', 'reason': 'x'} is no constraint;"
+        " write an expression, 'tp <= 8', or {require: 'tp <= 8', because: 'one node has"
+        " 8'}",
     ),
     (
         17,
         "  - 3",
-        "17:5: constraints[0]: 3 is no constraint; write an expression, 'tp <= 8', or {require: 'tp <= 8', because: 'one node has 8'}",
+        "17:5: constraints[0]: 3 is no constraint; write an expression, 'tp <= 8', or"
+        " {require: 'tp <= 8', because: 'one node has 8'}",
     ),
     (
         17,
         "  - tp",
-        "17:5: constraints[0]: constraint 'tp': is a value, not a condition; compare it, as in 'tp > 1'",
+        "17:5: constraints[0]: constraint 'tp': is a value, not a condition; compare it,"
+        " as in 'tp > 1'",
     ),
     (
         17,
@@ -427,7 +454,8 @@ BAD = [
     (
         6,
         "precision: fp32: x",
-        "6:16: not YAML: mapping values are not allowed in this context; quote a text that holds ': ', and check the indentation",
+        "6:16: not YAML: mapping values are not allowed in this context; quote a text that"
+        " holds ': ', and check the indentation",
     ),
     (6, "precision: [fp32", "7:5: not YAML:"),
     (6, "precision: 'fp32", "18:1: not YAML:"),
@@ -445,14 +473,16 @@ BAD = [
     (
         10,
         "measurement: []\nx_y:",
-        "10:14: measurement: expected a mapping of warmup_steps, min_steps, max_steps, precision, limits, exclusive, preflight, wait_for_nodes, got []",
+        "10:14: measurement: expected a mapping of warmup_steps, min_steps, max_steps,"
+        " precision, limits, exclusive, preflight, wait_for_nodes, got []",
     ),
     (
         4,
         "sequence_length: 64KB",
-        "4:18: sequence_length: '64KB' is no number of tokens; write a whole number, or 4M = 4 * 2**20",
+        "4:18: sequence_length: '64KB' is no number of tokens; write a whole number, or 4M"
+        " = 4 * 2**20",
     ),
-    (6, "search:\n  seed: 1", "13:1: search: key 'search' stands twice; first at 6:1"),
+    (6, "search:\n  seed: 1", "13:1: search: key 'search' appears twice; first at 6:1"),
     (6, 'precision: "fp32\\u0007"', "6:12: precision: control character '\\x07' in a text"),
     (13, "  plateau: 20", "13:12: search.plateau: expected a mapping of trials, gain, got 20"),
     (
@@ -479,21 +509,79 @@ def test_a_mistake_is_told_with_its_place_its_rule_and_its_fix(
 
 # Workload and options that vary, and what is told.
 BAD_OPTIONS = [
-    ("llama, options: {attention: eager}", "attention: [sdpa, eager]", "7:29: axes.options.attention: attention also stands in workload.options; an option varies or is fixed: keep one of them"),
-    ("llama", "attention: [sdpa, eagr]", "7:36: axes.options.attention[1]: 'eagr' is not one of sdpa, eager; did you mean eager?"),
-    ("llama", "atention: [sdpa]", "7:28: axes.options.atention: atention is no option of workload llama; those that may: attention, ... did you mean attention?"),
-    ("llama", "memory_limit_bytes: [1, 2]", "7:38: axes.options.memory_limit_bytes: memory_limit_bytes may not vary; those that may: attention, gradient_dtype, num_threads"),
-    ("llama", "num_threads: [1, 0]", "7:35: axes.options.num_threads[1]: 0 is no num_threads: Input should be greater than 0"),
-    ("synthetic", "faults: [1]", "7:26: axes.options.faults: faults may not vary; those that may: sleep, time_scale"),
-    ("synthetic", "sleep: 0", "7:25: axes.options.sleep: 0 is no sleep: Input should be a valid boolean"),
-    ("command, options: {argv: [a, '{kernal}']}", "kernel: [a, b]", "8:47: workload.options.argv[1]: '{kernal}' in '{kernal}' is not a name ... did you mean {kernel}?"),
-    ("command, options: {argv: [a]}", "world_size: [1]", "7:30: axes.options.world_size: world_size is a name of the layout or its cell already; call the option otherwise"),
-    ("command, options: {argv: [a]}", "tp: [1]", "7:22: axes.options.tp: tp is a name of the layout"),
-    ("command, options: {argv: [a]}", "a-b: [1]", "7:23: axes.options.a-b: 'a-b' is no name of an option: 1 to 63 letters"),
-    ("command, options: {argv: [a]}", "k: [1.5]", "7:22: axes.options.k[0]: '1.5' is no value of an option; expected a word on one line, a whole number, true or false"),
-    ("command, options: {argv: [a]}", "k: [1, two]", "7:21: axes.options.k: values of more than one kind; expected words only"),
+    (
+        "llama, options: {attention: eager}",
+        "attention: [sdpa, eager]",
+        "7:29: axes.options.attention: attention is also in workload.options; an option varies"
+        " or is fixed: keep one of them",
+    ),
+    (
+        "llama",
+        "attention: [sdpa, eagr]",
+        "7:36: axes.options.attention[1]: 'eagr' is not one of sdpa, eager; did you mean eager?",
+    ),
+    (
+        "llama",
+        "atention: [sdpa]",
+        "7:28: axes.options.atention: atention is no option of workload llama; those that may:"
+        " attention, ... did you mean attention?",
+    ),
+    (
+        "llama",
+        "memory_limit_bytes: [1, 2]",
+        "7:38: axes.options.memory_limit_bytes: memory_limit_bytes may not vary; those that"
+        " may: attention, gradient_dtype, num_threads",
+    ),
+    (
+        "llama",
+        "num_threads: [1, 0]",
+        "7:35: axes.options.num_threads[1]: 0 is no num_threads: Input should be greater than 0",
+    ),
+    (
+        "synthetic",
+        "faults: [1]",
+        "7:26: axes.options.faults: faults may not vary; those that may: sleep, time_scale",
+    ),
+    (
+        "synthetic",
+        "sleep: 0",
+        "7:25: axes.options.sleep: 0 is no sleep: Input should be a valid boolean",
+    ),
+    (
+        "command, options: {argv: [a, '{kernal}']}",
+        "kernel: [a, b]",
+        "8:47: workload.options.argv[1]: '{kernal}' in '{kernal}' is not a name ... did you"
+        " mean {kernel}?",
+    ),
+    (
+        "command, options: {argv: [a]}",
+        "world_size: [1]",
+        "7:30: axes.options.world_size: world_size is already a name of the layout or its"
+        " cell; rename the option",
+    ),
+    (
+        "command, options: {argv: [a]}",
+        "tp: [1]",
+        "7:22: axes.options.tp: tp is already a name of the layout",
+    ),
+    (
+        "command, options: {argv: [a]}",
+        "a-b: [1]",
+        "7:23: axes.options.a-b: 'a-b' is no name of an option: 1 to 63 letters",
+    ),
+    (
+        "command, options: {argv: [a]}",
+        "k: [1.5]",
+        "7:22: axes.options.k[0]: '1.5' is no value of an option; expected a word on one line,"
+        " a whole number, true or false",
+    ),
+    (
+        "command, options: {argv: [a]}",
+        "k: [1, two]",
+        "7:21: axes.options.k: values of more than one kind; expected words only",
+    ),
     ("command, options: {argv: [a]}", "k: []", "7:21: axes.options.k: the list is empty"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("workload", "options", "told"), BAD_OPTIONS)
@@ -517,7 +605,10 @@ def test_every_mistake_in_options_that_vary_is_told_at_once() -> None:
 
 def test_options_that_vary_are_kept_with_their_types_and_their_order() -> None:
     base = "\n".join(BASE.splitlines()[:6])
-    text = f"{base}\naxes: {{options: {{kernel: [b, a], flag: [true, false], n: 3}}}}\nworkload: {{name: command, options: {{argv: ['{{kernel}}']}}}}\n"
+    text = (
+        f"{base}\naxes: {{options: {{kernel: [b, a], flag: [true, false], n: 3}}}}\nworkload:"
+        f" {{name: command, options: {{argv: ['{{kernel}}']}}}}\n"
+    )
     spec = load(text, source="s.yaml", overrides=["axes.options.n=[3, 5]"])
     assert dict(spec.axes.options) == {"kernel": ("b", "a"), "flag": (True, False), "n": (3, 5)}
     assert SweepSpec.model_validate_json(spec.model_dump_json()) == spec
@@ -530,7 +621,10 @@ def test_the_corpus_is_as_large_as_promised() -> None:
 
 
 def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
-    text = "nmae: x\nmodel: lama\ngpus: 0\nseq_len: 8\nprecision: bf61\naxes:\n  micro_batch_size: two\n  recompute: ful\nsearch: {strategy: tp}\ngpus: 3\n"
+    text = (
+        "nmae: x\nmodel: lama\ngpus: 0\nseq_len: 8\nprecision: bf61\naxes:\n "
+        " micro_batch_size: two\n  recompute: ful\nsearch: {strategy: tp}\ngpus: 3\n"
+    )
     lines = mistakes(text)
     for place in (
         "1:1: nmae",
@@ -542,7 +636,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
         "8:14: axes.recompute",
     ):
         assert any(line.startswith(f"s.yaml:{place}") for line in lines), place
-    assert any(line.startswith("s.yaml:10:1: gpus: key 'gpus' stands twice") for line in lines)
+    assert any(line.startswith("s.yaml:10:1: gpus: key 'gpus' appears twice") for line in lines)
     assert any("name: is required" in line for line in lines)
     assert any("the global batch is required" in line for line in lines)
     places = [tuple(map(int, line.split(":")[1:3])) for line in lines]
@@ -609,7 +703,7 @@ def test_an_override_of_the_batch_in_tokens_replaces_the_one_in_sequences() -> N
     spec = load(BASE, source="s.yaml", overrides=["global_batch_tokens=4K"])
     assert spec.global_batch_size is None
     assert spec.cells()[0].global_batch_size == 64
-    assert "stands beside" in mistakes(BASE, "global_batch_tokens=4K", "global_batch_size=8")[0]
+    assert "both given" in mistakes(BASE, "global_batch_tokens=4K", "global_batch_size=8")[0]
 
 
 @pytest.mark.parametrize(
@@ -621,11 +715,13 @@ def test_an_override_of_the_batch_in_tokens_replaces_the_one_in_sequences() -> N
         ),
         (
             "workload.options.attention=eagr",
-            "override 'workload.options.attention=eagr': workload.options.attention: 'eagr' is not one of",
+            "override 'workload.options.attention=eagr': workload.options.attention:"
+            " 'eagr' is not one of",
         ),
         (
             "workload=lama",
-            "override 'workload=lama': workload: 'lama' is not one of llama, synthetic, command, replay; did you mean llama?",
+            "override 'workload=lama': workload: 'lama' is not one of llama, synthetic,"
+            " command, replay; did you mean llama?",
         ),
         ("search.max_trails=3", "override 'search.max_trails=3': search.max_trails: unknown key;"),
         ("serach.max_trials=3", "override 'serach.max_trials=3': serach: unknown key;"),
@@ -641,7 +737,7 @@ def test_an_override_of_the_batch_in_tokens_replaces_the_one_in_sequences() -> N
         ("=3", "override '=3': is not of the form"),
         (
             "search={seed: 1, seed: 2}",
-            "override 'search={seed: 1, seed: 2}': key 'seed' stands twice",
+            "override 'search={seed: 1, seed: 2}': key 'seed' appears twice",
         ),
         ("gpus=!!python/name:os.system", "tags are not allowed"),
     ],
@@ -662,10 +758,56 @@ def test_wrong_overrides_and_a_wrong_file_are_told_together() -> None:
 # --- names ----------------------------------------------------------------------------------------------------------------------
 
 ODD_NAMES = [
-    "..", ".", "../x", "a/../b", "a..b", "/etc/passwd", "a/b", "a\\b", "..\\x", "~", "~root", "$HOME", "%2e%2e", "%00", "-rf", "--help", "-", "_", ".hidden",
-    "a.", "a-", "a b", " a", "a ", "a\nb", "a\n", "a\tb", "A", "É", "é", "ａ", "a\u202eb", "a\u200bb", "名", "a'b", 'a"b', "a;b", "a|b", "a`b`", "a&b", "a*", "a?", "a:b",
-    "con:", "", "x" * 64, "x" * 5000, "a\u0000b", "\u001b[31m",
-]  # fmt: skip
+    "..",
+    ".",
+    "../x",
+    "a/../b",
+    "a..b",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "..\\x",
+    "~",
+    "~root",
+    "$HOME",
+    "%2e%2e",
+    "%00",
+    "-rf",
+    "--help",
+    "-",
+    "_",
+    ".hidden",
+    "a.",
+    "a-",
+    "a b",
+    " a",
+    "a ",
+    "a\nb",
+    "a\n",
+    "a\tb",
+    "A",
+    "É",
+    "é",
+    "ａ",
+    "a\u202eb",
+    "a\u200bb",
+    "名",
+    "a'b",
+    'a"b',
+    "a;b",
+    "a|b",
+    "a`b`",
+    "a&b",
+    "a*",
+    "a?",
+    "a:b",
+    "con:",
+    "",
+    "x" * 64,
+    "x" * 5000,
+    "a\u0000b",
+    "\u001b[31m",
+]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=[ascii(name)[:24] for name in ODD_NAMES])

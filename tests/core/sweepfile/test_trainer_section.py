@@ -83,7 +83,7 @@ def test_a_trainer_is_no_condition_of_a_measurement_and_leaves_stored_sweeps_as_
     ("trainer", "said"),
     [
         ("nanotrn", "did you mean nanotron?"),
-        ({}, "trainer says nothing"),
+        ({}, "trainer is empty"),
         ({"bytes_per_parameter": 12}, "12 bytes per parameter are not"),
         ({"bytes_per_parameter": {"gradient": 2}}, "gradient"),
         ({"activations": {"full": FULL}}, "none is missing"),

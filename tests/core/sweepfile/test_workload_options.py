@@ -11,18 +11,20 @@ from pydantic import ValidationError
 
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.command_options import CommandOptions
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import to_json_schema
+from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, checked, fill
 from orchestrator.core.sweepfile.workload_options import (
-    WORKLOADS,
     AttentionKind,
-    CommandOptions,
-    CommandWorkload,
     LlamaOptions,
-    LlamaWorkload,
-    SyntheticOptions,
     WorkloadOptions,
+)
+from orchestrator.core.sweepfile.workload_section import (
+    WORKLOADS,
+    CommandWorkload,
+    LlamaWorkload,
     options_of,
     varied,
 )
@@ -147,7 +149,7 @@ def test_a_precision_that_the_synthetic_device_lacks_is_refused_and_those_it_has
 
 def test_a_memory_limit_is_for_machines_without_gpus() -> None:
     workload = {"options": {"memory_limit_bytes": 1 << 30}}
-    with pytest.raises(ValidationError, match="device h200 has a limit of its own"):
+    with pytest.raises(ValidationError, match="device h200 has its own limit"):
         sweep(workload=workload, device="h200")
     assert sweep(workload=workload, device="cpu")
 
@@ -188,7 +190,7 @@ def test_a_memory_limit_is_for_machines_without_gpus() -> None:
             {"argv": ["a"], "env_from": ["SWEEP_DB"]},
             "set for each rank by its launcher",
         ),
-        (CommandOptions, {"argv": ["a"], "env_from": ["A", "A"]}, "A stands twice"),
+        (CommandOptions, {"argv": ["a"], "env_from": ["A", "A"]}, "A appears twice"),
         (CommandOptions, {"argv": ["a"], "env_from": ["A", "B C"]}, "entry 2: this is no name"),
         (
             CommandOptions,
@@ -272,7 +274,7 @@ def test_a_template_knows_every_name_and_doubled_braces() -> None:
         *(
             (
                 [variable.removeprefix("SWEEP_").lower()],
-                "is a name of the layout"
+                "is already a name of the layout"
                 if variable == RUN_DIR_VARIABLE
                 else f"would be {variable}",
             )

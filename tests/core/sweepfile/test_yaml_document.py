@@ -51,7 +51,8 @@ def test_places_are_of_keys_and_of_values() -> None:
 
 def test_anchors_and_merges_are_expanded_and_own_keys_win() -> None:
     document = read(
-        "base: &base {x: 1, y: 2}\nother: &other {y: 3, z: 4}\nboth:\n  <<: [*base, *other]\n  x: 9\ncopy: *base\n"
+        "base: &base {x: 1, y: 2}\nother: &other {y: 3, z: 4}\nboth:\n  <<: [*base,"
+        " *other]\n  x: 9\ncopy: *base\n"
     )
     assert document.value["both"] == {"x": 9, "y": 2, "z": 4}
     assert document.value["copy"] == {"x": 1, "y": 2}
@@ -63,8 +64,8 @@ def test_anchors_and_merges_are_expanded_and_own_keys_win() -> None:
 def test_a_key_twice_is_a_mistake_with_both_places() -> None:
     document = read("a: 1\nb: {c: 1, c: 2}\na: 3\n")
     assert [(m.place, m.path, m.message) for m in document.mistakes] == [
-        (Place(2, 11), ("b", "c"), "key 'c' stands twice; first at 2:5"),
-        (Place(3, 1), ("a",), "key 'a' stands twice; first at 1:1"),
+        (Place(2, 11), ("b", "c"), "key 'c' appears twice; first at 2:5"),
+        (Place(3, 1), ("a",), "key 'a' appears twice; first at 1:1"),
     ]
 
 

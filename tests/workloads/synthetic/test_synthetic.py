@@ -15,7 +15,7 @@ from orchestrator.core.pretend.synthetic import memory, step_seconds, strikes
 from orchestrator.core.problem.hardware import DEVICES
 from orchestrator.core.problem.layout import Layout, Recompute
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.workload_options import FaultKind, SyntheticFault
+from orchestrator.core.sweepfile.synthetic_options import FaultKind, SyntheticFault
 from orchestrator.core.trial.failure_kinds import FailureKind
 from orchestrator.core.trial.protocol import NodeReport
 from orchestrator.node.launcher import NodeLauncher

@@ -1,0 +1,120 @@
+"""The section `workload` of a sweep file: which program ranks run, with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Layout, Options, Precision
+from orchestrator.core.sweepfile.command_options import CommandOptions
+from orchestrator.core.sweepfile.spec_values import OrElse, key
+from orchestrator.core.sweepfile.synthetic_options import SyntheticOptions
+from orchestrator.core.sweepfile.workload_options import (
+    LlamaOptions,
+    ReplayOptions,
+    WorkloadOptions,
+)
+
+_NAME = key("`llama`, `synthetic`, `command`, `replay`", "The program")
+_OPTIONS = key("mapping", "Options of that program: [workloads.md](workloads.md)")
+
+
+class _WorkloadSection(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LlamaWorkload(_WorkloadSection):
+    """Ranks train a Llama in plain torch."""
+
+    name: Annotated[Literal["llama"], _NAME] = "llama"
+    options: Annotated[LlamaOptions, _OPTIONS] = LlamaOptions()
+
+
+class SyntheticWorkload(_WorkloadSection):
+    """Ranks train nothing: they follow a model of memory and time, and fail on request."""
+
+    name: Annotated[Literal["synthetic"], _NAME]
+    options: Annotated[SyntheticOptions, _OPTIONS] = SyntheticOptions()
+
+
+class CommandWorkload(_WorkloadSection):
+    """Ranks run any program."""
+
+    name: Annotated[Literal["command"], _NAME]
+    options: Annotated[CommandOptions, _OPTIONS]
+
+
+class ReplayWorkload(_WorkloadSection):
+    """Nothing runs: a trial returns the result that a table has for its layout."""
+
+    name: Annotated[Literal["replay"], _NAME]
+    options: Annotated[ReplayOptions, _OPTIONS]
+
+
+Workload = LlamaWorkload | SyntheticWorkload | CommandWorkload | ReplayWorkload
+WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
+    {
+        "llama": LlamaWorkload,
+        "synthetic": SyntheticWorkload,
+        "command": CommandWorkload,
+        "replay": ReplayWorkload,
+    }
+)
+
+
+def _section(value: Any) -> Any:
+    """Expand a name to its section. A section without a name is llama's."""
+    if isinstance(value, str):
+        return {"name": value, "options": {}}
+    return {"name": "llama", "options": {}, **value} if isinstance(value, Mapping) else value
+
+
+WorkloadChoice = Annotated[
+    Workload,
+    Discriminator("name"),
+    BeforeValidator(_section),
+    OrElse({"enum": list(WORKLOADS)}),
+]
+
+
+def workload_mistake(
+    workload: Workload, *, precisions: Sequence[Precision], device: str
+) -> str | None:
+    """Return what the workload is asked for and can never do; None if there is nothing."""
+    match workload:
+        case SyntheticWorkload(options=options):
+            able = DEVICES[options.device_name].peak_flops
+            for precision in precisions:
+                if precision not in able:
+                    return (
+                        f"precision {precision} is none that {options.device_name} has"
+                        f" (workload.options.device_name); it has {', '.join(sorted(able))}"
+                    )
+        case LlamaWorkload(options=options) if (
+            options.memory_limit_bytes is not None and device not in ("auto", "cpu")
+        ):
+            return (
+                f"device {device} has its own limit; workload.options.memory_limit_bytes"
+                " is for device cpu: leave it out"
+            )
+    return None
+
+
+def options_of(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """Return the options for a trial: the sweep's, replaced by the layout's.
+
+    Options that vary reach a command through its templates instead.
+    """
+    varying = dict(layout.options) if workload.options.MAY_VARY is not None else {}
+    return {**workload.options.as_written(), **varying}
+
+
+def varied(options: WorkloadOptions, varying: Options) -> WorkloadOptions:
+    """Return the options with those that vary in place."""
+    if not varying or options.MAY_VARY is None:
+        return options
+    return type(options).model_validate({**options.as_written(), **dict(varying)})
