@@ -26,7 +26,7 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware, from_label
 from orchestrator.core.problem.layout import Layout
 from orchestrator.core.problem.model_shape import PRESETS, ModelShape
-from orchestrator.core.sweepfile.constraint import Names
+from orchestrator.core.sweepfile.constraint_language import Names
 from orchestrator.core.sweepfile.sections import Axes
 from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.trial.failure_kinds import Failure

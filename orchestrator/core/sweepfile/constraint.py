@@ -1,18 +1,13 @@
-"""A rule of the sweep file over the axes, `tp <= 8 or recompute == 'full'`: parsed against a whitelist, checked over whole columns at once.
+"""A rule over the axes in a sweep file, `tp <= 8`, checked over whole columns of layouts at once.
 
-Nothing of it is ever executed as Python. Arithmetic is exact whatever the sizes, and a row where it divides by zero is said to be so.
+Arithmetic is exact at any size. Rows where a constraint divides by zero are reported separately.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,100 +16,44 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from orchestrator.core.problem.cell import Cell
-from orchestrator.core.problem.layout import (
-    SHORT_NAMES,
-    OptionValue,
-    Precision,
-    Recompute,
-    RecomputeMode,
-    SelectivePolicy,
-)
+from orchestrator.core.problem.layout import SHORT_NAMES, Recompute
 from orchestrator.core.problem.layout_table import Ints, LayoutTable, Mask
-
-MAX_CHARACTERS = 500
-MAX_DEPTH = 40
-MAX_NUMBER = 1 << 40
-MAX_CHOICES = 256
-
-WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "recompute": (
-            *RecomputeMode,
-            *(f"{RecomputeMode.SELECTIVE}_{policy}" for policy in SelectivePolicy),
-        ),
-        "precision": tuple(Precision),
-    }
+from orchestrator.core.sweepfile.constraint_language import (
+    ARITHMETIC,
+    COMPARISONS,
+    MAX_CHARACTERS,
+    NUMBERS,
+    OF_MODEL,
+    WORDS,
+    Names,
+    Varying,
+    choices,
+    compares_words,
+    parse,
+    words_compared,
 )
-_OF_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
-_OF_CELL = ("num_gpus", "num_nodes", "gpus_per_node", "sequence_length", "global_batch_size")
-NUMBERS = (
-    *SHORT_NAMES.values(),
-    "zero_stage",
-    "recompute_layers",
-    "world_size",
-    *_OF_MODEL,
-    *_OF_CELL,
-)
-Varying = tuple[
-    tuple[str, tuple[OptionValue, ...]], ...
-]  # options of the workload that are axes, with their values, which are of one kind
-
-
-@dataclass(frozen=True)
-class Names:
-    """What a constraint may name: what every sweep has, and the options that are axes in this one."""
-
-    varying: Varying = ()
-
-    @cached_property
-    def words(self) -> Mapping[str, tuple[str, ...]]:
-        return {
-            **WORDS,
-            **{
-                name: tuple(map(str, values))
-                for name, values in self.varying
-                if isinstance(values[0], str)
-            },
-        }
-
-    @cached_property
-    def numbers(self) -> tuple[str, ...]:
-        return (
-            *NUMBERS,
-            *(
-                name
-                for name, values in self.varying
-                if isinstance(values[0], int) and not isinstance(values[0], bool)
-            ),
-        )
-
-    @cached_property
-    def conditions(self) -> tuple[str, ...]:
-        return tuple(name for name, values in self.varying if isinstance(values[0], bool))
-
-    @property
-    def all(self) -> list[str]:
-        return [*self.numbers, *SHORT_NAMES, *self.words, *self.conditions]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """A column of words: one code per row, and for each code the words that it answers to (`selective_ops` is also `selective`)."""
+    """A column of words: one code per row, and the words that each code matches.
+
+    `selective_ops` also matches `selective`.
+    """
 
     codes: Ints
     meanings: tuple[frozenset[str], ...]
 
     def are(self, wanted: frozenset[str]) -> Mask:
-        return np.array([bool(meaning & wanted) for meaning in self.meanings], dtype=np.bool_)[
-            self.codes
-        ]
+        matches = [bool(meaning & wanted) for meaning in self.meanings]
+        return np.array(matches, dtype=np.bool_)[self.codes]
 
 
 Facts = Mapping[str, "Ints | int | Words"]
 
 
 def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
-    """What constraints may ask about each row of a table of a cell's layouts."""
+    """Return the value of every name for each layout in the table."""
     layers = np.array(
         [recompute.layers_of(cell.model.num_layers) for recompute in table.recomputes],
         dtype=np.int64,
@@ -130,7 +69,7 @@ def facts_of(table: LayoutTable, *, cell: Cell, gpus_per_node: int) -> Facts:
             codes=table.precision,
             meanings=tuple(frozenset({str(precision)}) for precision in table.precisions),
         ),
-        **{name: getattr(cell.model, name) for name in _OF_MODEL},
+        **{name: getattr(cell.model, name) for name in OF_MODEL},
         "num_gpus": cell.num_gpus,
         "num_nodes": -(-cell.num_gpus // gpus_per_node),
         "gpus_per_node": gpus_per_node,
@@ -150,28 +89,20 @@ def _option_column(table: LayoutTable, name: str) -> Ints | Words:
 
 
 def _meaning(recompute: Recompute) -> frozenset[str]:
-    return frozenset(
-        {
-            str(recompute.mode),
-            f"{recompute.mode}_{recompute.policy}" if recompute.policy else str(recompute.mode),
-        }
-    )
+    policy = f"_{recompute.policy}" if recompute.policy else ""
+    return frozenset({str(recompute.mode), f"{recompute.mode}{policy}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`require` must hold for a layout to be legal; `because` is what people are told when it does not."""
+    """A legal layout meets `require`; otherwise people are shown `because`."""
 
     require: str
     because: str | None = None
-    varying: Varying = ()  # what the sweep's `axes.options` let it name besides
+    varying: Varying = ()  # the sweep's `axes.options`
 
     def __post_init__(self) -> None:
-        _parse(self.require, self.varying)
-
-    def knowing(self, varying: Varying) -> Constraint:
-        """The same where these options are axes."""
-        return Constraint(self.require, self.because, varying)
+        parse(self.require, self.varying)
 
     @property
     def reason(self) -> str:
@@ -180,19 +111,17 @@ class Constraint:
 
     @property
     def divides(self) -> bool:
-        """Whether a row can be undefined at all."""
-        return any(
-            isinstance(node, (ast.FloorDiv, ast.Mod))
-            for node in ast.walk(_parse(self.require, self.varying))
-        )
+        """True if a row may divide by zero."""
+        nodes = ast.walk(parse(self.require, self.varying))
+        return any(isinstance(node, (ast.FloorDiv, ast.Mod)) for node in nodes)
 
     @property
     def undefined_reason(self) -> str:
         return f"constraint divides by zero: {' '.join(self.require.split())}"
 
     def check(self, facts: Facts, num_rows: int) -> tuple[Mask, Mask]:
-        """Say for each row whether the constraint holds, and whether it is undefined there: a division by zero that nothing guards."""
-        outcome = _evaluate(_parse(self.require, self.varying), facts, Names(self.varying))
+        """Return two masks: rows that meet the constraint, and rows where it divides by zero."""
+        outcome = _evaluate(parse(self.require, self.varying), facts, Names(self.varying))
         holds, undefined = (
             np.broadcast_to(np.asarray(mask, dtype=np.bool_), (num_rows,))
             for mask in (outcome.value, outcome.undefined)
@@ -228,7 +157,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A constraint as it stands in the file, with the options that it may name: both are known only where the whole file is read."""
+    """A constraint of the file before it is parsed, with the options that it may name."""
 
     data: Any
     varying: Varying
@@ -239,16 +168,14 @@ def _from_data(value: Any) -> Constraint:
     if isinstance(value, Unread):
         value, varying = value.data, value.varying
     if isinstance(value, Constraint):
-        return value.knowing(varying)
+        return Constraint(value.require, value.because, varying)
     if isinstance(value, str):
         return Constraint(value, None, varying)
-    if (
-        not isinstance(value, Mapping)
-        or not isinstance(value.get("require"), str)
-        or set(value) - {"require", "because"}
-    ):
+    is_mapping = isinstance(value, Mapping) and not set(value) - {"require", "because"}
+    if not is_mapping or not isinstance(value.get("require"), str):
         raise ValueError(
-            f"{value!r} is no constraint; write an expression, 'tp <= 8', or {{require: 'tp <= 8', because: 'one node has 8'}}"
+            f"{value!r} is no constraint; write an expression, 'tp <= 8',"
+            " or {require: 'tp <= 8', because: 'one node has 8'}"
         )
     because = value.get("because")
     if because is not None and not (
@@ -259,231 +186,19 @@ def _from_data(value: Any) -> Constraint:
 
 
 def _as_data(value: Constraint) -> Any:
-    return (
-        value.require
-        if value.because is None
-        else {"require": value.require, "because": value.because}
-    )
+    if value.because is None:
+        return value.require
+    return {"require": value.require, "because": value.because}
 
 
-# --- the language ---------------------------------------------------------------------------------------------------------------
-
-_ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
-    {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.FloorDiv: operator.floordiv,
-        ast.Mod: operator.mod,
-    }
-)
-_COMPARISONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
-    {
-        ast.Eq: operator.eq,
-        ast.NotEq: operator.ne,
-        ast.Lt: operator.lt,
-        ast.LtE: operator.le,
-        ast.Gt: operator.gt,
-        ast.GtE: operator.ge,
-    }
-)
-_ALLOWED = (
-    "allowed: names of the axes, whole numbers, + - * // %, comparisons, in (..), and, or, not"
-)
-_FOREIGN_SIGNS = (
-    (r"&&", "and"),
-    (r"\|\|", "or"),
-    (r"!(?!=)", "not"),
-    (r"(?<![<>=!])=(?!=)", "=="),
-    (r"(?<!/)/(?!/)", "//"),
-)
-
-
-@lru_cache(maxsize=1024)
-def _parse(text: str, varying: Varying = ()) -> ast.expr:
-    """The checked syntax tree. Raises ValueError that names the text, the rule and the fix."""
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(
-            f"constraint of {len(text)} characters; at most {MAX_CHARACTERS}: write several, all of them must hold"
-        )
-    if not text.strip():
-        raise ValueError("constraint is empty; write an expression such as 'tp <= 8'")
-    shown = f"constraint {text!r}"
-    if strange := re.search(r"[^\w \t\n().,'\"<>=!+\-*/%&|^~\[\]{}:@]|[^\x00-\x7f]|;|\\", text):
-        raise ValueError(f"{shown}: character {strange[0]!r} means nothing here; {_ALLOWED}")
-    outside_quotes = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
-    for pattern, instead in _FOREIGN_SIGNS:
-        if found := re.search(pattern, outside_quotes):
-            raise ValueError(f"{shown}: write {instead!r} instead of {found[0]!r}")
-    try:
-        tree = ast.parse(" ".join(text.split()), mode="eval").body
-    except SyntaxError as exc:
-        raise ValueError(
-            f"{shown}: not an expression: {exc.msg}{f', at character {exc.offset}' if exc.offset else ''}"
-        ) from None
-    except (ValueError, MemoryError, RecursionError):
-        raise ValueError(f"{shown}: not an expression that can be read; {_ALLOWED}") from None
-    try:
-        _check_depth(tree)
-        if _kind(tree, Names(varying)) != "condition":
-            raise ValueError("is a value, not a condition; compare it, as in 'tp > 1'")
-    except ValueError as exc:
-        raise ValueError(f"{shown}: {exc}") from None
-    return tree
-
-
-def _check_depth(tree: ast.expr) -> None:
-    level: Sequence[ast.AST] = [tree]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for node in level
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, ast.expr)
-        ]
-        if not level:
-            return
-    raise ValueError(f"is nested more than {MAX_DEPTH} deep")
-
-
-def _kind(node: ast.expr, names: Names) -> str:
-    """What a node yields: `condition`, `number` or `words`. Raises ValueError for all that the language lacks."""
-    match node:
-        case ast.BoolOp(values=values):
-            for value in values:
-                _want("condition", value, names)
-            return "condition"
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            _want("condition", operand, names)
-            return "condition"
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            _want("number", operand, names)
-            return "number"
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            _want("number", left, names)
-            _want("number", right, names)
-            return "number"
-        case ast.Compare():
-            _check_comparison(node, names)
-            return "condition"
-        case ast.Constant(value=bool()):
-            raise ValueError(f"{node.value!r} is no number here; write the comparison itself")
-        case ast.Constant(value=int() as value):
-            if value > MAX_NUMBER:
-                raise ValueError(f"{value} is larger than {MAX_NUMBER}")
-            return "number"
-        case ast.Name(id=name):
-            return _kind_of_name(name, names)
-    raise ValueError(f"{ast.unparse(node)!r} is not allowed; {_ALLOWED}")
-
-
-def _want(kind: str, node: ast.expr, names: Names) -> None:
-    found = _kind(node, names)
-    if found == kind:
-        return
-    shown = ast.unparse(node)
-    if found == "words":
-        raise ValueError(
-            f"{shown} is a word; compare it: {shown} == {str(names.words[shown][0])!r}"
-        )
-    raise ValueError(
-        f"{shown!r} is a {found}, not a {kind}"
-        + ("; compare it, as in 'tp > 1'" if kind == "condition" else "")
-    )
-
-
-def _kind_of_name(name: str, names: Names) -> str:
-    if name in names.words:
-        return "words"
-    if name in names.numbers or name in SHORT_NAMES:
-        return "number"
-    if name in names.conditions:
-        return "condition"
-    known = names.all
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
-    word = next((axis for axis, words in names.words.items() if name in words), None)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-    raise ValueError(
-        f"{name!r} is no axis; "
-        + (f"a word stands in quotes: {word} == {name!r}" if word else hint)
-    )
-
-
-def _check_comparison(node: ast.Compare, names: Names) -> None:
-    if _compares_words(node, names):
-        _words_compared(node, names)
-        return
-    _want("number", node.left, names)
-    for op, right in zip(node.ops, node.comparators, strict=True):
-        if isinstance(op, (ast.In, ast.NotIn)):
-            for choice in _choices(right):
-                _want("number", choice, names)
-        elif type(op) in _COMPARISONS:
-            _want("number", right, names)
-        else:
-            raise ValueError(f"{ast.unparse(node)!r}: compare with == != < <= > >= in, not in")
-
-
-def _compares_words(node: ast.Compare, names: Names) -> bool:
-    return any(
-        isinstance(o, ast.Name) and o.id in names.words for o in (node.left, *node.comparators)
-    )
-
-
-def _choices(node: ast.expr) -> list[ast.expr]:
-    if (
-        not isinstance(node, (ast.Tuple, ast.List, ast.Set))
-        or not 1 <= len(node.elts) <= MAX_CHOICES
-    ):
-        raise ValueError(
-            f"after in stands a list of 1 to {MAX_CHOICES} values, (1, 2, 4), not {ast.unparse(node)!r}"
-        )
-    return node.elts
-
-
-def _words_compared(node: ast.Compare, names: Names) -> tuple[str, frozenset[str], bool]:
-    """The column, the words, and whether they are wanted (==, in) or not (!=, not in)."""
-    name, op, other = node.left, node.ops[0], node.comparators[0]
-    if isinstance(name, ast.Constant):
-        name, other = other, name
-    equality, membership = isinstance(op, (ast.Eq, ast.NotEq)), isinstance(op, (ast.In, ast.NotIn))
-    if (
-        len(node.ops) > 1
-        or not isinstance(name, ast.Name)
-        or not (equality or (membership and name is node.left))
-    ):
-        raise ValueError(
-            f"{ast.unparse(node)!r}: compare a word with ==, !=, in or not in, as in recompute in ('none', 'full')"
-        )
-    words, allowed = [], names.words[name.id]
-    for choice in _choices(other) if membership else [other]:
-        if not isinstance(choice, ast.Constant) or not isinstance(choice.value, str):
-            raise ValueError(
-                f"{name.id} is compared with words in quotes, not with {ast.unparse(choice)}; allowed: {', '.join(allowed)}"
-            )
-        if choice.value not in allowed:
-            close = get_close_matches(choice.value, allowed, n=1)
-            layers = (
-                "; the number of layers is recompute_layers"
-                if name.id == "recompute" and re.search(r"[:.]\d", choice.value)
-                else ""
-            )
-            hint = f"; did you mean {str(close[0])!r}?" if close and not layers else layers
-            raise ValueError(
-                f"{name.id} is never {choice.value!r}; allowed: {', '.join(allowed)}{hint}"
-            )
-        words.append(choice.value)
-    return name.id, frozenset(words), isinstance(op, (ast.Eq, ast.In))
-
-
-# --- evaluation over columns ----------------------------------------------------------------------------------------------------
+# --- evaluation over columns ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Truth:
     value: Any  # a column or one value for all rows
-    undefined: Any  # rows where a division by zero was met
-    bound: int = 1  # no |value| is larger: decides when int64 would overflow
+    undefined: Any  # rows that divide by zero
+    bound: int = 1  # no |value| is larger; shows when int64 would overflow
 
 
 def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
@@ -492,7 +207,7 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
             return _Truth(value, False, abs(value))
         case ast.Name(id=name):
             column = facts[SHORT_NAMES.get(name, name)]
-            assert not isinstance(column, Words)  # `_kind` lets words stand in comparisons only
+            assert not isinstance(column, Words)  # the parser allows words in comparisons only
             if name in names.conditions:
                 return _Truth(np.asarray(column, dtype=np.bool_), False)
             return _Truth(column, False, int(np.max(np.abs(column), initial=0)))
@@ -503,13 +218,11 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
             inner = _evaluate(operand, facts, names)
             return _Truth(-inner.value, inner.undefined, inner.bound)
         case ast.BinOp(left=left, op=op, right=right):
-            return _calculate(
-                type(op), _evaluate(left, facts, names), _evaluate(right, facts, names)
-            )
+            a, b = _evaluate(left, facts, names), _evaluate(right, facts, names)
+            return _calculate(type(op), a, b)
         case ast.BoolOp(op=op, values=values):
-            return _logic(
-                [_evaluate(value, facts, names) for value in values], every=isinstance(op, ast.And)
-            )
+            parts = [_evaluate(value, facts, names) for value in values]
+            return _logic(parts, every=isinstance(op, ast.And))
         case ast.Compare():
             return _compare(node, facts, names)
     raise AssertionError(f"unchecked syntax {ast.dump(node)}")
@@ -517,26 +230,26 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
 
 def _calculate(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
     undefined = np.logical_or(left.undefined, right.undefined)
-    divides = op in (ast.FloorDiv, ast.Mod)
-    bound = (
-        left.bound * right.bound
-        if op is ast.Mult
-        else max(left.bound, right.bound)
-        if divides
-        else left.bound + right.bound
-    )
     a, b = left.value, right.value
-    if bound >= 1 << 63:  # exact at any size, only slower
-        a, b = (np.asarray(value).astype(object) for value in (a, b))
-    if divides:
+    if op is ast.Mult:
+        bound = left.bound * right.bound
+    elif op in (ast.FloorDiv, ast.Mod):
+        bound = max(left.bound, right.bound)
         zero = np.asarray(b == 0, dtype=np.bool_)
         undefined = np.logical_or(undefined, zero)
         b = np.where(zero, 1, b)
-    return _Truth(_ARITHMETIC[op](a, b), undefined, bound)
+    else:
+        bound = left.bound + right.bound
+    if bound >= 1 << 63:  # Python's integers: exact, only slower
+        a, b = (np.asarray(value).astype(object) for value in (a, b))
+    return _Truth(ARITHMETIC[op](a, b), undefined, bound)
 
 
 def _logic(parts: Sequence[_Truth], *, every: bool) -> _Truth:
-    """`and` / `or` from left to right: what stands behind a decided row is not asked, so `pp == 1 or 8 // (pp - 1) > 2` is defined."""
+    """Evaluate `and` / `or` from left to right; a row that is decided ignores what follows.
+
+    So `pp == 1 or 8 // (pp - 1) > 2` divides by zero in no row.
+    """
     value, undefined = parts[0].value, parts[0].undefined
     for part in parts[1:]:
         open_rows = value if every else np.logical_not(value)
@@ -546,24 +259,18 @@ def _logic(parts: Sequence[_Truth], *, every: bool) -> _Truth:
 
 
 def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Truth:
-    if _compares_words(node, names):
-        name, words, wanted = _words_compared(node, names)
+    if compares_words(node, names):
+        name, words, wanted = words_compared(node, names)
         column = facts[name]
         assert isinstance(column, Words)
         return _Truth(column.are(words) == wanted, False)
     links, left = [], _evaluate(node.left, facts, names)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, (ast.In, ast.NotIn)):
-            equal = [
-                _holds(ast.Eq, left, _evaluate(choice, facts, names))
-                for choice in _choices(right_node)
-            ]
-            inside = _logic(equal, every=False)
-            links.append(
-                inside
-                if isinstance(op, ast.In)
-                else _Truth(np.logical_not(inside.value), inside.undefined)
-            )
+            values = [_evaluate(choice, facts, names) for choice in choices(right_node)]
+            inside = _logic([_holds(ast.Eq, left, value) for value in values], every=False)
+            wanted = inside.value if isinstance(op, ast.In) else np.logical_not(inside.value)
+            links.append(_Truth(wanted, inside.undefined))
         else:
             right = _evaluate(right_node, facts, names)
             links.append(_holds(type(op), left, right))
@@ -573,6 +280,6 @@ def _compare(node: ast.Compare, facts: Facts, names: Names) -> _Truth:
 
 def _holds(op: type[ast.AST], left: _Truth, right: _Truth) -> _Truth:
     return _Truth(
-        np.asarray(_COMPARISONS[op](left.value, right.value), dtype=np.bool_),
+        np.asarray(COMPARISONS[op](left.value, right.value), dtype=np.bool_),
         np.logical_or(left.undefined, right.undefined),
     )

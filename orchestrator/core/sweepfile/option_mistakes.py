@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.problem.layout import OptionValue
 from orchestrator.core.sweepfile.command_options import CommandOptions
-from orchestrator.core.sweepfile.constraint import Names
+from orchestrator.core.sweepfile.constraint_language import Names
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.sweepfile.synthetic_options import LAYOUT_NAMES
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES, checked

@@ -240,7 +240,7 @@ Some = Annotated[
     AfterValidator(_distinct),
     OneWithoutItsList(),
 ]
-# The tag separates the word `auto` from values: pydantic then reports one mistake, not one for each.
+# The tag separates the word `auto` from values, so that pydantic reports one mistake, not two.
 OrAuto = Annotated[
     Annotated[_T, Tag("values")] | Annotated[Literal["auto"], Tag("auto")],
     Discriminator(lambda value: "auto" if value == "auto" else "values"),

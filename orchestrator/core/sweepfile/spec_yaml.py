@@ -1,6 +1,6 @@
-"""The sweep file as text: read, overridden from the command line, validated, and every mistake told at once with its place.
+"""Reads the text of a sweep file into a `SweepSpec`, with overrides from the command line.
 
-What a spec may say is `spec`; what YAML may say is `yaml_document`. Here the two meet.
+Every mistake is reported at once with its place.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -19,13 +18,14 @@ from orchestrator.core.errors import SpecInvalid
 from orchestrator.core.problem.layout import SHORT_NAMES
 from orchestrator.core.sweepfile.sections import ModelSizes
 from orchestrator.core.sweepfile.spec import SweepSpec, batch_mistake
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.sweepfile.workload_section import WORKLOADS
 from orchestrator.core.sweepfile.yaml_document import Document, Path, Place, YamlRefused, read
 
 MAX_MISTAKES_SHOWN = 50
 MAX_OVERRIDES = 256
 
-# What people call a key elsewhere -> where it stands here. Spelling mistakes are found by likeness; these are other words.
+# Names of keys in other programs -> our key.
 _OTHER_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **{short: f"axes.{name}" for short, name in SHORT_NAMES.items()},
@@ -56,33 +56,29 @@ _OTHER_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def load(text: str, *, source: str, overrides: Sequence[str] = ()) -> SweepSpec:
-    """Read a sweep file. Overrides are `search.max_trials=10`, their values read as YAML.
+    """Read a sweep file. Overrides are `search.max_trials=10`, with their values read as YAML.
 
-    Raises SpecInvalid, whose message has one line `file:line:column: path: what is wrong; what is allowed` for every mistake.
+    Raises SpecInvalid with a line for every mistake:
+    `file:line:column: path: what is wrong; what is allowed`.
     """
     try:
         document = read(text)
     except YamlRefused as exc:
         raise _invalid(source, [_Line(exc.place, (), exc.message)]) from None
     if not isinstance(document.value, dict):
-        what = (
-            "the file is empty"
-            if document.value is None
-            else f"a sweep file is a mapping of keys, not {_shown(document.value)}"
-        )
-        raise _invalid(
-            source, [_Line(Place(1, 1), (), f"{what}; it starts with name:, model:, gpus:")]
-        )
+        what = f"a sweep file is a mapping of keys, not {_shown(document.value)}"
+        if document.value is None:
+            what = "the file is empty"
+        message = f"{what}; it starts with name:, model:, gpus:"
+        raise _invalid(source, [_Line(Place(1, 1), (), message)])
     sweep = _Sweep(document)
     sweep.override(overrides)
     try:
         spec = SweepSpec.model_validate(sweep.value)
     except ValidationError as exc:
-        raise _invalid(
-            source,
-            [*sweep.mistakes, *sweep.explain(exc)],
-            num_untold=exc.error_count() - MAX_MISTAKES_SHOWN,
-        ) from None
+        lines = [*sweep.mistakes, *sweep.explain(exc)]
+        more = exc.error_count() - MAX_MISTAKES_SHOWN
+        raise _invalid(source, lines, num_not_explained=more) from None
     if sweep.mistakes:
         raise _invalid(source, sweep.mistakes)
     return spec
@@ -105,34 +101,35 @@ class _Line:
 
     @property
     def order(self) -> tuple[bool, Place]:
-        """The file's own mistakes from top to bottom, then those of overrides as they were given."""
+        """Mistakes of the file from top to bottom, then those of overrides as they were given."""
         return (False, self.where) if isinstance(self.where, Place) else (True, Place(0, 0))
 
 
-def _invalid(source: str, lines: Iterable[_Line], *, num_untold: int = 0) -> SpecInvalid:
+def _invalid(source: str, lines: Iterable[_Line], *, num_not_explained: int = 0) -> SpecInvalid:
     texts = []
     for line in sorted(lines, key=lambda line: line.order):
         where = f"{source}:{line.where}" if isinstance(line.where, Place) else line.where
-        texts.append(f"{where}: {f'{_dotted(line.path)}: ' if line.path else ''}{line.message}")
+        path = f"{_dotted(line.path)}: " if line.path else ""
+        texts.append(f"{where}: {path}{line.message}")
     texts = list(dict.fromkeys(texts))
-    num_untold = max(0, num_untold) + max(0, len(texts) - MAX_MISTAKES_SHOWN)
-    more = [f"and {num_untold:,} more"] if num_untold else []
+    num_more = max(0, num_not_explained) + max(0, len(texts) - MAX_MISTAKES_SHOWN)
+    more = [f"and {num_more:,} more"] if num_more else []
     return SpecInvalid("\n".join([*texts[:MAX_MISTAKES_SHOWN], *more]))
 
 
 def _dotted(path: Path) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(
-        "."
-    )
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).lstrip(".")
 
 
-# --- the values and where each came from ----------------------------------------------------------------------------------------
+# --- the values and where each came from ---
 
+_BATCHES = ("global_batch_size", "global_batch_tokens")
 _OVERRIDE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
 class _Sweep:
-    """The values of a file under overrides; for each path, the place to name when it is wrong."""
+    """The values of a file with overrides applied, and the place of each for error messages."""
 
     def __init__(self, document: Document) -> None:
         self.value: dict[str, Any] = document.value
@@ -146,14 +143,12 @@ class _Sweep:
         for text in overrides[:MAX_OVERRIDES]:
             try:
                 self._apply(text)
-            except YamlRefused as exc:
-                self.mistakes.append(_Line(f"override {_shown(text)}", (), exc.message))
-            except ValueError as exc:
-                self.mistakes.append(_Line(f"override {_shown(text)}", (), str(exc)))
+            except (YamlRefused, ValueError) as exc:
+                message = exc.message if isinstance(exc, YamlRefused) else str(exc)
+                self.mistakes.append(_Line(f"override {_shown(text)}", (), message))
         if len(overrides) > MAX_OVERRIDES:
-            self.mistakes.append(
-                _Line("overrides", (), f"{len(overrides)} of them; at most {MAX_OVERRIDES}")
-            )
+            message = f"{len(overrides)} of them; at most {MAX_OVERRIDES}"
+            self.mistakes.append(_Line("overrides", (), message))
 
     def _apply(self, text: str) -> None:
         match = _OVERRIDE.fullmatch(text)
@@ -165,7 +160,8 @@ class _Sweep:
         path: Path = tuple(int(part) if part.isdecimal() else part for part in match[1].split("."))
         owner: Any = self.value
         for depth, part in enumerate(path[:-1]):
-            if isinstance(owner, dict) and owner.get(str(part)) is None:  # it makes this section
+            if isinstance(owner, dict) and owner.get(str(part)) is None:
+                # The override creates this section.
                 self._overridden[path[: depth + 1]] = text
             owner = _entered(owner, part, path[: depth + 1])
         last = path[-1]
@@ -176,49 +172,39 @@ class _Sweep:
         else:
             raise ValueError(f"{_dotted(path[:-1])} has no {last!r}")
         # The two ways to give the global batch exclude each other; the command line wins.
-        other = {
-            "global_batch_size": "global_batch_tokens",
-            "global_batch_tokens": "global_batch_size",
-        }.get(str(last))
-        if other and len(path) == 1 and (other,) not in self._overridden:
-            self.value.pop(other, None)
+        if path in ((_BATCHES[0],), (_BATCHES[1],)):
+            other = _BATCHES[1 - _BATCHES.index(str(last))]
+            if (other,) not in self._overridden:
+                self.value.pop(other, None)
         self._overridden[path] = text
 
     def explain(self, failure: ValidationError) -> Iterator[_Line]:
-        """One line for every mistake that pydantic found, and those that it could not look for yet."""
+        """Yield a line for each mistake that pydantic found, and for a missing global batch."""
         errors = failure.errors(include_url=False)
-        for error in errors[
-            :MAX_MISTAKES_SHOWN
-        ]:  # likeness is slow to find: not for thousands of keys
+        # A suggestion is slow to find: not for thousands of keys.
+        for error in errors[:MAX_MISTAKES_SHOWN]:
             path = self._path(error["loc"], error["type"])
             if error["type"] in _WRONG_NAME and isinstance(self._at(path), dict):
                 path = (*path, "name")  # the key that chooses among sections
             message = _message(error, path)
             path = self._narrowed(path, message)
             yield _Line(self._where(path, key=error["type"] == "extra_forbidden"), path, message)
-        # A rule of the whole file is not asked while one of its keys is wrong; this one needs no right values.
-        mistake = batch_mistake(
-            *(
-                self.value.get(key) is not None
-                for key in ("global_batch_size", "global_batch_tokens")
-            )
-        )
+        # Pydantic skips rules of the whole file if a key is wrong; this rule needs no valid values.
+        mistake = batch_mistake(*(self.value.get(name) is not None for name in _BATCHES))
         if mistake and all(error["loc"] for error in errors):
             path = self._narrowed((), mistake)
             yield _Line(self._where(path), path, mistake)
 
     def _path(self, loc: tuple[int | str, ...], kind: str) -> Path:
-        """The path in the file: without what the validators put in (tags, the list around a single value)."""
+        """Return the path in the file, without tags and lists that only the validators add."""
         path: list[int | str] = []
         value: Any = self.value
         for part in loc:
             if isinstance(value, dict) and isinstance(part, str) and part in value:
                 value = value[part]
                 path.append(part)
-            elif (
-                kind == "missing" and isinstance(part, str) and part not in WORKLOADS
-            ):  # from here on nothing stands in the file
-                value = None
+            elif kind == "missing" and isinstance(part, str) and part not in WORKLOADS:
+                value = None  # the file has nothing from here on
                 path.append(part)
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
                 value = value[part]
@@ -226,7 +212,7 @@ class _Sweep:
         return tuple(path)
 
     def _narrowed(self, path: Path, message: str) -> Path:
-        """A rule of a whole section names the key it is about first; its place is the better one."""
+        """Return the path of the key that a section's rule starts with, if it names one."""
         value = self._at(path)
         first = message.split(" ", 1)[0]
         return (*path, first) if isinstance(value, dict) and first in value else path
@@ -241,7 +227,7 @@ class _Sweep:
         return value
 
     def _where(self, path: Path, *, key: bool = False) -> Place | str:
-        """The place of a value or its key, or of the nearest thing around it that has one."""
+        """Return the place of a value or its key, or else of what is around it."""
         for length in range(len(path), -1, -1):
             if text := self._overridden.get(path[:length]):
                 return f"override {_shown(text)}"
@@ -254,7 +240,10 @@ class _Sweep:
 
 
 def _entered(owner: Any, part: int | str, path: Path) -> Any:
-    """The mapping or list inside, made where there is none: `workload: llama` becomes `workload: {name: llama}`."""
+    """Return the mapping or list inside, creating it if it is missing.
+
+    `workload: llama` becomes `workload: {name: llama}`.
+    """
     if isinstance(owner, list) and isinstance(part, int) and part < len(owner):
         return owner[part]
     if not isinstance(owner, dict):
@@ -269,28 +258,21 @@ def _entered(owner: Any, part: int | str, path: Path) -> Any:
     return inner
 
 
-# --- one clear line for each kind of mistake ------------------------------------------------------------------------------------
+# --- one clear line for each kind of mistake ---
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "int_type": "a whole number",
-        "int_parsing": "a whole number",
-        "int_from_float": "a whole number",
-        "float_type": "a number",
-        "float_parsing": "a number",
+        **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+        **dict.fromkeys(("float_type", "float_parsing"), "a number"),
         "finite_number": "a finite number",
         "string_type": "a text",
-        "bool_type": "true or false",
-        "bool_parsing": "true or false",
-        "dict_type": "a mapping",
-        "mapping_type": "a mapping",
-        "model_type": "a mapping",
-        "model_attributes_type": "a mapping",
-        "tuple_type": "a list",
-        "list_type": "a list",
+        **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+        **dict.fromkeys(
+            ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"
+        ),
+        **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     }
 )
-
 _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyType(
     {
         "greater_than": lambda ctx, shown: f"{shown} is not more than {_number(ctx['gt'])}",
@@ -309,10 +291,8 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any], str], str]] = MappingProxyTyp
 )
 
 
-_WRONG_NAME = (
-    "union_tag_invalid",
-    "union_tag_not_found",
-)  # what pydantic calls a name of none of several sections
+# Pydantic's errors for a `name` that is none of several sections.
+_WRONG_NAME = ("union_tag_invalid", "union_tag_not_found")
 
 
 def _message(error: ErrorDetails, path: Path) -> str:
@@ -322,43 +302,36 @@ def _message(error: ErrorDetails, path: Path) -> str:
     if kind == "extra_forbidden":
         return _unknown_key(error["loc"])
     if kind in _WRONG_NAME:
-        given = given["name"]
-    if kind in ("literal_error", "enum", *_WRONG_NAME):
-        allowed = (
-            list(WORKLOADS)
-            if kind in _WRONG_NAME
-            else re.findall(r"'([^']*)'", str(context["expected"]))
-        )
-        return f"{_shown(given)} is not one of {', '.join(allowed)}{_did_you_mean(str(given), allowed)}"
+        return _not_one_of(given["name"], list(WORKLOADS))
+    if kind in ("literal_error", "enum"):
+        return _not_one_of(given, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind == "value_error":
         return str(context["error"])
     if kind in _BOUNDS:
         return _BOUNDS[kind](context, _shown(given))
-    if kind in _KINDS:
-        hint = " or auto" if kind == "int_type" and path and _takes_auto(path) else ""
-        meant = (
-            _did_you_mean(given, ["auto"])
-            if hint and isinstance(given, str) and given != "auto"
-            else ""
-        )
-        keys = (
-            f" of {', '.join(_keys(error['loc']))}"
-            if _KINDS[kind] == "a mapping" and _keys(error["loc"])
-            else ""
-        )
-        quote = (
-            "; in quotes it is one"
-            if kind == "string_type" and isinstance(given, (int, float))
-            else ""
-        )
-        return f"expected {_KINDS[kind]}{keys}{hint}, got {_shown(given)}{meant}{quote}"
-    return f"{error['msg']}, got {_shown(given)}"
+    if kind not in _KINDS:
+        return f"{error['msg']}, got {_shown(given)}"
+    expected, hint = _KINDS[kind], ""
+    if kind == "int_type" and path and _takes_auto(path):
+        expected += " or auto"
+        if isinstance(given, str) and given != "auto":
+            hint = did_you_mean(given.lower(), ["auto"])
+    if expected == "a mapping" and (keys := _keys(error["loc"])):
+        expected += f" of {', '.join(keys)}"
+    if kind == "string_type" and isinstance(given, (int, float)):
+        hint = "; in quotes it is one"
+    return f"expected {expected}, got {_shown(given)}{hint}"
+
+
+def _not_one_of(given: Any, allowed: Sequence[str]) -> str:
+    hint = did_you_mean(str(given).lower(), allowed)
+    return f"{_shown(given)} is not one of {', '.join(allowed)}{hint}"
 
 
 def _unknown_key(loc: Path) -> str:
     *section, key = loc
     allowed = _keys(tuple(section))
-    hint = _did_you_mean(str(key), allowed)
+    hint = did_you_mean(str(key).lower(), allowed)
     elsewhere = next((where for where, keys in _all_keys() if key in keys), None)
     if not hint and str(key) in _OTHER_WORDS:
         hint = f"; did you mean {_OTHER_WORDS[str(key)]}?"
@@ -367,13 +340,8 @@ def _unknown_key(loc: Path) -> str:
     return f"unknown key; allowed: {', '.join(allowed)}{hint}"
 
 
-def _did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    close = get_close_matches(word.lower()[:80], allowed, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def _shown(value: Any) -> str:
-    """A value as it would stand in the file, short and safe to print."""
+    """Return a value as the file would have it, short and safe to print."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -387,7 +355,10 @@ def _number(value: float) -> str:
 
 
 def _section(loc: Path) -> type[BaseModel] | None:
-    """The pydantic model that describes what stands at a place; None for what is no section. Of several, a tag in the place chooses one."""
+    """Return the pydantic model of what is at a place; None if it is no section.
+
+    If several are possible, a tag in the place selects one.
+    """
     found: list[type[BaseModel]] = [SweepSpec]
     names_an_entry = False  # of a mapping whose entries are all sections of one kind
     for part in loc:
@@ -395,15 +366,15 @@ def _section(loc: Path) -> type[BaseModel] | None:
             continue
         if names_an_entry:
             names_an_entry = False
-            continue
-        if len(found) > 1 and part in WORKLOADS:
+        elif len(found) > 1 and part in WORKLOADS:
             found = [WORKLOADS[part]]
         elif part == "model" and found == [SweepSpec]:
             found = [ModelSizes]
+        elif (field := found[0].model_fields.get(part)) is not None:
+            found = list(_models_in(field.annotation))
+            names_an_entry = "Mapping[" in str(field.annotation)
         else:
-            field = found[0].model_fields.get(part)
-            found = list(_models_in(field.annotation)) if field is not None else []
-            names_an_entry = "Mapping[" in str(field.annotation) if field is not None else False
+            return None
         if not found:
             return None
     return found[0]

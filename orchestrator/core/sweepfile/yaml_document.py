@@ -1,13 +1,13 @@
-"""YAML text as plain values and the place of each: scalars by the YAML 1.2 core schema, duplicate keys and tags refused.
+"""YAML text as plain values, each with its place. Scalars follow the YAML 1.2 core schema.
 
-Hostile text is refused before anything is built from it: size, depth and the number of nodes after aliases are counted on parser events.
-Knows nothing of what the document is about.
+Hostile text is refused before any value is built: size, depth and the number of nodes after
+aliases are counted on parser events. Tags and duplicate keys are refused too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,19 +17,18 @@ import yaml
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_NODES = 10_000  # after alias expansion: nine levels of ten aliases are 306 bytes and 10^9 nodes
-MAX_TEXT = 4096  # characters of one scalar: what is wrong is shown in messages, aliases and all
+MAX_TEXT = 4096  # characters of one scalar, since messages show it
 MAX_DIGITS = 100
 
-_Loader: Any = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # libyaml where PyYAML was built with it: ten times faster
+# libyaml, if PyYAML was built with it, is ten times faster.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where something stands in the text, counted from 1."""
+    """A place in the text, counted from 1."""
 
     line: int
     column: int
@@ -46,7 +45,7 @@ class Mistake:
 
 
 class YamlRefused(ValueError):
-    """The text has no value that can be used: not YAML, or hostile."""
+    """The text is not YAML, or hostile."""
 
     def __init__(self, place: Place, message: str) -> None:
         super().__init__(f"{place}: {message}")
@@ -56,7 +55,10 @@ class YamlRefused(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """`mistakes` are those that leave a value all the same: a key twice, a key that is no word. A document that has some is not valid."""
+    """The value of a text, with mistakes such as a key that appears twice.
+
+    A document with mistakes is not valid.
+    """
 
     value: Any
     mistakes: Sequence[Mistake]
@@ -65,7 +67,7 @@ class Document:
 
 
 def read(text: str) -> Document:
-    """Read one document. Raises YamlRefused for text that has no value; of lesser mistakes the document tells itself."""
+    """Read one document. Raises YamlRefused; lesser mistakes are returned in the document."""
     _check_characters(text)
     try:
         _check_events(text)
@@ -91,7 +93,10 @@ def read(text: str) -> Document:
 
 
 def scalar(text: str) -> Any:
-    """The value of an unquoted scalar by the YAML 1.2 core schema: `no` is text, `1e-3` a number, `1:30` text, `0o17` fifteen."""
+    """Return the value of an unquoted scalar by the YAML 1.2 core schema.
+
+    `no` is text, `1e-3` a number, `1:30` text, `0o17` fifteen.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if len(text) <= MAX_DIGITS:
@@ -135,19 +140,15 @@ def _check_characters(text: str) -> None:
 
 
 def _check_events(text: str) -> None:
-    """Count depth and nodes as the parser meets them, aliases at the size of what they stand for."""
-    sizes: dict[str, int] = {}  # of anchored nodes that are complete
-    stack: list[
-        tuple[str | None, int]
-    ] = []  # anchor, and the count before it, of every open collection
+    """Count depth and nodes as the parser meets them, an alias as large as its target."""
+    sizes: dict[str, int] = {}  # of complete nodes with an anchor
+    # The anchor of each open collection, and the count before it.
+    stack: list[tuple[str | None, int]] = []
     count = 0
-    for event in _events(text):
+    for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.NodeEvent):
-            count += (
-                sizes[event.anchor]
-                if isinstance(event, yaml.AliasEvent) and event.anchor in sizes
-                else 1
-            )
+            is_alias = isinstance(event, yaml.AliasEvent)
+            count += sizes.get(event.anchor, 1) if is_alias else 1
             _check_event(event, sizes, [anchor for anchor, _ in stack])
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append((event.anchor, count - 1))
@@ -158,23 +159,15 @@ def _check_events(text: str) -> None:
                 sizes[anchor] = count - before
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > MAX_TEXT:
-                raise _refused(
-                    event.start_mark,
-                    f"a text of {len(event.value):,} characters; at most {MAX_TEXT:,}",
-                )
+                message = f"a text of {len(event.value):,} characters; at most {MAX_TEXT:,}"
+                raise _refused(event.start_mark, message)
             if event.anchor is not None:
                 sizes[event.anchor] = 1
         if count > MAX_NODES:
-            raise _refused(
-                event.start_mark,
-                f"more than {MAX_NODES:,} values (aliases count as what they stand for)",
-            )
+            message = f"more than {MAX_NODES:,} values (an alias counts as its target)"
+            raise _refused(event.start_mark, message)
         if len(stack) > MAX_DEPTH:
             raise _refused(event.start_mark, f"nested more than {MAX_DEPTH} deep")
-
-
-def _events(text: str) -> Iterator[yaml.Event]:
-    return iter(yaml.parse(text, Loader=_Loader))
 
 
 def _check_event(
@@ -182,16 +175,13 @@ def _check_event(
 ) -> None:
     if isinstance(event, yaml.AliasEvent):
         if event.anchor in open_anchors:
-            raise _refused(
-                event.start_mark, f"alias *{event.anchor} stands inside what it refers to"
-            )
+            raise _refused(event.start_mark, f"alias *{event.anchor} is inside its own target")
         if event.anchor not in sizes:
             raise _refused(event.start_mark, f"alias *{event.anchor} refers to nothing above it")
     elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
-        raise _refused(
-            event.start_mark,
-            f"tag {str(event.tag)[:60]!r}: tags are not allowed; write the plain value",
-        )
+        tag = str(event.tag)[:60]
+        message = f"tag {tag!r}: tags are not allowed; write the plain value"
+        raise _refused(event.start_mark, message)
 
 
 def _plain_problem(exc: yaml.MarkedYAMLError) -> str:
@@ -207,7 +197,7 @@ def _plain_problem(exc: yaml.MarkedYAMLError) -> str:
 
 
 class _Mark(Protocol):
-    """A place as PyYAML gives it, counted from 0; its Python and C parsers have a class each."""
+    """A place counted from 0; PyYAML's Python and C parsers each have their own class."""
 
     @property
     def line(self) -> int: ...
@@ -224,7 +214,7 @@ def _place(mark: _Mark) -> Place:
 
 
 class _Builder:
-    """Plain values out of nodes. Aliases are expanded: their number was counted before."""
+    """Builds plain values from nodes. It expands aliases: their number was counted before."""
 
     def __init__(self) -> None:
         self.key_places: dict[Path, Place] = {}
@@ -260,15 +250,12 @@ class _Builder:
             elif not isinstance(key, str) or (
                 not key_node.style and not isinstance(_quiet_scalar(key), str)
             ):
-                self._mistake(
-                    key_node,
-                    path,
-                    f"key {key if key is not None else '[..]'!s} is not a word; quote it if you mean text",
-                )
+                shown = key if key is not None else "[..]"
+                message = f"key {shown} is not a word; quote it if you mean text"
+                self._mistake(key_node, path, message)
             elif key in own:
-                self.mistakes.append(
-                    Mistake(place, (*path, key), f"key {key!r} appears twice; first at {own[key]}")
-                )
+                message = f"key {key!r} appears twice; first at {own[key]}"
+                self.mistakes.append(Mistake(place, (*path, key), message))
             else:
                 own[key] = place
                 self.key_places[(*path, key)] = place
@@ -276,7 +263,7 @@ class _Builder:
         return {**{key: value for key, value in merged.items() if key not in values}, **values}
 
     def _merge(self, node: yaml.Node, path: Path, into: dict[str, Any]) -> None:
-        """`<<: *defaults`: keys that the mapping does not give itself; of several the first wins."""
+        """Merge `<<: *defaults`: the mapping's keys win, then the first source that has a key."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
                 self._mistake(source, path, "<< takes a mapping or a list of mappings")

@@ -14,7 +14,8 @@ from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import SHORT_NAMES, Layout, Precision, Recompute
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.problem.model_shape import PRESETS
-from orchestrator.core.sweepfile.constraint import NUMBERS, WORDS, Constraint, facts_of
+from orchestrator.core.sweepfile.constraint import Constraint, facts_of
+from orchestrator.core.sweepfile.constraint_language import NUMBERS, WORDS
 
 CELL = Cell(model=PRESETS["llama-3.1-8b"], num_gpus=16, sequence_length=4096, global_batch_size=64)
 LAYOUT = Layout(
@@ -173,16 +174,16 @@ def test_arithmetic_beyond_64_bits_is_exact() -> None:
         ("microbatch_size > 1", "did you mean micro_batch_size?"),
         ("nonsense > 1", "known: "),
         ("recompute == full", "words in quotes, not with full"),
-        ("full == 1", "a word stands in quotes: recompute == 'full'"),
+        ("full == 1", "put a word in quotes: recompute == 'full'"),
         ("recompute == 'ful'", "did you mean 'full'?"),
         ("recompute == 'full:8'", "the number of layers is recompute_layers"),
         ("recompute == 3", "words in quotes, not with 3"),
         ("recompute < 'full'", "compare a word with =="),
         ("recompute == 'full' == tp", "compare a word with =="),
         ("recompute == precision", "words in quotes"),
-        ("recompute in 'full'", "after in stands a list"),
-        ("tp in 3", "after in stands a list"),
-        ("tp in ()", "after in stands a list"),
+        ("recompute in 'full'", "after in comes a list"),
+        ("tp in 3", "after in comes a list"),
+        ("tp in ()", "after in comes a list"),
         ("tp is 3", "compare with == != <"),
         ("f(tp) > 1", "is not allowed"),
         ("__import__('os').system('true')", "is not allowed"),
@@ -355,7 +356,7 @@ def test_options_that_vary_are_asked_like_axes(text: str, expected: list[bool]) 
         ("kernel > 1", "compare a word with"),
         ("fused == 1", "'fused' is a condition, not a number"),
         ("kernle == 'flash'", "'kernle' is no axis; did you mean kernel?"),
-        ("flash", "a word stands in quotes: kernel == 'flash'"),
+        ("flash", "put a word in quotes: kernel == 'flash'"),
     ],
 )
 def test_a_mistake_about_an_option_is_told_by_its_values(text: str, told: str) -> None:
