@@ -227,7 +227,7 @@ def replayed_layout(run: MeasuredRun) -> Layout:
     return replace(run.layout, options=tuple(sorted(named)))
 
 
-# --- what a launch returns ------------------------------------------------------------------------------------------------------
+# --- what a launch returns ---
 
 
 def replayed_result(run: MeasuredRun, device: Hardware) -> RankResult:
@@ -289,7 +289,7 @@ def held_gpu_seconds(run: MeasuredRun, plan: MeasurementPlan) -> float:
     return (LAUNCH_SECONDS + steps * (run.step_seconds or 0.0)) * run.num_gpus
 
 
-# --- small things ---------------------------------------------------------------------------------------------------------------
+# --- small things ---
 
 
 def _problem(cell: Cell) -> Problem:

@@ -245,7 +245,7 @@ class Proposer:
             return None
         return self._least
 
-    # -- beliefs: what is told, as values of them ----------------------------------------------------------------------------------
+    # --- beliefs: what is told, as values of them ---
 
     def _learn(self, told: Told) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit))

@@ -207,7 +207,7 @@ class Surrogate:
             for row, mean, one in zip(rows.tolist(), expected.tolist(), sd.tolist(), strict=True)
         }
 
-    # -- fitting -------------------------------------------------------------------------------------------------------------
+    # --- fitting ---
 
     def _update(self) -> None:
         told = [v for v in self._values if v.value is not None and v.bound is Bound.EXACT]
@@ -343,7 +343,7 @@ class Surrogate:
             noise = np.maximum(base * (FREEDOM + (y - fitted) ** 2 / base) / (FREEDOM + 1), base)
         return noise
 
-    # -- covariance ----------------------------------------------------------------------------------------------------------
+    # --- covariance ---
 
     def _take_up(self, smoothness: Smoothness) -> None:
         self._smoothness = smoothness

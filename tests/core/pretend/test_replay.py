@@ -32,12 +32,21 @@ from tests import measured_table
 ID = "formula-8gpu"
 PLAN = MeasurementPlan(warmup_steps=3, min_steps=5, max_steps=50, relative_confidence=0.02)
 BEST = Layout(
-    data_parallel_size=8, micro_batch_size=2, grad_accum_steps=2, zero_stage=1, options=(("attention_kernel", "flash"),)
-)  # fmt: skip
+    data_parallel_size=8,
+    micro_batch_size=2,
+    grad_accum_steps=2,
+    zero_stage=1,
+    options=(("attention_kernel", "flash"),),
+)
 NOT_RUN = Layout(
-    data_parallel_size=4, tensor_parallel_size=2, micro_batch_size=1, grad_accum_steps=8, recompute=Recompute.parse("full"), zero_stage=1,
+    data_parallel_size=4,
+    tensor_parallel_size=2,
+    micro_batch_size=1,
+    grad_accum_steps=8,
+    recompute=Recompute.parse("full"),
+    zero_stage=1,
     options=(("attention_kernel", "eager"),),
-)  # fmt: skip
+)
 
 
 def table(*more: dict[str, str], without: str | None = None) -> ReplayTable:

@@ -19,13 +19,41 @@ from orchestrator.core.pretend.run_table import (
 from orchestrator.core.problem.layout import Precision, Recompute
 
 ROW = {
-    "table_id": "t", "hardware": "H100-80GB", "gpu_mem_gb": "80", "n_gpus": "8", "gpus_per_node": "8", "model": "small", "n_params": "",
-    "layers": "16", "hidden": "2048", "heads": "32", "kv_heads": "8", "ffn": "8192", "vocab": "128256", "tied_embeddings": "True",
-    "seq_len": "4096", "gbs": "64.0", "dp": "4", "tp": "2", "pp": "1", "cp": "1", "mbs": "2", "grad_acc": "8", "recompute": "none",
-    "zero_stage": "1.0", "sharding": "zero1", "precision": "bf16", "attention_kernel": "flash", "sequence_parallel": "True",
-    "status": "ok", "step_time_s": "2.0", "tokens_per_s_per_gpu": "", "peak_mem_gb": "10", "peak_mem_kind": "max_memory_reserved GiB",
+    "table_id": "t",
+    "hardware": "H100-80GB",
+    "gpu_mem_gb": "80",
+    "n_gpus": "8",
+    "gpus_per_node": "8",
+    "model": "small",
+    "n_params": "",
+    "layers": "16",
+    "hidden": "2048",
+    "heads": "32",
+    "kv_heads": "8",
+    "ffn": "8192",
+    "vocab": "128256",
+    "tied_embeddings": "True",
+    "seq_len": "4096",
+    "gbs": "64.0",
+    "dp": "4",
+    "tp": "2",
+    "pp": "1",
+    "cp": "1",
+    "mbs": "2",
+    "grad_acc": "8",
+    "recompute": "none",
+    "zero_stage": "1.0",
+    "sharding": "zero1",
+    "precision": "bf16",
+    "attention_kernel": "flash",
+    "sequence_parallel": "True",
+    "status": "ok",
+    "step_time_s": "2.0",
+    "tokens_per_s_per_gpu": "",
+    "peak_mem_gb": "10",
+    "peak_mem_kind": "max_memory_reserved GiB",
     "replay": "True",
-}  # fmt: skip
+}
 
 
 def table(*changes: dict[str, str]) -> str:
@@ -106,18 +134,31 @@ def test_a_table_without_the_columns_is_refused() -> None:
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("none", "none"), ("", "none"), ("full", "full"), ("every_layer", "full"), ("full:4", "full:4"), ("selective", "selective_ops"),
-        ("selective_attention", "selective_attention"), ("selective-core-attn", "selective_attention"), ("selective_op", "selective_ops"),
+        ("none", "none"),
+        ("", "none"),
+        ("full", "full"),
+        ("every_layer", "full"),
+        ("full:4", "full:4"),
+        ("selective", "selective_ops"),
+        ("selective_attention", "selective_attention"),
+        ("selective-core-attn", "selective_attention"),
+        ("selective_op", "selective_ops"),
     ],
-)  # fmt: skip
+)
 def test_words_for_recomputation_are_mapped_to_the_nearest(word: str, meant: str) -> None:
     assert read_recompute(word) == Recompute.parse(meant)
 
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("bf16(fp32 grad accum)", Precision.BF16), ("bfloat16", Precision.BF16), ("fp16", Precision.FP16), ("FP8-CS", Precision.FP8), ("", Precision.BF16)],
-)  # fmt: skip
+    [
+        ("bf16(fp32 grad accum)", Precision.BF16),
+        ("bfloat16", Precision.BF16),
+        ("fp16", Precision.FP16),
+        ("FP8-CS", Precision.FP8),
+        ("", Precision.BF16),
+    ],
+)
 def test_words_for_precision_are_mapped_to_the_nearest(word: str, meant: Precision) -> None:
     assert read_precision(word) is meant
 

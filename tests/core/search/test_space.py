@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.layout import Layout, Precision, Recompute
 from orchestrator.core.search import space
-from orchestrator.core.search.space import (
-    GLOBAL_BATCH,
-    WORLD_SIZE,
-    CellSpace,
-    SpaceTooLarge,
-    axis_values,
-    enumerate_cell,
-)
+from orchestrator.core.search.axis_values import axis_values
+from orchestrator.core.search.legality import GLOBAL_BATCH, WORLD_SIZE
+from orchestrator.core.search.space import CellSpace, SpaceTooLarge, enumerate_cell
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
@@ -166,29 +161,98 @@ def test_lists_of_sizes_are_kept_to() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gpus": 64, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size is more than 8, the GPUs of a node"
-            " (tensor_parallel_across_nodes allows it)"),
-        ({"model": "llama-3.2-3b", "gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_attention_heads 24"),
-        ({"gpus": 16, "tensor_parallel_across_nodes": True, "axes": {"tensor_parallel_size": 16}}, "tensor_parallel_size does not divide num_key_value_heads 8"),
-        ({"model": "llama-tiny", "gpus": 2, "axes": {"tensor_parallel_size": 2}, "constraints": ["tp == 1"]}, "constraint: tp == 1"),
-        ({"model": {"preset": "llama-tiny", "ffn_hidden_size": 383}, "gpus": 2, "axes": {"tensor_parallel_size": 2}}, "tensor_parallel_size does not divide ffn_hidden_size 383"),
-        ({"model": "llama-tiny", "axes": {"pipeline_parallel_size": 8}}, "pipeline_parallel_size is more than 4, the layers of the model"),
-        ({"axes": {"pipeline_parallel_size": 8, "grad_accum_steps": [4]}}, "grad_accum_steps is less than pipeline_parallel_size - 1: the pipeline never fills"),
-        ({"sequence_length": 4100, "axes": {"context_parallel_size": 8}}, "2 x context_parallel_size does not divide sequence_length 4100"),
-        ({"axes": {"recompute": ["none", "full:33"]}}, "recomputes more than the model's 32 layers"),
-        ({"axes": {"recompute": ["full", "full:32"]}}, "same as recomputing all layers: the model has 32"),
-        ({"gpus": 1, "axes": {"zero_stage": [0, 1]}}, "same as zero_stage 0: the optimizer states of one rank cannot be shared out"),
-        ({"workload": "llama", "axes": {"zero_stage": [0, 3]}}, "zero_stage is none that workload llama can do (0, 1)"),
-        ({"workload": "llama", "precision": ["bf16", "fp8"]}, "precision is none that workload llama can do (bf16, fp32)"),
-        ({"device": "a100-80gb", "precision": ["bf16", "fp8"]}, "precision is none that device a100-80gb has"),
-        ({"workload": "llama", "axes": {"tensor_parallel_size": 2}}, "tensor_parallel_size is more than 1, the most that workload llama can do"),
-        ({"workload": "llama", "axes": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size is more than 1, the most that workload llama can do"),
-        ({"workload": "llama", "axes": {"context_parallel_size": 2}}, "context_parallel_size is more than 1, the most that workload llama can do"),
+        (
+            {"gpus": 64, "axes": {"tensor_parallel_size": 16}},
+            "tensor_parallel_size is more than 8, the GPUs of a node"
+            " (tensor_parallel_across_nodes allows it)",
+        ),
+        (
+            {
+                "model": "llama-3.2-3b",
+                "gpus": 16,
+                "tensor_parallel_across_nodes": True,
+                "axes": {"tensor_parallel_size": 16},
+            },
+            "tensor_parallel_size does not divide num_attention_heads 24",
+        ),
+        (
+            {
+                "gpus": 16,
+                "tensor_parallel_across_nodes": True,
+                "axes": {"tensor_parallel_size": 16},
+            },
+            "tensor_parallel_size does not divide num_key_value_heads 8",
+        ),
+        (
+            {
+                "model": "llama-tiny",
+                "gpus": 2,
+                "axes": {"tensor_parallel_size": 2},
+                "constraints": ["tp == 1"],
+            },
+            "constraint: tp == 1",
+        ),
+        (
+            {
+                "model": {"preset": "llama-tiny", "ffn_hidden_size": 383},
+                "gpus": 2,
+                "axes": {"tensor_parallel_size": 2},
+            },
+            "tensor_parallel_size does not divide ffn_hidden_size 383",
+        ),
+        (
+            {"model": "llama-tiny", "axes": {"pipeline_parallel_size": 8}},
+            "pipeline_parallel_size is more than 4, the layers of the model",
+        ),
+        (
+            {"axes": {"pipeline_parallel_size": 8, "grad_accum_steps": [4]}},
+            "grad_accum_steps is less than pipeline_parallel_size - 1: the pipeline never fills",
+        ),
+        (
+            {"sequence_length": 4100, "axes": {"context_parallel_size": 8}},
+            "2 x context_parallel_size does not divide sequence_length 4100",
+        ),
+        (
+            {"axes": {"recompute": ["none", "full:33"]}},
+            "recomputes more than the model's 32 layers",
+        ),
+        (
+            {"axes": {"recompute": ["full", "full:32"]}},
+            "same as recomputing all layers: the model has 32",
+        ),
+        (
+            {"gpus": 1, "axes": {"zero_stage": [0, 1]}},
+            "same as zero_stage 0: the optimizer states of one rank cannot be sharded",
+        ),
+        (
+            {"workload": "llama", "axes": {"zero_stage": [0, 3]}},
+            "zero_stage is none that workload llama can do (0, 1)",
+        ),
+        (
+            {"workload": "llama", "precision": ["bf16", "fp8"]},
+            "precision is none that workload llama can do (bf16, fp32)",
+        ),
+        (
+            {"device": "a100-80gb", "precision": ["bf16", "fp8"]},
+            "precision is none that device a100-80gb has",
+        ),
+        (
+            {"workload": "llama", "axes": {"tensor_parallel_size": 2}},
+            "tensor_parallel_size is more than 1, the most that workload llama can do",
+        ),
+        (
+            {"workload": "llama", "axes": {"pipeline_parallel_size": 2}},
+            "pipeline_parallel_size is more than 1, the most that workload llama can do",
+        ),
+        (
+            {"workload": "llama", "axes": {"context_parallel_size": 2}},
+            "context_parallel_size is more than 1, the most that workload llama can do",
+        ),
         ({"gpus": 12}, "12 GPUs are not whole nodes of 8"),
         ({"constraints": [{"require": "mbs > 1", "because": "too slow"}]}, "too slow"),
         ({"constraints": ["8 // (pp - 1) > 0"]}, "constraint divides by zero: 8 // (pp - 1) > 0"),
     ],
-)  # fmt: skip
+)
 def test_an_illegal_layout_is_counted_under_its_rule(changes: dict[str, Any], reason: str) -> None:
     assert only_reason(**changes) == reason
 
@@ -265,12 +329,18 @@ def test_the_reason_of_one_layout_is_the_rule_that_it_breaks() -> None:
     )
 
 
-# --- against a reference that builds the whole lattice, one layout at a time -----------------------------------------------------
+# --- against a reference that builds the whole lattice, one layout at a time ---
 
 sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3, unique=True)
 specs = st.fixed_dictionaries(
     {
-        "model": st.sampled_from(["llama-tiny", "llama-60m", {"preset": "llama-tiny", "num_key_value_heads": 4, "name": "mha"}]),
+        "model": st.sampled_from(
+            [
+                "llama-tiny",
+                "llama-60m",
+                {"preset": "llama-tiny", "num_key_value_heads": 4, "name": "mha"},
+            ]
+        ),
         "gpus": st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]),
         "global_batch_size": st.sampled_from([1, 6, 8, 12, 16]),
         "sequence_length": st.sampled_from([6, 16, 64]),
@@ -278,7 +348,18 @@ specs = st.fixed_dictionaries(
         "precision": st.sampled_from([["bf16"], ["fp32", "fp8"]]),
         "tensor_parallel_across_nodes": st.booleans(),
         "device": st.sampled_from(["auto", "a100-80gb"]),
-        "constraints": st.lists(st.sampled_from(["tp <= 2", "mbs * dp < 9", "not pp > 1 or zero_stage < 2", "4 // (cp - 1) > 1", "recompute != 'full'"]), max_size=2),
+        "constraints": st.lists(
+            st.sampled_from(
+                [
+                    "tp <= 2",
+                    "mbs * dp < 9",
+                    "not pp > 1 or zero_stage < 2",
+                    "4 // (cp - 1) > 1",
+                    "recompute != 'full'",
+                ]
+            ),
+            max_size=2,
+        ),
         "axes": st.fixed_dictionaries(
             {
                 "data_parallel_size": st.one_of(sizes, st.just("auto")),
@@ -287,12 +368,17 @@ specs = st.fixed_dictionaries(
                 "context_parallel_size": sizes,
                 "micro_batch_size": st.one_of(sizes, st.just("auto")),
                 "grad_accum_steps": st.one_of(sizes, st.just("auto")),
-                "recompute": st.lists(st.sampled_from(["none", "full", "full:4", "full:5", "selective:2"]), min_size=1, max_size=3, unique=True),
+                "recompute": st.lists(
+                    st.sampled_from(["none", "full", "full:4", "full:5", "selective:2"]),
+                    min_size=1,
+                    max_size=3,
+                    unique=True,
+                ),
                 "zero_stage": st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True),
             }
         ),
     }
-)  # fmt: skip
+)
 
 
 def legal_by_hand(x: Layout, spec: SweepSpec, cell: Cell, gpus_per_node: int) -> bool:
@@ -349,14 +435,28 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
     values = cell_space.values
     lattice = [
         Layout(
-            data_parallel_size=int(dp), tensor_parallel_size=int(tp), pipeline_parallel_size=int(pp), context_parallel_size=int(cp),
-            micro_batch_size=int(mbs), grad_accum_steps=int(ga), recompute=recompute, zero_stage=stage, precision=precision,
+            data_parallel_size=int(dp),
+            tensor_parallel_size=int(tp),
+            pipeline_parallel_size=int(pp),
+            context_parallel_size=int(cp),
+            micro_batch_size=int(mbs),
+            grad_accum_steps=int(ga),
+            recompute=recompute,
+            zero_stage=stage,
+            precision=precision,
         )
         for dp, tp, pp, cp, mbs, ga, stage, recompute, precision in product(
-            values.data_parallel_size, values.tensor_parallel_size, values.pipeline_parallel_size, values.context_parallel_size,
-            values.micro_batch_size, values.grad_accum_steps, values.zero_stage, values.recompute, values.precision,
+            values.data_parallel_size,
+            values.tensor_parallel_size,
+            values.pipeline_parallel_size,
+            values.context_parallel_size,
+            values.micro_batch_size,
+            values.grad_accum_steps,
+            values.zero_stage,
+            values.recompute,
+            values.precision,
         )
-    ]  # fmt: skip
+    ]
     expected = {x.key for x in lattice if legal_by_hand(x, spec, cell, gpus_per_node)}
     assert len(lattice) == cell_space.lattice_size
     assert {x.key for x in layouts(cell_space)} == expected
@@ -372,14 +472,21 @@ def test_the_legal_layouts_are_those_that_a_plain_reference_finds(
         )
 
 
-# --- size -----------------------------------------------------------------------------------------------------------------------
+# --- size ---
 
 
 def test_a_lattice_of_billions_is_counted_without_being_built() -> None:
     many = list(range(1, 200))
     cell_space = enumerated(
-        axes={**EVERYTHING, "data_parallel_size": many, "tensor_parallel_size": many, "pipeline_parallel_size": many, "micro_batch_size": many, "grad_accum_steps": many}
-    )  # fmt: skip
+        axes={
+            **EVERYTHING,
+            "data_parallel_size": many,
+            "tensor_parallel_size": many,
+            "pipeline_parallel_size": many,
+            "micro_batch_size": many,
+            "grad_accum_steps": many,
+        }
+    )
     assert cell_space.lattice_size > 10**12
     assert len(cell_space.legal) + sum(cell_space.rejected.values()) == cell_space.lattice_size
 

@@ -317,7 +317,7 @@ def test_no_text_crashes_the_reader(text: str) -> None:
     assert mask.dtype == np.bool_
 
 
-# --- options that vary ----------------------------------------------------------------------------------------------------------
+# --- options that vary ---
 
 VARYING = (("kernel", ("flash", "eager")), ("fused", (True, False)), ("threads", (1, 2)))
 FLASH = replace(LAYOUT, options=(("fused", True), ("kernel", "flash"), ("threads", 2)))

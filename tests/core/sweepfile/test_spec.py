@@ -38,9 +38,15 @@ def test_every_combination_is_a_cell_in_the_order_of_the_file() -> None:
         global_batch_size=[8],
     )
     assert [cell.key for cell in spec.cells()] == [
-        "llama-60m_2gpu_s64_gb8", "llama-60m_2gpu_s32_gb8", "llama-60m_1gpu_s64_gb8", "llama-60m_1gpu_s32_gb8",
-        "llama-tiny_2gpu_s64_gb8", "llama-tiny_2gpu_s32_gb8", "llama-tiny_1gpu_s64_gb8", "llama-tiny_1gpu_s32_gb8",
-    ]  # fmt: skip
+        "llama-60m_2gpu_s64_gb8",
+        "llama-60m_2gpu_s32_gb8",
+        "llama-60m_1gpu_s64_gb8",
+        "llama-60m_1gpu_s32_gb8",
+        "llama-tiny_2gpu_s64_gb8",
+        "llama-tiny_2gpu_s32_gb8",
+        "llama-tiny_1gpu_s64_gb8",
+        "llama-tiny_1gpu_s32_gb8",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +188,12 @@ def test_a_spec_survives_json() -> None:
 def test_the_conditions_are_those_that_make_numbers_incomparable() -> None:
     before = sweep().conditions()
     for changes in (
-        {"search": {"max_trials": 3}}, {"axes": {"micro_batch_size": [1]}}, {"gpus": [1, 2, 4]}, {"constraints": ["tp == 1"]}, {"measurement": {"limits": {"total": 5}}},
-    ):  # fmt: skip
+        {"search": {"max_trials": 3}},
+        {"axes": {"micro_batch_size": [1]}},
+        {"gpus": [1, 2, 4]},
+        {"constraints": ["tp == 1"]},
+        {"measurement": {"limits": {"total": 5}}},
+    ):
         assert sweep(**changes).conditions() == before
     for changes in (
         {"workload": "synthetic"},

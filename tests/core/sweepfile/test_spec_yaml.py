@@ -659,7 +659,7 @@ def test_an_empty_file_and_a_list_say_what_a_sweep_file_is() -> None:
     )
 
 
-# --- overrides ------------------------------------------------------------------------------------------------------------------
+# --- overrides ---
 
 
 def test_overrides_are_read_as_yaml() -> None:
@@ -755,7 +755,7 @@ def test_wrong_overrides_and_a_wrong_file_are_told_together() -> None:
     ]
 
 
-# --- names ----------------------------------------------------------------------------------------------------------------------
+# --- names ---
 
 ODD_NAMES = [
     "..",
@@ -827,7 +827,7 @@ def test_ordinary_names_are_fine(name: str) -> None:
     assert load(with_line(1, f"name: {json.dumps(name)}"), source="s.yaml").name == name
 
 
-# --- hostile text ---------------------------------------------------------------------------------------------------------------
+# --- hostile text ---
 
 
 def bomb(levels: int, first: str, item: str) -> str:
@@ -922,7 +922,7 @@ def test_hostile_text_is_refused_fast_and_in_few_words(text: str) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-# --- valid files ----------------------------------------------------------------------------------------------------------------
+# --- valid files ---
 
 counts = st.integers(1, 64)
 lists = st.lists(counts, min_size=1, max_size=4, unique=True)
@@ -1020,7 +1020,7 @@ def test_a_damaged_file_is_read_or_refused_with_places(line: int, text: str) -> 
     assert all(mistake.startswith(("s.yaml:", "and ")) for mistake in told.splitlines())
 
 
-# --- the schema -----------------------------------------------------------------------------------------------------------------
+# --- the schema ---
 
 
 def test_the_json_schema_names_every_key_and_is_json() -> None:

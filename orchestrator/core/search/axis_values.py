@@ -1,0 +1,95 @@
+"""The values of each axis in one cell, with `auto` replaced. Their product is the lattice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt
+
+import numpy as np
+
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.layout import (
+    Options,
+    Precision,
+    Recompute,
+    RecomputeMode,
+    SelectivePolicy,
+)
+from orchestrator.core.problem.layout_table import COLUMNS, Ints
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+PARALLEL_AXES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+)
+BATCH_AXES = ("micro_batch_size", "grad_accum_steps")
+CHOICE_AXES = ("zero_stage", "recompute", "precision", "options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisValues:
+    """The values of each axis in one cell."""
+
+    data_parallel_size: Ints
+    tensor_parallel_size: Ints
+    pipeline_parallel_size: Ints
+    context_parallel_size: Ints
+    micro_batch_size: Ints
+    grad_accum_steps: Ints
+    zero_stage: tuple[int, ...]
+    recompute: tuple[Recompute, ...]
+    precision: tuple[Precision, ...]
+    options: tuple[Options, ...]  # every combination of their values
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: len(getattr(self, name)) for name in COLUMNS}
+
+
+def axis_values(spec: SweepSpec, cell: Cell) -> AxisValues:
+    """Return the values of each axis.
+
+    `auto` sizes are divisors: of the number of GPUs, or for the batch axes of the global batch.
+    """
+    axes = spec.axes
+    divided = dict.fromkeys(PARALLEL_AXES, cell.num_gpus)
+    divided |= dict.fromkeys(BATCH_AXES, cell.global_batch_size)
+    given = {name: getattr(axes, name) for name in divided}
+    stages = tuple(sorted(CAPABILITIES[spec.workload.name].zero_stages))
+    names = sorted(axes.options)
+    return AxisValues(
+        **{
+            name: _divisors(divided[name]) if values == "auto" else np.array(values, dtype=np.int64)
+            for name, values in given.items()
+        },
+        zero_stage=stages if axes.zero_stage == "auto" else axes.zero_stage,
+        recompute=_every_recompute(cell.model.num_layers)
+        if axes.recompute == "auto"
+        else axes.recompute,
+        precision=spec.precision,
+        options=tuple(
+            tuple(zip(names, values, strict=True))
+            for values in product(*(axes.options[name] for name in names))
+        ),
+    )
+
+
+def _every_recompute(num_layers: int) -> tuple[Recompute, ...]:
+    """None, both selective policies, and full for 1/4, 1/2, 3/4 and all of the layers."""
+    quarters = {num_layers * quarter // 4 for quarter in (1, 2, 3)} - {0, num_layers}
+    return (
+        Recompute(),
+        *(Recompute(mode=RecomputeMode.SELECTIVE, policy=policy) for policy in SelectivePolicy),
+        *(Recompute(mode=RecomputeMode.FULL, num_layers=num) for num in sorted(quarters)),
+        Recompute(mode=RecomputeMode.FULL),
+    )
+
+
+def _divisors(number: int) -> Ints:
+    small = np.arange(1, isqrt(number) + 1, dtype=np.int64)
+    small = small[number % small == 0]
+    return np.unique(np.concatenate([small, number // small]))

@@ -1,0 +1,200 @@
+"""The rules for legal layouts: exact products, the workload's abilities, and constraints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from orchestrator.core.problem.cell import Cell
+from orchestrator.core.problem.hardware import DEVICES
+from orchestrator.core.problem.layout import Precision, Recompute
+from orchestrator.core.problem.layout_table import LayoutTable, Mask
+from orchestrator.core.search.axis_values import AxisValues
+from orchestrator.core.sweepfile.capabilities import CAPABILITIES
+from orchestrator.core.sweepfile.constraint import Constraint, facts_of
+from orchestrator.core.sweepfile.spec import SweepSpec
+
+WORLD_SIZE = "data x tensor x pipeline x context parallel size is not the number of GPUs"
+GLOBAL_BATCH = "data_parallel_size x micro_batch_size x grad_accum_steps is not global_batch_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule with the mask of rows that break it."""
+
+    reason: str
+    broken: Callable[[LayoutTable], Mask]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The rules in the order of their checks.
+
+    Those of a stage only need the columns known by then, so one check covers many layouts.
+    """
+
+    choice: Sequence[Rule]  # ZeRO stage, recomputation, precision
+    placement: Sequence[Rule]  # parallel sizes whose product is the number of GPUs
+    batch: Sequence[Rule]
+    row: Sequence[Rule]
+    num_gpus: int
+    global_batch_size: int
+
+    @property
+    def all(self) -> tuple[Rule, ...]:
+        world = Rule(WORLD_SIZE, lambda t: t.world_size != self.num_gpus)
+        batch = Rule(
+            GLOBAL_BATCH,
+            lambda t: (
+                t.data_parallel_size * t.micro_batch_size * t.grad_accum_steps
+                != self.global_batch_size
+            ),
+        )
+        return (*self.choice, world, *self.placement, batch, *self.batch, *self.row)
+
+
+def keep_legal(table: LayoutTable, rules: Sequence[Rule]) -> tuple[LayoutTable, Counter[str]]:
+    """Return the rows that break no rule, and how many rows each rule is the first to reject."""
+    legal = np.ones(len(table), dtype=np.bool_)
+    rejected: Counter[str] = Counter()
+    for rule in rules:
+        broken = rule.broken(table) & legal
+        if count := int(np.count_nonzero(broken)):
+            rejected[rule.reason] += count
+            legal &= ~broken
+    return (table.take(legal) if rejected else table), rejected
+
+
+def rules_of(spec: SweepSpec, cell: Cell, values: AxisValues, gpus_per_node: int) -> Rules:
+    return Rules(
+        choice=_choice_rules(spec, cell, values),
+        placement=_placement_rules(spec, cell, gpus_per_node),
+        # With fewer micro-batches, no stage is ever busy together with all the others. In the
+        # published data of the Ultra-Scale Playbook, all 105 runs with fewer ended in an error, and
+        # of the 88 with exactly pp - 1 only 4 did.
+        batch=[
+            Rule(
+                "grad_accum_steps is less than pipeline_parallel_size - 1:"
+                " the pipeline never fills",
+                lambda t: t.grad_accum_steps < t.pipeline_parallel_size - 1,
+            )
+        ],
+        row=[
+            _zero_rule(spec, values),
+            *constraint_rules(spec, cell, gpus_per_node),
+        ],
+        num_gpus=cell.num_gpus,
+        global_batch_size=cell.global_batch_size,
+    )
+
+
+def _choice_rules(spec: SweepSpec, cell: Cell, values: AxisValues) -> list[Rule]:
+    name, layers = spec.workload.name, cell.model.num_layers
+    able, device = CAPABILITIES[name], DEVICES.get(spec.device)
+    stages, precisions = sorted(able.zero_stages), ", ".join(sorted(able.precisions))
+    too_many = _codes(values.recompute, lambda r: (r.num_layers or 0) > layers)
+    full_twice = _codes(
+        values.recompute,
+        lambda r: r.num_layers == layers and replace(r, num_layers=None) in values.recompute,
+    )
+    refused = _codes(values.precision, lambda p: p not in able.precisions)
+    unknown = _codes(values.precision, lambda p: device is not None and p not in device.peak_flops)
+    return [
+        Rule(
+            f"zero_stage is none that workload {name} can do ({', '.join(map(str, stages))})",
+            lambda t: ~np.isin(t.zero_stage, stages),
+        ),
+        Rule(
+            f"precision is none that workload {name} can do ({precisions})",
+            lambda t: refused[t.precision],
+        ),
+        Rule(f"precision is none that device {spec.device} has", lambda t: unknown[t.precision]),
+        Rule(f"recomputes more than the model's {layers} layers", lambda t: too_many[t.recompute]),
+        Rule(
+            f"same as recomputing all layers: the model has {layers}",
+            lambda t: full_twice[t.recompute],
+        ),
+    ]
+
+
+def _codes(options: Sequence[Recompute] | Sequence[Precision], test: Callable[..., bool]) -> Mask:
+    return np.array([test(option) for option in options], dtype=np.bool_)
+
+
+def _placement_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:
+    model, workload = cell.model, spec.workload.name
+    able = CAPABILITIES[workload]
+    part_of_a_node = cell.num_gpus > gpus_per_node and cell.num_gpus % gpus_per_node != 0
+    rules = [
+        Rule(
+            f"{cell.num_gpus} GPUs are not whole nodes of {gpus_per_node}",
+            lambda t: np.full(len(t), part_of_a_node),
+        )
+    ]
+    for column in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        most = getattr(able, f"max_{column}")
+        rules += _at_most(column, most, f"the most that workload {workload} can do")
+    if not spec.tensor_parallel_across_nodes:
+        # Tensor parallelism exchanges activations in every layer, which is slow between nodes.
+        rules += _at_most(
+            "tensor_parallel_size",
+            gpus_per_node,
+            "the GPUs of a node (tensor_parallel_across_nodes allows it)",
+        )
+    return [
+        *rules,
+        _tensor_parallel_divides("num_attention_heads", model.num_attention_heads),
+        _tensor_parallel_divides("num_key_value_heads", model.num_key_value_heads),
+        _tensor_parallel_divides("ffn_hidden_size", model.ffn_hidden_size),
+        # Stages of unequal depth are legal: nanotron and torchtitan build them, and 28 or 126
+        # layers leave no choice.
+        *_at_most("pipeline_parallel_size", model.num_layers, "the layers of the model"),
+        # Each rank takes one piece from the front and one from the back: causal attention is then
+        # balanced.
+        Rule(
+            f"2 x context_parallel_size does not divide sequence_length {cell.sequence_length}",
+            lambda t: (
+                (t.context_parallel_size > 1)
+                & (cell.sequence_length % (2 * t.context_parallel_size) != 0)
+            ),
+        ),
+    ]
+
+
+def _at_most(column: str, most: int | None, whose: str) -> list[Rule]:
+    if most is None:
+        return []
+    return [Rule(f"{column} is more than {most}, {whose}", lambda t: getattr(t, column) > most)]
+
+
+def _tensor_parallel_divides(name: str, size: int) -> Rule:
+    return Rule(
+        f"tensor_parallel_size does not divide {name} {size}",
+        lambda t: size % t.tensor_parallel_size != 0,
+    )
+
+
+def _zero_rule(spec: SweepSpec, values: AxisValues) -> Rule:
+    able = CAPABILITIES[spec.workload.name].zero_stages
+    lowest = min(able.intersection(values.zero_stage), default=0)
+    return Rule(
+        f"same as zero_stage {lowest}: the optimizer states of one rank cannot be sharded",
+        lambda t: (t.zero_stage > lowest) & (t.data_parallel_size * t.context_parallel_size == 1),
+    )
+
+
+def constraint_rules(spec: SweepSpec, cell: Cell, gpus_per_node: int) -> list[Rule]:
+    rules = (_of_constraint(constraint, cell, gpus_per_node) for constraint in spec.constraints)
+    return [rule for of_one in rules for rule in of_one]
+
+
+def _of_constraint(constraint: Constraint, cell: Cell, gpus_per_node: int) -> list[Rule]:
+    def check(table: LayoutTable) -> tuple[Mask, Mask]:
+        return constraint.check(facts_of(table, cell=cell, gpus_per_node=gpus_per_node), len(table))
+
+    broken = Rule(constraint.reason, lambda t: ~check(t)[0])
+    undefined = Rule(constraint.undefined_reason, lambda t: check(t)[1])
+    return [undefined, broken] if constraint.divides else [broken]
