@@ -1,4 +1,4 @@
-"""Expected outcomes of the layouts of a cell when they are launched: how many fit, run out of memory, or fail otherwise."""
+"""How many layouts of a cell are expected to fit, to run out of memory, or to fail otherwise."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from orchestrator.core.search.proposer import FAILS_UNTIL_KNOWN, USABLE_SHARE
 
 Floats = NDArray[np.float64]
 
-# Of log bytes, where the device is unknown, so that memory cannot be calibrated.
+# Of log bytes, on an unknown device, for which memory cannot be calibrated.
 UNKNOWN_DEVICE_MEMORY_SD = 0.18
 # Probability above which a layout counts as fitting; below 1 - LIKELY it counts as not fitting.
 LIKELY = 0.9
-MAX_ROWS = 4096  # that are looked at; of more, an even selection stands for all
-FEWEST_TRIALS = 10.0  # whose outcomes weigh as much as what is usual
+MAX_ROWS = 4096  # an even selection of as many represents more
+FEWEST_TRIALS = 10.0  # as many trials weigh as much as the usual share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitting:
-    """The number of layouts of a cell that fit into the memory of a device: a sum of probabilities, and bounds."""
+    """The number of layouts of a cell that fit: a sum of probabilities, and bounds."""
 
     expected: float
-    at_least: int  # that are likely to
-    at_most: int  # that are not unlikely to
+    at_least: int  # the likely ones
+    at_most: int  # all but the unlikely ones
 
 
 def probability_of_fitting(
     candidates: Candidates, rows: Ints, predicted: Predicted | None = None
 ) -> Floats | None:
-    """The probability that the layouts of some rows stay within the usable memory. None where the limit is not known.
+    """Return the probability that rows stay within the usable memory; None without a limit.
 
-    `predicted` is what `candidates.predict` says of these rows, where that is at hand.
+    `predicted` may be given if `candidates.predict` was called for these rows before.
     """
     if candidates.memory_limit_bytes is None:
         return None
@@ -46,15 +46,14 @@ def probability_of_fitting(
         predicted = candidates.predict(candidates.table.take(rows))
     if predicted is not None:
         return predicted.probability_of_fitting(usable)
-    return normal_cdf(
-        (np.log(usable) - np.log(candidates.memory_bytes[rows])) / UNKNOWN_DEVICE_MEMORY_SD
-    )
+    below = np.log(usable) - np.log(candidates.memory_bytes[rows])
+    return normal_cdf(below / UNKNOWN_DEVICE_MEMORY_SD)
 
 
 def fitting(candidates: Candidates) -> Fitting | None:
-    """How many of all layouts of a cell fit. None where the limit of the memory is not known."""
+    """Return how many layouts of a cell fit; None without a memory limit."""
     num = len(candidates)
-    rows = np.unique(np.linspace(0, max(num - 1, 0), min(num, MAX_ROWS)).astype(np.int64))
+    rows = even_selection(num)
     chances = probability_of_fitting(candidates, rows)
     if chances is None:
         return None
@@ -67,19 +66,23 @@ def fitting(candidates: Candidates) -> Fitting | None:
 
 
 def expected_out_of_memory(candidates: Candidates, *, num_trials: int) -> float | None:
-    """The expected number of out-of-memories if the first layouts of the order were all launched."""
+    """Return the expected number of out-of-memories if the first layouts were all launched."""
     rows = candidates.order[:num_trials]
-    chosen = rows[
-        np.unique(np.linspace(0, max(len(rows) - 1, 0), min(len(rows), MAX_ROWS)).astype(np.int64))
-    ]
-    chances = probability_of_fitting(candidates, chosen)
-    return (
-        None if chances is None else float((1.0 - chances).sum()) * len(rows) / max(len(chosen), 1)
-    )
+    selected = rows[even_selection(len(rows))]
+    chances = probability_of_fitting(candidates, selected)
+    if chances is None:
+        return None
+    return float((1.0 - chances).sum()) * len(rows) / max(len(selected), 1)
+
+
+def even_selection(num_rows: int) -> Ints:
+    """Return at most MAX_ROWS indices, evenly spread over the rows."""
+    rows = np.linspace(0, max(num_rows - 1, 0), min(num_rows, MAX_ROWS))
+    return np.unique(rows.astype(np.int64))
 
 
 def share_that_fails(*, num_failed: int, num_measured: int) -> float:
-    """The share of fitting layouts that fail by their own or the code's fault: the usual share, corrected by trials of the sweep."""
+    """Return the share of fitting layouts that fail: the usual share, corrected by trials."""
     return (FEWEST_TRIALS * FAILS_UNTIL_KNOWN + num_failed) / (
         FEWEST_TRIALS + num_failed + num_measured
     )

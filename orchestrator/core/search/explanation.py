@@ -1,6 +1,7 @@
-"""Why a layout is not legal, does or does not fit, and takes the time that it takes; and which small change would help.
+"""Explains a layout: why it is illegal, its memory and time by part, and small changes that help.
 
-What counts as one change is a choice that a person makes: `data_parallel_size` and `grad_accum_steps` follow from the others.
+A change is a choice that a person makes: `data_parallel_size` and `grad_accum_steps` follow from
+the other choices, the GPUs and the batch.
 """
 
 from __future__ import annotations
@@ -21,20 +22,17 @@ from orchestrator.core.problem.layout_table import COLUMNS, Ints, LayoutTable, M
 from orchestrator.core.search.planner import CellPlan, Floats
 from orchestrator.core.search.proposer import USABLE_SHARE
 
-FOLLOWING = (
-    "data_parallel_size",
-    "grad_accum_steps",
-)  # from the other choices, the GPUs and the batch
+FOLLOWING = ("data_parallel_size", "grad_accum_steps")
 CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
 MEMORY_PARTS = tuple(f.name for f in fields(MemoryPrediction))
 STEP_PARTS = tuple(f.name for f in fields(StepTimePrediction))
-WORTH_SAYING = 0.005  # of the step's time: a smaller gain is not told
+SMALLEST_GAIN = 0.005  # of the step's time: a smaller gain is not shown
 MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutChange:
-    """Another layout, what is different in it, and what it is predicted to come to. Unknown is None."""
+    """Another layout, its differences, and its predicted time and memory. Unknown is None."""
 
     layout: Layout
     differs: Mapping[str, tuple[object, object]]  # name -> (here, there)
@@ -45,23 +43,22 @@ class LayoutChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """What is predicted of one layout of a cell, by part."""
+    """The predictions for one layout of a cell, by part."""
 
     cell: Cell
     layout: Layout
     illegal: str | None  # the rule that it breaks
-    nearest: tuple[LayoutChange, ...]  # legal layouts that differ least, where it is illegal
+    nearest: tuple[LayoutChange, ...]  # legal layouts that differ least, if it is illegal
     memory_by_part: Mapping[str, float]
     memory_limit_bytes: float | None
     memory_relative_sd: float | None
     probability_of_fitting: float | None
-    to_fit: LayoutChange | None  # the smallest change that makes it fit, where it does not
+    to_fit: LayoutChange | None  # the smallest change that makes it fit, if it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
-    # Factors on the seconds, between which four of five measurements should lie.
+    # Factors on the seconds; four of five measurements should lie between them.
     step_band: tuple[float, float] | None
-    faster: tuple[
-        LayoutChange, ...
-    ]  # one choice changed, that is predicted to fit and to be faster, the fastest first
+    # Faster layouts with one choice changed that are predicted to fit, the fastest first.
+    faster: tuple[LayoutChange, ...]
 
     @property
     def memory_bytes(self) -> float:
@@ -89,44 +86,40 @@ def explain(
     hardware: Hardware | None,
     gpus_per_node: int,
 ) -> Explanation:
-    """Explain a layout among the candidates of its cell. `calibration` is the one of its options."""
+    """Explain a layout among the candidates of its cell, by the calibration of its options."""
     candidates, cell = planned.candidates, planned.space.cell
     table = LayoutTable.of([layout])
     memory = predict_memory(table, cell, calibration.trainer)
     by_part = {part: float(getattr(memory, part)[0]) for part in MEMORY_PARTS}
     limit = candidates.memory_limit_bytes
-    seconds = sure = None
+    seconds = predicted = None
     if hardware is not None:
         steps = predict_step_time(
             table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
         )
         correction = float(np.exp(calibration.log_correction(table, cell, hardware)[0]))
         seconds = {part: float(getattr(steps, part)[0]) * correction for part in STEP_PARTS}
-        sure = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
+        predicted = calibration.predict(table, cell, hardware, gpus_per_node=gpus_per_node)
     illegal = planned.space.reason(layout)
-    found = Explanation(
+    fits = None
+    if predicted is not None and limit is not None:
+        fits = float(predicted.probability_of_fitting(limit * USABLE_SHARE)[0])
+    too_large = limit is not None and sum(by_part.values()) > limit
+    is_timed = illegal is None and seconds is not None
+    return Explanation(
         cell=cell,
         layout=layout,
         illegal=illegal,
         nearest=_nearest(planned, layout) if illegal is not None else (),
         memory_by_part=by_part,
         memory_limit_bytes=limit,
-        memory_relative_sd=float(sure.memory_relative_sd[0]) if sure is not None else None,
-        probability_of_fitting=(
-            float(sure.probability_of_fitting(limit * USABLE_SHARE)[0])
-            if sure is not None and limit is not None
-            else None
-        ),
-        to_fit=_to_fit(planned, layout)
-        if limit is not None and sum(by_part.values()) > limit
-        else None,
+        memory_relative_sd=None if predicted is None else float(predicted.memory_relative_sd[0]),
+        probability_of_fitting=fits,
+        to_fit=_to_fit(planned, layout) if too_large else None,
         seconds_by_part=seconds,
-        step_band=None if sure is None else _first(sure.step_band()),
-        faster=_faster(planned, layout, sum(seconds.values()))
-        if illegal is None and seconds is not None
-        else (),
+        step_band=None if predicted is None else _first(predicted.step_band()),
+        faster=_faster(planned, layout, sum(seconds.values())) if is_timed else (),
     )
-    return found
 
 
 def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
@@ -135,7 +128,7 @@ def _first(band: tuple[Floats, Floats]) -> tuple[float, float]:
 
 
 def _nearest(planned: CellPlan, layout: Layout) -> tuple[LayoutChange, ...]:
-    """Legal layouts with the fewest fields different, and those by the fewest doublings; of equals the better predicted."""
+    """Return legal layouts by the fewest fields different, fewest doublings, best prediction."""
     table = planned.candidates.table
     differs = np.stack([_differs(table, layout, name) for name in COLUMNS])
     rows = np.lexsort((_rank(planned), _doublings(table, layout), differs.sum(axis=0)))[:MAX_SHOWN]
@@ -143,7 +136,7 @@ def _nearest(planned: CellPlan, layout: Layout) -> tuple[LayoutChange, ...]:
 
 
 def _to_fit(planned: CellPlan, layout: Layout) -> LayoutChange | None:
-    """The fewest choices changed; of as many, what is predicted fastest."""
+    """Return the layout with the fewest choices changed that fits; of equals, the fastest."""
     candidates = planned.candidates
     rows = np.flatnonzero(candidates.fits)
     if not len(rows):
@@ -154,7 +147,7 @@ def _to_fit(planned: CellPlan, layout: Layout) -> LayoutChange | None:
 
 def _faster(planned: CellPlan, layout: Layout, seconds: float) -> tuple[LayoutChange, ...]:
     candidates = planned.candidates
-    better = candidates.step_seconds < seconds * (1 - WORTH_SAYING)
+    better = candidates.step_seconds < seconds * (1 - SMALLEST_GAIN)
     rows = np.flatnonzero(candidates.fits & better & (_num_changes(candidates.table, layout) == 1))
     rows = rows[np.argsort(candidates.step_seconds[rows], kind="stable")][:MAX_SHOWN]
     return tuple(_change(planned, layout, int(row)) for row in rows)
@@ -168,7 +161,7 @@ def _rank(planned: CellPlan) -> Ints:
 
 
 def _num_changes(table: LayoutTable, layout: Layout) -> Ints:
-    """Count the choices in which each row differs; one, where only what follows from choices does."""
+    """Count the choices in which each row differs; one if only what follows from them differs."""
     choices: Ints = np.stack([_differs(table, layout, name) for name in CHOICES]).sum(axis=0)
     following = np.stack([_differs(table, layout, name) for name in FOLLOWING]).any(axis=0)
     found: Ints = np.where((choices == 0) & following, 1, choices)
@@ -178,23 +171,20 @@ def _num_changes(table: LayoutTable, layout: Layout) -> Ints:
 def _differs(table: LayoutTable, layout: Layout, name: str) -> Mask:
     column: Ints = getattr(table, name)
     value = getattr(layout, name)
-    match name:
-        case "recompute":
-            values: tuple[object, ...] = table.recomputes
-        case "precision":
-            values = table.precisions
-        case "options":
-            values = table.option_sets
-        case _:
-            return np.asarray(column != value)
-    return np.array([other != value for other in values], dtype=np.bool_)[column]
+    coded: Mapping[str, tuple[object, ...]] = {
+        "recompute": table.recomputes,
+        "precision": table.precisions,
+        "options": table.option_sets,
+    }
+    if name not in coded:
+        return np.asarray(column != value)
+    return np.array([other != value for other in coded[name]], dtype=np.bool_)[column]
 
 
 def _doublings(table: LayoutTable, layout: Layout) -> NDArray[np.float64]:
     sizes = [name for name in COLUMNS if name.endswith(("_size", "_steps"))]
-    found: NDArray[np.float64] = np.sum(
-        [np.abs(np.log2(getattr(table, name) / getattr(layout, name))) for name in sizes], axis=0
-    )
+    ratios = [getattr(table, name) / getattr(layout, name) for name in sizes]
+    found: NDArray[np.float64] = np.abs(np.log2(ratios)).sum(axis=0)
     return found
 
 

@@ -1,6 +1,6 @@
-"""The candidates of one cell as points: named axes with places, and what is believed of each point before any of them was measured.
+"""The candidates of one cell as points: named axes with places, and a prior belief in each point.
 
-Knows nothing of layouts: an axis may be a parallel size, an attention kernel or a word without meaning, and beliefs may be missing.
+It knows nothing of layouts: an axis may be a parallel size, an attention kernel or any word.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-UNKNOWN_LEVEL_SD = 3.0  # of a logarithm whose level nothing is known of: a factor of 20 either way
+UNKNOWN_LEVEL_SD = 3.0  # of a logarithm of unknown level: a factor of 20 either way
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Axis:
-    """One dimension: its distinct values as steps 0..k-1, and where they lie, in doublings of what they stand for."""
+    """One dimension: its distinct values as steps 0..k-1, each with a place on a scale."""
 
     name: str
     ordered: bool
@@ -31,7 +31,7 @@ class Axis:
 
     @classmethod
     def of(cls, name: str, values: Sequence[float], *, doublings: bool = False) -> Axis:
-        """An ordered axis of positive numbers that lie in doublings, or of numbers that lie as they are."""
+        """Return an ordered axis of numbers, on a linear scale or in doublings."""
         distinct, steps = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
         return cls(
             name=name,
@@ -42,7 +42,7 @@ class Axis:
 
     @classmethod
     def of_words(cls, name: str, words: Sequence[str]) -> Axis:
-        """An axis of words, without order: two are alike or not."""
+        """Return an axis of words, without order: two are equal or not."""
         distinct, steps = np.unique(np.asarray(words, dtype=np.str_), return_inverse=True)
         return cls(
             name=name,
@@ -53,29 +53,26 @@ class Axis:
 
     def take(self, rows: Ints) -> Axis:
         """The same axis for some of the rows."""
-        return Axis(
-            name=self.name, ordered=self.ordered, steps=self.steps[rows], places=self.places
-        )
+        return replace(self, steps=self.steps[rows])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Belief:
-    """A Gaussian belief in a logarithm, one entry per row: `mean + basis @ w + what the axes explain beyond it`, with w ~ N(0, covariance).
+    """A Gaussian belief in a logarithm, per row: `mean + basis @ w + residual`.
 
-    The basis is how a prediction answers to its uncertain constants (its Jacobian), so that what is seen of one row informs all that rest
-    on the same constant.
+    w ~ N(0, covariance) are the uncertain constants of a prediction, and the basis is its Jacobian:
+    a value of one row informs all rows that depend on the same constant. The axes explain the
+    residual.
     """
 
     mean: Floats  # n
     basis: Floats  # n x k
     covariance: Floats  # k x k
-    residual_sd: float | None = (
-        None  # of what the constants do not explain; None: not known, it is learned
-    )
+    residual_sd: float | None = None  # None: not known, to be learned
 
     @classmethod
     def nothing(cls, num_rows: int) -> Belief:
-        """No belief but that the level is the same everywhere."""
+        """Return a belief in one unknown level for all rows."""
         return cls(
             mean=np.zeros(num_rows),
             basis=np.ones((num_rows, 1)),
@@ -102,26 +99,17 @@ class Lattice:
     """The rows of a search: axes, beliefs and the limit that memory must keep to."""
 
     axes: tuple[Axis, ...]
-    seconds: Belief | None = (
-        None  # natural logarithm of the seconds of a step; None: physics is silent
-    )
+    seconds: Belief | None = None  # natural logarithm of step seconds; None: not predicted
     memory: Belief | None = None  # natural logarithm of the bytes at the peak
     memory_limit_bytes: float | None = None
-    in_seconds: bool = (
-        True  # False: the beliefs in seconds, and the scores, are in another unit of time
-    )
-    fails: Floats | None = (
-        None  # n: probability that a row fails by the fault of its layout or the code, from relatives; None: not known
-    )
+    in_seconds: bool = True  # False: `seconds` and scores are in another unit of time
+    # n: probability that a row fails by a fault of its layout or the code, from other sweeps.
+    fails: Floats | None = None
 
     def __len__(self) -> int:
-        return (
-            len(self.axes[0].steps)
-            if self.axes
-            else len(self.seconds)
-            if self.seconds is not None
-            else 1
-        )
+        if self.axes:
+            return len(self.axes[0].steps)
+        return len(self.seconds) if self.seconds is not None else 1
 
     def take(self, rows: Ints) -> Lattice:
         """Some of the rows."""
@@ -135,7 +123,7 @@ class Lattice:
 
     @property
     def places(self) -> Floats:
-        """Where the rows lie, n x axes."""
+        """The places of the rows, n x axes."""
         if not self.axes:
             return np.zeros((len(self), 0))
         return np.stack([axis.places[axis.steps] for axis in self.axes], axis=1)

@@ -1,13 +1,12 @@
-"""A layout as a person names it: its key, the short form that tables print, or a few fields of it, `dp=2 mbs=4 recompute=full`.
+"""A layout as a person names it: its key, its short form in tables, or a few fields, `dp=2 mbs=4`.
 
-What is left out is filled in from the layouts of the cell, the best predicted first.
+Missing fields come from the best predicted layout of the cell that has the given ones.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from orchestrator.core.errors import UsageInvalid
@@ -21,47 +20,50 @@ from orchestrator.core.problem.layout import (
     parse_key,
 )
 from orchestrator.core.search.planner import Candidates
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 Axes = Mapping[str, Sequence[OptionValue]]
-Fields = Mapping[
-    str, Any
-]  # of a layout, by name; the options that vary are a mapping under `options`
+# Fields of a layout by name; the options that vary are a mapping under `options`.
+Fields = Mapping[str, Any]
 
 SIZES = (*SHORT_NAMES.values(), "zero_stage")
 _ALIASES = {**SHORT_NAMES, "z": "zero_stage", "zero": "zero_stage"}
 _PART = re.compile(rf"({'|'.join([*SHORT_NAMES, 'z'])})(\d+)")
 _WORDS = ("recompute", "precision")
+_RECOMPUTES = ("none", "full", "selective_ops", "selective_attention")
 
 
 def is_field(word: str, options: Collection[str]) -> bool:
-    """Whether `NAME=VALUE` says something of a layout, and not of the sweep file."""
+    """True if `NAME=VALUE` is a field of a layout, not a key of the sweep file."""
     name = word.partition("=")[0]
     return name in (*_ALIASES, *SIZES, *_WORDS, *options)
 
 
 def parse_wish(words: Sequence[str], *, options: Axes, keys: Collection[str] = ()) -> Fields:
-    """The fields that the words name. `options` are the workload's that vary, with their values; `keys` are what a mistyped key may have meant.
+    """Return the fields in the words.
 
-    Raises UsageInvalid, with what was probably meant.
+    `options` are the workload's options that vary, with their values; a mistyped key is corrected
+    from `keys`. Raises UsageInvalid with a suggestion.
     """
     found: dict[str, Any] = {}
-    for word in (part for said in words for part in said.split()):
+    for word in " ".join(words).split():
         for name, value in _fields_of(word, options, keys).items():
             if name == "options":
                 found.setdefault("options", {}).update(value)
             elif found.setdefault(name, value) != value:
                 raise UsageInvalid(
-                    f"layout: {name} is said to be both {found[name]} and {value}; give it once"
+                    f"layout: {name} is both {found[name]} and {value}; give it once"
                 )
     if not found:
         raise UsageInvalid(
-            "no layout is named; give a key as `sweep plan` and `sweep trials` print it, or fields: dp=2 mbs=4 recompute=full"
+            "no layout is named; give a key as `sweep plan` and `sweep trials` print it,"
+            " or fields: dp=2 mbs=4 recompute=full"
         )
     return found
 
 
 def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
-    """The layout that is meant: of the legal ones that have the fields, the best predicted; where none has, one made up around them."""
+    """Return the best predicted legal layout that has the fields; if none has, build one."""
     for row in candidates.order:
         layout = candidates.table.layout(int(row))
         if _has(layout, wish):
@@ -87,23 +89,19 @@ def complete(wish: Fields, candidates: Candidates, cell: Cell) -> Layout:
 
 
 def _has(layout: Layout, wish: Fields) -> bool:
-    said = dict(layout.options)
-    return all(
-        all(said.get(option) == wanted for option, wanted in value.items())
-        if name == "options"
-        else getattr(layout, name) == value
-        for name, value in wish.items()
+    options = wish.get("options", {}).items()
+    fields = ((name, value) for name, value in wish.items() if name != "options")
+    return options <= dict(layout.options).items() and all(
+        getattr(layout, name) == value for name, value in fields
     )
 
 
 def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
-    """What one word says."""
-    if "=" in word and not word.startswith("dp"):
-        return _said(word, options)
+    """Return the fields in one word."""
     if word.startswith("dp") and "_" in word:
         return _of_key(word, options, keys)
     if "=" in word:
-        return _said(word, options)
+        return _of_assignment(word, options)
     part = _PART.fullmatch(word)
     if part is not None:
         return {_ALIASES[part[1]]: _size(part[1], part[2])}
@@ -112,11 +110,10 @@ def _fields_of(word: str, options: Axes, keys: Collection[str]) -> Fields:
     try:
         return {"recompute": Recompute.parse(word)}
     except ValueError:
-        close = get_close_matches(
-            word, [*keys, *Precision, "none", "full", "selective_ops", "selective_attention"], n=1
-        )
+        hint = did_you_mean(word, [*keys, *Precision, *_RECOMPUTES])
         raise UsageInvalid(
-            f"{word!r} is no part of a layout{_meant(close)}; write a key (dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16), its short form"
+            f"{word!r} is no part of a layout{hint};"
+            " write a key (dp8_tp1_pp1_cp1_mbs2_ga4_full_z0_bf16), its short form"
             " (dp8 mbs2 full bf16), or fields: dp=8 mbs=2 recompute=full"
         ) from None
 
@@ -125,19 +122,17 @@ def _of_key(word: str, options: Axes, keys: Collection[str]) -> Fields:
     try:
         layout = parse_key(word)
     except ValueError as exc:
-        raise UsageInvalid(
-            f"layout {word!r}: {exc}{_meant(get_close_matches(word, keys, n=1))}"
-        ) from None
+        raise UsageInvalid(f"layout {word!r}: {exc}{did_you_mean(word, keys)}") from None
     named = {name: getattr(layout, name) for name in (*SIZES, *_WORDS)}
-    said = {
+    found = {
         name: _option(name, _option_text(value), options.get(name, ()))
         for name, value in layout.options
     }
-    return named | ({"options": said} if said else {})
+    return named | ({"options": found} if found else {})
 
 
-def _said(word: str, options: Axes) -> Fields:
-    """`dp=2`, `recompute=full:8`, `attention=eager`."""
+def _of_assignment(word: str, options: Axes) -> Fields:
+    """Read `dp=2`, `recompute=full:8` or `attention=eager`."""
     name, _, text = word.partition("=")
     field = _ALIASES.get(name, name)
     if field in SIZES:
@@ -147,35 +142,25 @@ def _said(word: str, options: Axes) -> Fields:
     if field not in _WORDS:
         names = [*SHORT_NAMES, *SIZES, *_WORDS, "z", *options]
         raise UsageInvalid(
-            f"{name!r} is no field of a layout{_meant(get_close_matches(name, names, n=1))}; fields: {', '.join(names)}"
+            f"{name!r} is no field of a layout{did_you_mean(name, names)};"
+            f" fields: {', '.join(names)}"
         )
+    is_precision = field == "precision"
     try:
-        return (
-            {"recompute": Recompute.parse(text)}
-            if field == "recompute"
-            else {"precision": Precision(text)}
-        )
+        return {field: Precision(text) if is_precision else Recompute.parse(text)}
     except ValueError as exc:
-        close = get_close_matches(
-            text,
-            [*Precision]
-            if field == "precision"
-            else ["none", "full", "selective_ops", "selective_attention"],
-            n=1,
-        )
-        raise UsageInvalid(f"{field}={text}: {exc}{_meant(close)}") from None
+        hint = did_you_mean(text, Precision if is_precision else _RECOMPUTES)
+        raise UsageInvalid(f"{field}={text}: {exc}{hint}") from None
 
 
 def _option(name: str, text: str, values: Sequence[OptionValue]) -> OptionValue:
-    """The value of an axis that a text means: what a trainer would make of any other is not known."""
+    """Return the value of an axis that a text means. Other values are refused."""
     by_text = {_option_text(value): value for value in values}
     if text not in by_text:
-        known = (
-            f"expected one of {', '.join(by_text)}"
-            if by_text
-            else "it is no axis of this sweep (axes.options)"
-        )
-        raise UsageInvalid(f"{name}={text}: {known}{_meant(get_close_matches(text, by_text, n=1))}")
+        rule = "it is no axis of this sweep (axes.options)"
+        if by_text:
+            rule = f"expected one of {', '.join(by_text)}"
+        raise UsageInvalid(f"{name}={text}: {rule}{did_you_mean(text, by_text)}")
     return by_text[text]
 
 
@@ -188,7 +173,3 @@ def _size(name: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
         raise UsageInvalid(f"{name}={text}: expected a whole number, at least {least}")
     return int(text)
-
-
-def _meant(close: Sequence[str]) -> str:
-    return f"; did you mean {close[0]}?" if close else ""

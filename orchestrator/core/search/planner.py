@@ -1,4 +1,7 @@
-"""Which layouts of a cell to try first: those predicted fastest; those predicted not to fit come last, and are never dropped."""
+"""Ranks the layouts of a cell: fastest prediction first, those predicted not to fit last.
+
+No layout is dropped.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ from orchestrator.core.sweepfile.workload_section import varied
 
 Floats = NDArray[np.float64]
 
-STEPS_LOOKED_AT = 64  # first layouts of a cell, whose uncertainty stands for all of its steps
+NUM_UNCERTAIN = 64  # first layouts of a cell, which represent the uncertainty of all its steps
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """The legal layouts of a cell with what is predicted of them: n rows each; nan where nothing is known."""
+    """The legal layouts of a cell with predictions, n rows each; nan if nothing is known."""
 
     table: LayoutTable
     tokens_per_second_per_gpu: Floats
@@ -45,32 +48,29 @@ class Candidates:
     memory_limit_bytes: float | None
     fits: Mask  # predicted to fit; True where unknown
     order: Ints  # rows, best prediction first, those predicted not to fit last
-    predict: Callable[[LayoutTable], Predicted] | None = (
-        None  # how sure that is, of some of the layouts; None: on unknown hardware
-    )
-    step_sd: Callable[[LayoutTable], Floats] | None = (
-        None  # standard deviations of the logarithm of their steps
-    )
-    relative_work: Floats | None = (
-        None  # on unknown hardware: what stands for the time of a step, in no unit
-    )
+    # Predictions with their uncertainty for some of the layouts; None on unknown hardware.
+    predict: Callable[[LayoutTable], Predicted] | None = None
+    # Standard deviations of the logarithm of step times; None on unknown hardware.
+    step_sd: Callable[[LayoutTable], Floats] | None = None
+    # On unknown hardware: a substitute for the step time, without a unit.
+    relative_work: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.table)
 
     def step_log_sd(self) -> float | None:
-        """The standard deviation of the logarithm of predicted steps: that of the most uncertain of the first layouts.
+        """Return the largest standard deviation of log step times among the first layouts.
 
-        None where no time is predicted.
+        None if no time is predicted.
         """
         if self.predict is None or self.step_sd is None or not len(self):
             return None
-        return float(self.step_sd(self.table.take(self.order[:STEPS_LOOKED_AT])).max())
+        return float(self.step_sd(self.table.take(self.order[:NUM_UNCERTAIN])).max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellPlan:
-    """What a spec means for one cell: its space, counted, and its candidates, ranked."""
+    """The space of one cell, counted, and its candidates, ranked."""
 
     space: CellSpace
     candidates: Candidates
@@ -85,9 +85,10 @@ def plan_cell(
     calibration: Calibration | None = None,
     among: Collection[Layout] | None = None,
 ) -> CellPlan:
-    """Enumerate a cell's layouts, and predict and order the legal ones, by what is known of the workload or what relatives taught.
+    """Enumerate the layouts of a cell, and predict and order the legal ones.
 
-    Raises SpecInvalid for a space too large to list. `among`: all that can be run, where a table of runs is replayed.
+    `calibration` comes from trials of other sweeps; `among` has the layouts of a replayed table.
+    Raises SpecInvalid for a space that is too large to list.
     """
     space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node, among=among)
     candidates = rank_candidates(
@@ -104,7 +105,7 @@ def plan_cell(
 
 
 def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:
-    """What is known of a sweep's trainer before anything is measured, with the options of a layout that vary."""
+    """Return what is known of a sweep's trainer before any trial, with a layout's options."""
     known = _trainer_of_workload(varied(spec.workload.options, varying))
     return known if spec.trainer is None else spec.trainer.trainer(known)
 
@@ -119,7 +120,10 @@ def _trainer_of_workload(options: WorkloadOptions) -> Trainer:
 
 
 def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | None:
-    """The memory of one slot: what the file says, what the workload was told to obey, or the device's own; None: unknown."""
+    """Return the memory of one slot: by the file, the workload's options, or the device.
+
+    None if it is unknown.
+    """
     if spec.device_memory_gib is not None:
         return spec.device_memory_gib * GIB
     match spec.workload.options:
@@ -128,11 +132,9 @@ def memory_limit_bytes(spec: SweepSpec, hardware: Hardware | None) -> float | No
             | SyntheticOptions(device_memory_bytes=int(told))
         ):
             return float(told)
-    return (
-        float(hardware.memory_bytes)
-        if hardware is not None and hardware.memory_bytes < UNLIMITED_BYTES
-        else None
-    )
+    if hardware is None or hardware.memory_bytes >= UNLIMITED_BYTES:
+        return None
+    return float(hardware.memory_bytes)
 
 
 def rank_candidates(
@@ -146,58 +148,51 @@ def rank_candidates(
     trainers: Sequence[Trainer] = (),
     calibration: Calibration | None = None,
 ) -> Candidates:
-    """Predict and order a cell's legal layouts. On hardware that the table does not know, times are predicted for no device: by work alone.
+    """Predict and order a cell's legal layouts. On unknown hardware, order them by work alone.
 
-    `calibration` is what relatives taught; it takes the trainer's place. `trainers`: what `trainer` becomes by each of the table's sets of
-    options that vary, where that matters.
+    A `calibration` replaces the prior of the trainer. `trainers` has the trainer for each of the
+    table's option sets, if options that vary change it.
     """
     calibration = calibration or Calibration.prior(trainer)
     trainers = trainers or [trainer] * max(len(table.option_sets), 1)
     by_trainer = {other: adapted(calibration, trainer, other) for other in trainers}
     calibrations = [by_trainer[other] for other in trainers]
     memory = np.empty(len(table))
-    for found, alike, rows in _alike(calibrations, table):
-        memory[rows] = predict_memory(alike, cell, found.trainer).total
-    fits = (
-        memory <= memory_limit_bytes
-        if memory_limit_bytes is not None
-        else np.ones(len(table), dtype=np.bool_)
-    )
+    for found, part, rows in _by_calibration(calibrations, table):
+        memory[rows] = predict_memory(part, cell, found.trainer).total
+    fits = memory <= (np.inf if memory_limit_bytes is None else memory_limit_bytes)
+    predict = step_sd = work = None
     if hardware is None:
         seconds = np.full(len(table), np.nan)
-        tokens = np.full(len(table), np.nan)
-        rank_by = _work(table, cell)
+        rank_by = work = _work(table, cell)
     else:
         seconds = predict_step_time(
             table, cell, hardware, gpus_per_node=gpus_per_node, constants=calibration.constants
         ).total
         seconds = seconds * np.exp(calibration.log_correction(table, cell, hardware))
-        tokens = cell.tokens_per_step / seconds / cell.num_gpus
         rank_by = seconds
-    # Of two that cannot fit, the one that lacks less comes first: predictions err at the edge.
+        predict = partial(_predicted, calibrations, cell, hardware, gpus_per_node)
+        step_sd = partial(
+            calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node
+        )
+    # Of two that do not fit, the smaller comes first: predictions err near the limit.
     excess = np.where(fits, 0.0, memory)
     return Candidates(
         table=table,
-        tokens_per_second_per_gpu=tokens,
+        tokens_per_second_per_gpu=cell.tokens_per_step / seconds / cell.num_gpus,
         step_seconds=seconds,
         memory_bytes=memory,
         memory_limit_bytes=memory_limit_bytes,
         fits=fits,
         order=np.lexsort((rank_by, excess)),
-        predict=None
-        if hardware is None
-        else partial(_predicted, calibrations, cell, hardware, gpus_per_node),
-        step_sd=None
-        if hardware is None
-        else partial(
-            calibration.step_log_sd, cell=cell, hardware=hardware, gpus_per_node=gpus_per_node
-        ),
-        relative_work=rank_by if hardware is None else None,
+        predict=predict,
+        step_sd=step_sd,
+        relative_work=work,
     )
 
 
 def adapted(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calibration:
-    """The calibration of a trainer for what options make of it: what was learned of its constants stands, by as much as they were off."""
+    """Return a trainer's calibration for another trainer: learned corrections are kept."""
     if other == trainer:
         return calibration
     differing = {
@@ -213,18 +208,16 @@ def adapted(calibration: Calibration, trainer: Trainer, other: Trainer) -> Calib
     )
 
 
-def _alike(
+def _by_calibration(
     calibrations: Sequence[Calibration], table: LayoutTable
 ) -> list[tuple[Calibration, LayoutTable, Ints]]:
-    """The layouts of each calibration, and their rows: one for all of them where no option that varies changes the trainer."""
+    """Return each distinct calibration with its layouts and their rows."""
     distinct = list(dict.fromkeys(calibrations))
     if len(distinct) == 1:
         return [(distinct[0], table, np.arange(len(table)))]
     code = np.array([distinct.index(each) for each in calibrations], dtype=np.int64)[table.options]
-    by_calibration = [
-        (found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)
-    ]
-    return [(found, table.take(rows), rows) for found, rows in by_calibration if len(rows)]
+    rows_of = [(found, np.flatnonzero(code == number)) for number, found in enumerate(distinct)]
+    return [(found, table.take(rows), rows) for found, rows in rows_of if len(rows)]
 
 
 def _predicted(
@@ -235,14 +228,13 @@ def _predicted(
     table: LayoutTable,
 ) -> Predicted:
     parts = [
-        (found.predict(alike, cell, hardware, gpus_per_node=gpus_per_node), rows)
-        for found, alike, rows in _alike(calibrations, table)
+        (found.predict(part, cell, hardware, gpus_per_node=gpus_per_node), rows)
+        for found, part, rows in _by_calibration(calibrations, table)
     ]
     if len(parts) == 1:
         return parts[0][0]
-    back = np.argsort(
-        np.concatenate([rows for _, rows in parts])
-    )  # of the parts behind each other, the rows in the table's order
+    # Sorts the concatenated parts into the order of the table.
+    back = np.argsort(np.concatenate([rows for _, rows in parts]))
     by_row: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part, _ in parts])[back] for name in _BY_ROW
     }
@@ -262,12 +254,11 @@ _BY_ROW = (
 
 
 def _work(table: LayoutTable, cell: Cell) -> Floats:
-    """FLOPs per token with recomputation, a little more for each kernel that small micro-batches make."""
+    """Return FLOPs per token with recomputation, and a little more if micro-batches are small."""
     base = cell.model.flops_per_token(cell.sequence_length)
-    extra = np.array(
-        [cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes]
-    )[table.recompute]
-    work: Floats = (
-        base + extra + 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
-    )
+    extra = [
+        cell.model.recomputed_flops_per_token(cell.sequence_length, r) for r in table.recomputes
+    ]
+    kernels = 0.02 * base * table.grad_accum_steps / table.grad_accum_steps.max(initial=1)
+    work: Floats = base + np.array(extra)[table.recompute] + kernels
     return work
