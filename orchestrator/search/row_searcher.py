@@ -127,7 +127,7 @@ class RowSearcher:
         """Put a row in flight, asked for or not."""
         self._set(row, RowStatus.IN_FLIGHT)
         if self._proposer is not None and self._place[row] >= 0:
-            self._proposer.hold(int(self._place[row]))
+            self._proposer.add_pending(int(self._place[row]))
         if self._optuna is not None:
             self._optuna.start(row)
 

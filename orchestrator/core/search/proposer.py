@@ -1,6 +1,7 @@
-"""Which row of a lattice to measure next: the largest expected improvement per GPU-second, given that a row may not fit or may fail.
+"""Selects the row of a lattice to measure next: the largest expected improvement per GPU-second.
 
-Knows no layouts and no Optuna. Nothing is ruled out by a prediction: what is unlikely to fit, or to be better, comes last.
+Rows may not fit or may fail, with probabilities. No prediction excludes a row: the unlikely ones
+come last. This module knows neither layouts nor Optuna.
 """
 
 from __future__ import annotations
@@ -14,61 +15,62 @@ from numpy.typing import NDArray
 
 from orchestrator.core.problem.normal import normal_cdf
 from orchestrator.core.search.lattice import Belief, Floats, Lattice
-from orchestrator.core.search.surrogate import Bound, Smoothness, Surrogate, Value
+from orchestrator.core.search.smoothness import Smoothness
+from orchestrator.core.search.surrogate import Bound, Surrogate, Value
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS
 
 Mask = NDArray[np.bool_]
 
 STEPS_PER_TRIAL = 15.0  # warm-up and measured
-USABLE_SHARE, USABLE_SD = (
-    0.955,
-    0.02,
-)  # of the limit: at 97 % nothing runs, and from 94 % on the allocator thrashes, at a fifth of the speed
-FAILS_UNTIL_KNOWN = 0.1  # probability that a layout crashes, of a cell of which nothing is known
-START_MEASURED = 2  # values before a process without physics is asked
-HARDLY = 0.2  # probability below which nothing of a cell is expected to run
-NOTHING_FITS = 0.05  # probability of the likeliest untried row below which a cell of out-of-memories is given up
-DOUBT_FACTOR = 1.3  # a value so much worse than its neighbours say is measured once more,
-DOUBT_SDS = 2.5  # if they are as sure of it,
-DOUBT_WITHIN = 1.02  # and if what they say is as good as the best, or nearly
+# Of the memory limit: at 97 % nothing runs, and from 94 % on the allocator thrashes, at a fifth of
+# the speed.
+USABLE_SHARE, USABLE_SD = 0.955, 0.02
+FAILS_UNTIL_KNOWN = 0.1  # probability that a layout of an unknown cell crashes
+START_MEASURED = 2  # values before a process without physics is used
+HARDLY = 0.2  # below this probability, no row of a cell is expected to run
+# Below this probability of the likeliest untried row, a cell with only out-of-memories is hopeless.
+NOTHING_FITS = 0.05
+# A value is measured again if it is worse than its neighbours predict by this factor and by this
+# many standard deviations, and if the prediction is within this factor of the best.
+DOUBT_FACTOR, DOUBT_SDS, DOUBT_WITHIN = 1.3, 2.5, 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What came of a row. Scores are logarithms, lower is better. Raises ValueError for a score that is no number."""
+    """The outcome of a row. Scores are logarithms, lower is better, and finite or ValueError."""
 
     row: int
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
-    out_of_memory: bool = False  # else, without a score, it failed by its own or the code's fault
-    excess: float | None = (
-        None  # how far over the limit an out-of-memory was, relative to it; None: not known
-    )
+    out_of_memory: bool = False  # if False and without a score: a fault of the layout or the code
+    excess: float | None = None  # of an out-of-memory: bytes over the limit, relative to it
 
     def __post_init__(self) -> None:
         if self.score is not None and not isfinite(self.score):
             raise ValueError(
-                f"score {self.score} of row {self.row}: a logarithm is needed; a row without one is told with None"
+                f"score {self.score} of row {self.row}: a logarithm is needed;"
+                " the score of a row without one is None"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A row, and what is expected of it."""
+    """A row with its expected outcome."""
 
     row: int
     score: float | None  # expected; None while nothing is known
     score_sd: float
-    improvement: (
-        float | None
-    )  # expected score of the best so far less its own: above 0 it should be better
-    fits: float | None  # probability; None where neither limit nor failure is known
+    improvement: float | None  # the best score so far minus the expected score: > 0 is better
+    fits: float | None  # probability; None without a memory limit and without out-of-memories
     fails: float  # probability
     memory_bytes: float | None  # expected
 
 
 class Proposer:
-    """The state of the search over one lattice. Rows may be held (in flight), told, forgotten, and asked for in any order."""
+    """The state of the search over one lattice.
+
+    Rows may become pending, be told and be forgotten in any order.
+    """
 
     def __init__(
         self,
@@ -81,19 +83,10 @@ class Proposer:
         self._lattice = lattice
         self._rng = np.random.default_rng(seed)
         self._steps_per_trial, self._launch_seconds = steps_per_trial, launch_seconds
-        belief = lattice.seconds or Belief.nothing(len(lattice))
-        self._scores = Surrogate(
-            lattice, belief, guess=Smoothness.guess(lattice, residual_sd=belief.residual_sd)
-        )
         self._limit = lattice.memory_limit_bytes
-        memory = (
-            lattice.memory
-            if lattice.memory is not None and self._limit is not None
-            else _memory_of_nothing(lattice)
-        )
-        self._memory = Surrogate(
-            lattice, memory, guess=Smoothness.guess(lattice, residual_sd=memory.residual_sd)
-        )
+        memory = None if self._limit is None else lattice.memory
+        self._scores = _surrogate(lattice, lattice.seconds or Belief.nothing(len(lattice)))
+        self._memory = _surrogate(lattice, memory or _unknown_memory(lattice))
         self._failing = Surrogate(
             lattice,
             _failing(lattice),
@@ -104,15 +97,11 @@ class Proposer:
         self._told: dict[int, Told] = {}
         self._best: tuple[int, float] | None = None
         self._num_scored = self._num_out_of_memory = 0
-        self._held: dict[int, None] = {}
+        self._pending: dict[int, None] = {}
         self._spread: Floats | None = None
-        self._lifted = 0.0  # the level of the scores, where nothing was known of it
-        # The row that is predicted to need least: whatever is learned, it is the one that shows whether anything fits.
-        self._least = (
-            None
-            if lattice.memory is None or self._limit is None
-            else int(np.argmin(lattice.memory.mean))
-        )
+        self._level = 0.0  # of the scores, if it was unknown at first
+        # The row that is predicted to need least memory shows if anything fits.
+        self._least = None if memory is None else int(np.argmin(memory.mean))
 
     @property
     def num_told(self) -> int:
@@ -123,82 +112,77 @@ class Proposer:
         """The row of the best score, and the score."""
         return self._best
 
-    def hold(self, row: int) -> None:
-        """A row is in flight: others are chosen as if it came to what is expected of it."""
-        self._held[row] = None
+    def add_pending(self, row: int) -> None:
+        """Mark a row as running: others are selected as if it had its expected outcome."""
+        self._pending[row] = None
         self._scores.add(Value(row=row, value=None))
 
     def tell(self, told: Told) -> None:
-        """Record what came of a row; a second telling replaces the first."""
+        """Record the outcome of a row; a second outcome replaces the first."""
         before = self._told.get(told.row)
-        again = before is not None
-        held = self._held.pop(told.row, 0) is None
+        was_pending = self._pending.pop(told.row, 0) is None
         self._told[told.row] = told
-        if again and (held or not self._corrected(before, told)):
-            self.rebuild(self._told.values(), self._held)
-        if again:
+        if before is not None:
+            if was_pending or not self._corrected(before, told):
+                self.rebuild(self._told.values(), self._pending)
             return
-        if held and told.score is None:
+        if was_pending and told.score is None:
             self._scores.drop(told.row)
         self._learn(told)
 
-    def rebuild(self, told: Iterable[Told], held: Iterable[int]) -> None:
-        """Start again from what is known: the next choice rests on nothing else."""
+    def rebuild(self, told: Iterable[Told], pending: Iterable[int]) -> None:
+        """Forget everything except these outcomes and pending rows."""
         self._told = {t.row: t for t in told}
-        self._held = dict.fromkeys(held)
+        self._pending = dict.fromkeys(pending)
         self._best, self._num_scored, self._num_out_of_memory = None, 0, 0
         for surrogate in (self._scores, self._memory, self._failing):
             surrogate.replace([])
         for one in self._told.values():
             self._learn(one)
-        for row in self._held:
+        for row in self._pending:
             self._scores.add(Value(row=row, value=None))
 
     def forget(self, row: int) -> None:
-        """A row is neither told nor in flight any more."""
-        held = self._held.pop(row, 0) is None
+        """Drop the outcome of a row, or its pending state."""
+        was_pending = self._pending.pop(row, 0) is None
         if self._told.pop(row, None) is not None:
-            self.rebuild(self._told.values(), self._held)
-        elif held:
+            self.rebuild(self._told.values(), self._pending)
+        elif was_pending:
             self._scores.drop(row)
 
     def choose(self, open_rows: Mask) -> Choice:
-        """The best of the open rows to measure next. At least one must be open."""
-        best = self.best
+        """Return the open row to measure next. At least one must be open."""
+        best = self._best
         fits, fails = self._fits(), self._fails()
         works = (1.0 if fits is None else fits) * (1.0 - fails)
         if self._lattice.seconds is None and self._num_scored < START_MEASURED:
             row = self._farthest(open_rows, works)
             return self._choice(row, fits, fails, None, None)
         mean, sd = self._scores.mean, self._scores.sd
-        if (
-            best is None
-            and self._num_out_of_memory >= START_MEASURED + 1
-            and float(works[open_rows].max()) < HARDLY
-        ):
-            # Nothing has run and hardly anything should: what needs least shows whether the cell can be run at all.
-            row = (
-                self._least
-                if self._least is not None and open_rows[self._least]
-                else int(np.argmax(np.where(open_rows, works, -1.0)))
-            )
+        failed_often = best is None and self._num_out_of_memory > START_MEASURED
+        if failed_often and float(works[open_rows].max()) < HARDLY:
+            # The row that needs least memory shows if the cell can run at all.
+            row = self._least
+            if row is None or not open_rows[row]:
+                row = int(np.argmax(np.where(open_rows, works, -1.0)))
             return self._choice(row, fits, fails, mean, sd)
-        gain = (
-            np.exp(-mean + mean.min())
-            if best is None
-            else _expected_improvement(best[1] - mean, sd)
-        )
+        if best is None:
+            gain = np.exp(-mean + mean.min())
+        else:
+            gain = _expected_improvement(best[1] - mean, sd)
         worth = gain * works / self._cost(mean, works)
-        # Where nothing can be gained, what is likelier to work and faster still comes first.
+        # If nothing can be gained, likelier and faster rows still come first.
         worth = worth + 1e-12 * works * np.exp(np.clip(mean.min() - mean, -50, 0))
         row = int(np.argmax(np.where(open_rows, worth, -1.0)))
         return self._choice(row, fits, fails, mean, sd)
 
     def expected_gain(self, open_rows: Mask) -> float | None:
-        """The largest expected improvement over the best among open rows, relative, given that they may not run; None: nothing has run yet."""
-        if self._best is None or (
-            self._lattice.seconds is None and self._num_scored < START_MEASURED
-        ):
+        """Return the largest expected improvement among open rows, relative to the best.
+
+        None if nothing has run yet.
+        """
+        is_blind = self._lattice.seconds is None and self._num_scored < START_MEASURED
+        if self._best is None or is_blind:
             return None
         if not open_rows.any():
             return 0.0
@@ -208,35 +192,36 @@ class Proposer:
         return float(gain[open_rows].max())
 
     def doubtful(self, *, but: Container[int] = ()) -> tuple[int, float] | None:
-        """A told row far worse than its neighbours say, where what they say would matter: it, and the score that they say.
+        """Return the row that is most worse than its neighbours predict, and the predicted score.
 
-        `but` these, of which a repeat is not asked again: the next worst is found behind them.
+        Only rows that would then be near the best count; rows in `but` are skipped.
         """
-        best = self.best
+        best = self._best
         if best is None or self._num_scored < 5:
             return None
         mean = self._scores.mean
-        said: dict[int, tuple[float, float]] | None = None  # worked out once a value is off at all
+        predicted: dict[int, tuple[float, float]] | None = None  # computed if a value is off at all
         worst: tuple[float, int, float] | None = None
         for value in self._scores.values:
             row, score = value.row, value.value
             if score is None or row in but or score - mean[row] < np.log(DOUBT_FACTOR) / 2:
                 continue
-            said = self._scores.left_out() if said is None else said
-            if row not in said:
+            predicted = self._scores.left_out() if predicted is None else predicted
+            if row not in predicted:
                 continue
-            expected, sd = said[row]
+            expected, sd = predicted[row]
             off = score - expected
-            if (
-                off > max(np.log(DOUBT_FACTOR), DOUBT_SDS * sd)
-                and expected < best[1] + np.log(DOUBT_WITHIN)
-                and (worst is None or off > worst[0])
-            ):
+            is_doubtful = off > max(np.log(DOUBT_FACTOR), DOUBT_SDS * sd)
+            matters = expected < best[1] + np.log(DOUBT_WITHIN)
+            if is_doubtful and matters and (worst is None or off > worst[0]):
                 worst = (off, row, expected)
         return None if worst is None else (worst[1], worst[2])
 
     def hopeless(self, open_rows: Mask) -> int | None:
-        """The row that proves that nothing fits: the one that needs least was out of memory, nothing ran, nothing open should. Else None."""
+        """Return the row that proves that nothing fits, else None.
+
+        It needs least memory and ran out of it, no row ran, and no open row should fit.
+        """
         told = None if self._least is None else self._told.get(self._least)
         if self._num_scored or told is None or not told.out_of_memory:
             return None
@@ -245,7 +230,7 @@ class Proposer:
             return None
         return self._least
 
-    # --- beliefs: what is told, as values of them ---
+    # -- outcomes as values of the surrogates --
 
     def _learn(self, told: Told) -> None:
         limit = 0.0 if self._limit is None else float(np.log(self._limit))
@@ -258,38 +243,35 @@ class Proposer:
                 self._best = (told.row, told.score)
         if told.out_of_memory:
             self._num_out_of_memory += 1
-            over = (
-                0.0
-                if told.excess is None or not isfinite(told.excess)
-                else float(np.log1p(max(told.excess, 0.0)))
-            )
-            self._memory.add(Value(row=told.row, value=limit + over, bound=Bound.AT_LEAST))
-            return  # whether it would have failed otherwise is not known
-        if told.score is not None and (used := self._used(told)) is not None:
-            self._memory.add(Value(row=told.row, value=used))
-        elif told.score is not None:
-            self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
+            excess = 0.0 if told.excess is None or not isfinite(told.excess) else told.excess
+            needed = limit + float(np.log1p(max(excess, 0.0)))
+            self._memory.add(Value(row=told.row, value=needed, bound=Bound.AT_LEAST))
+            return  # if it would have failed otherwise is not known
+        if told.score is not None:
+            used = self._used(told)
+            if used is None:
+                self._memory.add(Value(row=told.row, value=limit, bound=Bound.AT_MOST))
+            else:
+                self._memory.add(Value(row=told.row, value=used))
         self._failing.add(Value(row=told.row, value=float(told.score is None)))
 
     def _find_level(self, row: int, score: float) -> None:
-        """Believe the level of the first score, where nothing is known of it: the search must not hang on the unit of the objective."""
+        """Take the level of an unknown unit from the first score."""
         if self._lattice.seconds is not None and self._lattice.in_seconds:
             return
         expected = 0.0 if self._lattice.seconds is None else float(self._lattice.seconds.mean[row])
-        self._scores.lift(score - expected - self._lifted)
-        self._lifted = score - expected
+        self._scores.shift(score - expected - self._level)
+        self._level = score - expected
 
-    def _corrected(self, before: Told | None, told: Told) -> bool:
-        """Take in that a measured row was measured again, without starting again; False where that is not all that changed."""
-        if (
-            before is None
-            or before.score is None
-            or told.score is None
-            or (self._used(before) is None) != (self._used(told) is None)
-        ):
+    def _corrected(self, before: Told, told: Told) -> bool:
+        """Replace the value of a row that was measured again; False if a rebuild is needed."""
+        used = self._used(told)
+        if before.score is None or told.score is None:
+            return False
+        if (self._used(before) is None) != (used is None):
             return False
         self._scores.correct(Value(row=told.row, value=told.score))
-        if (used := self._used(told)) is not None:
+        if used is not None:
             self._memory.correct(Value(row=told.row, value=used))
         self._best = min(
             ((t.row, t.score) for t in self._told.values() if t.score is not None),
@@ -298,13 +280,11 @@ class Proposer:
         return True
 
     def _used(self, told: Told) -> float | None:
-        """Logarithm of the peak, if it was read: 0 is what a device without counters says. Without a limit it says nothing."""
+        """Return the logarithm of the peak; None without a limit or a reading (0: no counters)."""
         peak = told.peak_memory_bytes
-        return (
-            None
-            if self._limit is None or peak is None or not 0 < peak < inf
-            else float(np.log(peak))
-        )
+        if self._limit is None or peak is None or not 0 < peak < inf:
+            return None
+        return float(np.log(peak))
 
     def _fits(self) -> Floats | None:
         if self._limit is None and not any(t.out_of_memory for t in self._told.values()):
@@ -317,25 +297,20 @@ class Proposer:
         return np.clip(self._failing.mean, 0.02, 0.98)
 
     def _cost(self, mean: Floats, works: Floats) -> Floats | float:
-        """GPU-seconds per GPU: an out-of-memory costs its launch. Without physics, scores need not be seconds."""
+        """Return seconds per trial: only the launch if out of memory; 1 if scores have no unit."""
         if self._lattice.seconds is None or not self._lattice.in_seconds:
             return 1.0
-        cost: Floats = self._launch_seconds + works * self._steps_per_trial * np.exp(
-            np.clip(mean, -20, 12)
-        )
+        seconds = self._steps_per_trial * np.exp(np.clip(mean, -20, 12))
+        cost: Floats = self._launch_seconds + works * seconds
         return cost
 
     def _farthest(self, open_rows: Mask, works: Floats) -> int:
-        """The open row farthest from all that is known, in steps of each axis over its span, unlikely ones later."""
+        """Return the open row farthest from known rows; rows unlikely to run come later."""
         if self._spread is None:
-            spans = [
-                (axis.steps / max(len(axis) - 1, 1))
-                if axis.ordered
-                else axis.steps.astype(np.float64)
-                for axis in self._lattice.axes
-            ]
+            axes = self._lattice.axes
+            spans = [axis.steps / (max(len(axis) - 1, 1) if axis.ordered else 1) for axis in axes]
             self._spread = np.stack(spans, axis=1) if spans else np.zeros((len(self._lattice), 0))
-        known = [*self._told, *self._held]
+        known = [*self._told, *self._pending]
         if not known:
             return int(self._rng.choice(np.flatnonzero(open_rows)))
         apart = np.full(len(self._lattice), np.inf)
@@ -349,7 +324,7 @@ class Proposer:
     def _choice(
         self, row: int, fits: Floats | None, fails: Floats, mean: Floats | None, sd: Floats | None
     ) -> Choice:
-        best = self.best
+        best = self._best
         knows_memory = self._limit is not None and (
             self._lattice.memory is not None or bool(self._memory.values)
         )
@@ -364,28 +339,30 @@ class Proposer:
         )
 
 
-def _memory_of_nothing(lattice: Lattice) -> Belief:
-    """Where nothing predicts memory: about the limit, since what people search is what just fits."""
+def _surrogate(lattice: Lattice, belief: Belief) -> Surrogate:
+    guess = Smoothness.guess(lattice, residual_sd=belief.residual_sd)
+    return Surrogate(lattice, belief, guess=guess)
+
+
+def _unknown_memory(lattice: Lattice) -> Belief:
+    """Believe in memory about the limit: people search what just fits."""
     nothing = Belief.nothing(len(lattice))
-    return (
-        nothing
-        if lattice.memory_limit_bytes is None
-        else replace(nothing, mean=nothing.mean + np.log(lattice.memory_limit_bytes))
-    )
+    if lattice.memory_limit_bytes is None:
+        return nothing
+    return replace(nothing, mean=nothing.mean + np.log(lattice.memory_limit_bytes))
 
 
 def _failing(lattice: Lattice) -> Belief:
-    nothing = np.full(len(lattice), FAILS_UNTIL_KNOWN)
+    unknown = np.full(len(lattice), FAILS_UNTIL_KNOWN)
     return Belief(
-        mean=nothing if lattice.fails is None else lattice.fails,
+        mean=unknown if lattice.fails is None else lattice.fails,
         basis=np.ones((len(lattice), 1)),
         covariance=np.array([[0.1**2]]),
-        residual_sd=None,
     )
 
 
 def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
-    """The smoothness of 0s and 1s: what one axis does alone shows soon, and one failure condemns no region."""
+    """The smoothness of 0s and 1s: one axis alone shows soon, one failure condemns no region."""
     guess = Smoothness.guess(lattice, residual_sd=None)
     return Smoothness(
         lengths=guess.lengths,
@@ -396,7 +373,7 @@ def _smoothness_of_failing(lattice: Lattice) -> Smoothness:
 
 
 def _expected_improvement(ahead: Floats, sd: Floats) -> Floats:
-    """Expected improvement of a Gaussian score that is `ahead` of the best in expectation."""
+    """Return the expected improvement of Gaussian scores that are `ahead` of the best."""
     z = ahead / sd
     density = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / np.sqrt(2 * np.pi)
     gained: Floats = np.maximum(sd * (z * normal_cdf(z) + density), 0.0)

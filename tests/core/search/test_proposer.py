@@ -113,7 +113,7 @@ def test_rows_in_flight_are_kept_away_from() -> None:
         proposer.tell(Told(row=row, score=abs(row - 20) / 20))
     open_rows = ~np.isin(np.arange(40), [0, 20, 39])
     first = proposer.choose(open_rows).row
-    proposer.hold(first)
+    proposer.add_pending(first)
     open_rows[first] = False
     assert abs(proposer.choose(open_rows).row - first) > 1
 
@@ -127,7 +127,7 @@ def test_without_physics_the_first_rows_are_spread() -> None:
         assert choice.score is None
         rows.append(choice.row)
         open_rows[choice.row] = False
-        proposer.hold(choice.row)
+        proposer.add_pending(choice.row)
     assert min(abs(a - b) for i, a in enumerate(rows) for b in rows[:i]) >= 10
 
 
@@ -155,7 +155,7 @@ def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_wo
         for _ in range(12):
             rows.append(row := proposer.choose(open_rows).row)
             open_rows[row] = False
-            proposer.hold(row)
+            proposer.add_pending(row)
             peak = LIMIT * unit * (0.4 + 0.1 * places[row, 1])
             proposer.tell(
                 Told(row=row, score=float(truth[row] + np.log(unit)), peak_memory_bytes=peak)
@@ -262,7 +262,7 @@ def test_forgetting_gives_back_what_was_known_before() -> None:
     proposer = Proposer(space, seed=0)
     proposer.tell(Told(row=11, out_of_memory=True))
     before = proposer.choose(np.arange(12) == 8)
-    proposer.hold(8)
+    proposer.add_pending(8)
     proposer.forget(8)
     proposer.tell(Told(row=0, score=0.1))
     proposer.forget(0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from orchestrator.core.search.lattice import Axis, Belief, Floats, Lattice
-from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Smoothness, Surrogate, Value
+from orchestrator.core.search.smoothness import Smoothness
+from orchestrator.core.search.surrogate import KEPT, MOST, Bound, Surrogate, Value
 
 
 def grid(a: int = 6, b: int = 6) -> Lattice:
@@ -136,7 +137,7 @@ def test_a_value_that_is_corrected_is_what_it_would_have_been_from_the_start() -
     assert corrected.sd == pytest.approx(once.sd, rel=0.05)
 
 
-def test_a_bound_lifts_what_lies_below_it_and_says_nothing_of_what_lies_above() -> None:
+def test_a_bound_raises_what_is_below_it_and_changes_nothing_above_it() -> None:
     lattice = grid()
     belief = Belief(
         mean=np.where(lattice.places[:, 0] < 3, 0.0, 2.0),

@@ -1,0 +1,138 @@
+"""How similar the rows of a lattice are: the kernel of a Gaussian process, and how it is learned.
+
+The kernel has a joint part, for rows that are close on all axes, and a part for each axis alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from orchestrator.core.search.lattice import Axis, Floats, Ints, Lattice
+
+# Degrees of freedom of the noise: a value far from its neighbours counts for less (Student's t by
+# reweighting).
+FREEDOM = 4.0
+JITTER = 1e-8
+LENGTH = 3.0  # doublings
+UNEXPLAINED_SD = 0.5
+NOISE_SD = 0.04  # repeats of one layout differ by 1-4 %
+# How far learning may go from the guess, in the logarithm.
+_LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = 0.4, 0.5, 0.7
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Smoothness:
+    """How the residual varies: a length on each axis, and standard deviations of its parts."""
+
+    lengths: Floats  # of the axes: the distance over which values stay similar
+    joint_sd: float  # of the part that is similar only if all axes are close
+    additive_sd: float  # of the parts that each axis adds alone
+    noise_sd: float
+
+    @classmethod
+    def guess(cls, lattice: Lattice, *, residual_sd: float | None) -> Smoothness:
+        """Return the smoothness before anything is learned; both parts have the same size."""
+        span = np.ptp(lattice.places, axis=0) if lattice.axes else np.zeros(0)
+        sd = UNEXPLAINED_SD if residual_sd is None else residual_sd
+        lengths = np.where(lattice.ordered, np.maximum(LENGTH, span / 4), 1.0)
+        return cls(lengths=lengths, joint_sd=sd, additive_sd=sd, noise_sd=NOISE_SD)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AxisKernel:
+    """The kernel of one axis as tables over its few places."""
+
+    steps: Ints  # of every row
+    squared: Floats  # places x places, in lengths
+    alone: Floats  # Matern of it
+
+
+def kernels_of(axes: Sequence[Axis], smoothness: Smoothness) -> tuple[AxisKernel, ...]:
+    found = []
+    for axis, length in zip(axes, smoothness.lengths, strict=True):
+        apart = axis.places[:, None] - axis.places[None, :]
+        squared = ((apart if axis.ordered else (apart != 0).astype(np.float64)) / length) ** 2
+        found.append(AxisKernel(steps=axis.steps, squared=squared, alone=_matern(squared)))
+    return tuple(found)
+
+
+def residual_covariance(
+    kernels: Sequence[AxisKernel], smoothness: Smoothness, rows: Ints, others: Ints | None
+) -> Floats:
+    """Return Matern 5/2 of the distance over all axes, plus the mean of that over each axis."""
+    num_others = (len(kernels[0].steps) if others is None else len(others)) if kernels else 1
+    squared, additive = np.zeros((len(rows), num_others)), np.zeros((len(rows), num_others))
+    for kernel in kernels:
+        theirs = kernel.steps if others is None else kernel.steps[others]
+        mine = kernel.steps[rows]
+        squared += kernel.squared[mine][:, theirs]
+        additive += kernel.alone[mine][:, theirs]
+    covariance: Floats = smoothness.joint_sd**2 * _matern(squared)
+    if kernels:
+        covariance += smoothness.additive_sd**2 / len(kernels) * additive
+    return covariance
+
+
+def _matern(squared: Floats) -> Floats:
+    r = np.sqrt(5.0 * squared)
+    values: Floats = (1.0 + r + r * r / 3.0) * np.exp(-r)
+    return values
+
+
+def likeliest(
+    now: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+) -> Smoothness:
+    best, found = now, _log_likelihood(now, guess, axes, y, shared)
+    for factor in (1.65, 1.28):
+        for parameter in [*range(len(now.lengths)), "joint_sd", "additive_sd", "noise_sd"]:
+            for step in (factor, 1 / factor):
+                for _ in range(4):
+                    tried = _scaled(best, parameter, step)
+                    likelihood = _log_likelihood(tried, guess, axes, y, shared)
+                    if likelihood <= found + 1e-3:
+                        break
+                    best, found = tried, likelihood
+    return best
+
+
+def _scaled(smoothness: Smoothness, parameter: int | str, factor: float) -> Smoothness:
+    if isinstance(parameter, str):
+        return replace(smoothness, **{parameter: getattr(smoothness, parameter) * factor})
+    lengths = smoothness.lengths.copy()
+    lengths[parameter] *= factor
+    return replace(smoothness, lengths=lengths)
+
+
+def noise_variances(
+    covariance: Floats, y: Floats, start: Floats, *, base: float, times: int
+) -> Floats:
+    """Return the variance of each value's noise: larger if the others predict another value."""
+    noise = start
+    for _ in range(times):
+        fitted = covariance @ np.linalg.solve(covariance + np.diag(noise + JITTER), y)
+        noise = np.maximum(base * (FREEDOM + (y - fitted) ** 2 / base) / (FREEDOM + 1), base)
+    return noise
+
+
+def _log_likelihood(
+    tried: Smoothness, guess: Smoothness, axes: Sequence[Axis], y: Floats, shared: Floats
+) -> float:
+    every = np.arange(len(y))
+    covariance = residual_covariance(kernels_of(axes, tried), tried, every, every) + shared
+    base = tried.noise_sd**2
+    # A value far off gets wider noise: otherwise one bad run would make every neighbourhood rough.
+    noise = noise_variances(covariance, y, np.full(len(y), base), base=base, times=2)
+    try:
+        lower = np.linalg.cholesky(covariance + np.diag(noise + JITTER))
+    except np.linalg.LinAlgError:
+        return -np.inf
+    z = np.linalg.solve(lower, y)
+    fit = -0.5 * z @ z - np.log(np.diag(lower)).sum()
+    fit -= 0.5 * (np.log(tried.lengths / guess.lengths) ** 2).sum() / _LENGTH_SD**2
+    fit -= 0.5 * np.log(tried.joint_sd / guess.joint_sd) ** 2 / _AMPLITUDE_SD**2
+    fit -= 0.5 * np.log(tried.additive_sd / guess.additive_sd) ** 2 / _AMPLITUDE_SD**2
+    fit -= 0.5 * np.log(tried.noise_sd / guess.noise_sd) ** 2 / _NOISE_SD_SD**2
+    return float(fit)
