@@ -46,7 +46,7 @@ from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.memory import Stage
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import Trainer
-from orchestrator.core.pretend.run_table import MeasuredRun, RunCell, RunStatus
+from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus
 from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout_table import LayoutTable
 from orchestrator.core.search.expectation import LIKELY
@@ -177,7 +177,7 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     found = []
     for table_id, cells in read_tables(folder):
         if table_ids is None or table_id in table_ids:
-            replayed = any(run.replay for cell in cells for run in cell.runs)
+            replayed = any(run.replay for cell in cells for run in cell)
             found += [
                 problem
                 for cell in cells
@@ -186,16 +186,16 @@ def read_problems(folder: Path, table_ids: Sequence[str] | None) -> list[Problem
     return found
 
 
-def _problem(cell: RunCell, *, replayed: bool) -> Problem | None:
+def _problem(cell: list[MeasuredRun], *, replayed: bool) -> Problem | None:
     runs = tuple(
         run
-        for run in cell.runs
+        for run in cell
         if run.cell is not None and run.layout is not None and run.replay == replayed
     )
     full = tuple(
         run for run in runs if run.word("peft") in ("", "full", "full-ft")
     )  # adapters train few weights: no closed form here
-    return Problem(table_id=cell.table_id, runs=full) if full else None
+    return Problem(table_id=cell[0].table_id, runs=full) if full else None
 
 
 Calibrator = Callable[[Problem], Calibrations | None]

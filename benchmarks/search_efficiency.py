@@ -6,7 +6,7 @@ python -m benchmarks.search_efficiency --tables DIR [--table ID ...] [--methods 
 DIR holds CSV files with the columns of core/pretend/run_table.py; `--table` takes ids, and patterns such as 'pb_*'. Each problem of a table (one
 model, number of GPUs, sequence length and batch) is searched on its own: a launch of a layout returns the row that was measured. Only rows
 with `replay` = True are there to be proposed: what a table lacks is neither charged nor rewarded. Of several rows of one layout one stands
-(run_table.standing_run). Rows are put in an order of chance for each seed: where a search has no reason, that of a file is none. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
+(run_table.representative_run). Rows are put in an order of chance for each seed: where a search has no reason, that of a file is none. Columns of words that vary (attention kernel, sequence parallelism) are axes like any other. Problems with fewer than
 `--fewest-rows` are left out; where they are all that small, the table is searched as one problem, without physics.
 
 Methods, each with seeds of its own where given (`gp:2`). `auto`, `tpe`, `gp` and `random` run through `orchestrator.search.searcher.Searcher`, as

@@ -18,7 +18,12 @@ from orchestrator.core.physics.calibration_fit import calibrate
 from orchestrator.core.physics.observation import Observation
 from orchestrator.core.physics.trainer import TRAINERS, Trainer
 from orchestrator.core.pretend.replay import DEFAULT_PROFILE
-from orchestrator.core.pretend.run_table import MeasuredRun, RunStatus, named_profile, standing_run
+from orchestrator.core.pretend.run_table import (
+    MeasuredRun,
+    RunStatus,
+    named_profile,
+    representative_run,
+)
 from orchestrator.core.problem.hardware import Hardware, from_label
 from orchestrator.core.problem.layout import Layout
 
@@ -95,7 +100,7 @@ def read_problems(
         groups = [
             [
                 run
-                for run in cell.runs
+                for run in cell
                 if (run.replay or unmarked) and run.layout is not None and _is_usable(run)
             ]
             for cell in cells
@@ -146,4 +151,4 @@ def _distinct(runs: Sequence[MeasuredRun]) -> Iterator[MeasuredRun]:
     groups: dict[Layout, list[MeasuredRun]] = {}
     for run in runs:
         groups.setdefault(_layout(run), []).append(run)
-    yield from map(standing_run, groups.values())
+    yield from map(representative_run, groups.values())

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.core.pretend.run_table import RunCell, TableInvalid, parse_runs, tables
+from orchestrator.core.pretend.run_table import MeasuredRun, TableInvalid, parse_runs, tables
 
 
-def read_tables(folder: Path) -> Iterator[tuple[str, tuple[RunCell, ...]]]:
-    """Each table's id and cells, file by file in the order of their names."""
+def read_tables(folder: Path) -> Iterator[tuple[str, list[list[MeasuredRun]]]]:
+    """Each table's id and its runs by problem, file by file in the order of their names."""
     for path in sorted(folder.glob("*.csv")):
         try:
             found = tables(parse_runs(path.read_text(encoding="utf-8")))

@@ -1,6 +1,6 @@
-"""A table of measured runs as something to search: its problems are cells, and what a launch of a layout returns is the run that was measured.
+"""A table of measured runs that can be searched: a launch of a layout returns its measured run.
 
-Of several runs of one layout one stands for all (run_table.standing_run). Knows nothing of files.
+The problems of the table are cells. If a layout has several runs, `representative_run` selects one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -20,7 +19,7 @@ from orchestrator.core.pretend.run_table import (
     RunStatus,
     named_profile,
     parse_runs,
-    standing_run,
+    representative_run,
 )
 from orchestrator.core.problem.cell import Cell
 from orchestrator.core.problem.hardware import DEVICES, GIB, Hardware, from_label
@@ -29,14 +28,16 @@ from orchestrator.core.problem.model_shape import PRESETS, ModelShape
 from orchestrator.core.sweepfile.constraint_language import Names
 from orchestrator.core.sweepfile.sections import Axes
 from orchestrator.core.sweepfile.spec import SweepSpec
+from orchestrator.core.sweepfile.suggestion import did_you_mean
 from orchestrator.core.trial.failure_kinds import Failure
 from orchestrator.core.trial.failures import Evidence, classify
 from orchestrator.core.trial.fingerprint import Stack
 from orchestrator.core.trial.measurement import LAUNCH_SECONDS, hardware_flops_per_token
 from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 
-LAYOUT_OPTION = "layout"  # under which a rank is told the key of the layout to replay: one process stands for the whole gang
-DEFAULT_PROFILE = "llama"  # what is believed of a sweep file without a section `trainer`
+# The option with the key of the layout to replay: one process represents the whole gang.
+LAYOUT_OPTION = "layout"
+DEFAULT_PROFILE = "llama"  # of a sweep file without a section `trainer`
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "ffn", "vocab")
 
 Problem = tuple[str, int, int, int]  # digest of the model, GPUs, sequence length, global batch
@@ -44,10 +45,10 @@ Problem = tuple[str, int, int, int]  # digest of the model, GPUs, sequence lengt
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayTable:
-    """One table: for each problem the run that stands for each layout, in the order of the rows."""
+    """One table: for each problem, the representative run of each layout, in the order of rows."""
 
     table_id: str
-    hardware: str  # the table's word
+    hardware: str  # as the table calls it
     memory_bytes: float | None  # of one GPU, as sold
     gpus_per_node: int
     models: Mapping[str, ModelShape]  # by digest
@@ -55,17 +56,17 @@ class ReplayTable:
 
     @property
     def device(self) -> Hardware:
-        """The device that the table's word means; of a stranger the nearest, with the memory that the table gives."""
+        """The device of the table, or the nearest known one with the memory in the table."""
         return from_label(self.hardware, memory_bytes=self.memory_bytes)
 
     @property
     def profile(self) -> str:
-        """The named trainer that its words mean."""
+        """The name of the trainer that matches the table."""
         return named_profile(run for runs in self.runs.values() for run in runs.values())
 
     @property
     def digest(self) -> str:
-        """Digest of what the table says: numbers of a changed table are other numbers."""
+        """Digest of the content: a changed table makes other numbers."""
         rows = [
             (problem, layout.key, run.status, run.step_seconds, run.peak_memory_bytes)
             for problem, runs in self.runs.items()
@@ -74,64 +75,61 @@ class ReplayTable:
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
     def layouts(self, cell: Cell) -> Collection[Layout]:
-        """The layouts that were run in a cell: no other can be replayed."""
+        """Return the layouts that were run in a cell: no others can be replayed."""
         return self.runs.get(_problem(cell), {}).keys()
 
     def run(self, cell: Cell, layout: Layout) -> MeasuredRun:
-        """What a launch returns. Raises UsageInvalid for what the table lacks."""
+        """Return the run of a layout. Raises UsageInvalid if the table has none."""
         found = self.runs.get(_problem(cell), {}).get(layout)
         if found is None:
             raise UsageInvalid(f"table {self.table_id} has no run of {layout.key} in {cell.key}")
         return found
 
     def check(self, spec: SweepSpec) -> None:
-        """Refuse a sweep whose cells or options the table cannot answer for. Raises UsageInvalid with what it has."""
+        """Raise UsageInvalid if the table lacks cells or options of a sweep."""
         for cell in spec.cells():
             if _problem(cell) not in self.runs:
                 raise UsageInvalid(
-                    f"table {self.table_id} has no runs of {cell.key}; it has {'; '.join(self.problem_texts)}"
+                    f"table {self.table_id} has no runs of {cell.key};"
+                    f" it has {'; '.join(self.problem_texts)}"
                 )
-        names, said = self._option_values(), dict(spec.axes.options)
-        if set(names) != set(said):
+        names, given = self._option_values(), spec.axes.options
+        if set(names) != set(given):
             wanted = ", ".join(
                 f"{name}: [{', '.join(map(_quoted, values))}]" for name, values in names.items()
             )
             raise UsageInvalid(
-                f"axes.options names {', '.join(said) or 'nothing'}; table {self.table_id} varies in"
-                f" {', '.join(names) or 'nothing beside the layout'}: write axes.options: {{{wanted}}}"
+                f"axes.options names {', '.join(given) or 'nothing'};"
+                f" table {self.table_id} varies in {', '.join(names) or 'nothing but the layout'}:"
+                f" write axes.options: {{{wanted}}}"
             )
 
     def sweep(self, *, name: str | None, path: str) -> dict[str, Any]:
-        """A sweep file for the table, as data: its problems, every value that occurs as an axis, its memory limit, and the trainer it names.
+        """Return a sweep file for the table, as data.
 
-        A sweep has every combination of models, GPUs, lengths and batches. Where the table lacks some, only its largest problem is meant.
+        A sweep has every combination of models, GPUs, lengths and batches. If the table lacks some,
+        the file has only its largest problem.
         """
-        problems = (
-            list(self.runs)
-            if self.is_complete
-            else [max(self.runs, key=lambda problem: len(self.runs[problem]))]
-        )
+        largest = max(self.runs, key=lambda problem: len(self.runs[problem]))
+        problems = list(self.runs) if self.is_complete else [largest]
         layouts = [layout for runs in self.runs.values() for layout in runs]
-        sizes = {
+        axes: dict[str, Any] = {
             size: sorted({getattr(layout, size) for layout in layouts})
             for size in Axes.model_fields
             if size not in ("recompute", "options")
         }
-        axes = {**sizes, "recompute": sorted({str(layout.recompute) for layout in layouts})}
+        axes["recompute"] = sorted({str(layout.recompute) for layout in layouts})
+        if options := self._option_values():
+            axes["options"] = options
         device = self.device
         known = DEVICES.get(device.name)
-        memory = (
-            {}
-            if known is not None and known.memory_bytes == device.memory_bytes
-            else {"device_memory_gib": device.memory_bytes / GIB}
-        )
-        options = self._option_values()
+        memory = {"device_memory_gib": device.memory_bytes / GIB}
+        if known is not None and known.memory_bytes == device.memory_bytes:
+            memory = {}
+        digests = dict.fromkeys(digest for digest, _, _, _ in problems)
         return {
             "name": name or _name(f"replay-{self.table_id}"),
-            "model": [
-                asdict(self.models[digest])
-                for digest in dict.fromkeys(digest for digest, _, _, _ in problems)
-            ],
+            "model": [asdict(self.models[digest]) for digest in digests],
             "gpus": sorted({gpus for _, gpus, _, _ in problems}),
             "gpus_per_node": self.gpus_per_node,
             "device": device.name if known is not None else "a100-80gb",
@@ -140,7 +138,7 @@ class ReplayTable:
             "sequence_length": sorted({length for _, _, length, _ in problems}),
             "global_batch_size": sorted({batch for _, _, _, batch in problems}),
             "precision": sorted({str(layout.precision) for layout in layouts}),
-            "axes": axes | ({"options": options} if options else {}),
+            "axes": axes,
             # Every run of a layout returns the same numbers: repeats would confirm nothing.
             "search": {"confirm": {"repeats": 0}},
             "workload": {"name": "replay", "options": {"table": path, "table_id": self.table_id}},
@@ -156,48 +154,48 @@ class ReplayTable:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has every combination of its models, GPUs, sequence lengths and batches."""
+        """True if it has every combination of its models, GPUs, sequence lengths and batches."""
         return len(self.runs) == prod(len(set(values)) for values in zip(*self.runs, strict=True))
 
     @property
     def problem_texts(self) -> list[str]:
-        """Its problems as overrides that choose them."""
+        """Its problems as overrides that select them."""
         return [
-            f"{self.models[digest].name}: gpus={gpus} sequence_length={length} global_batch_size={batch}"
+            f"{self.models[digest].name}: gpus={gpus} sequence_length={length}"
+            f" global_batch_size={batch}"
             for digest, gpus, length, batch in self.runs
         ]
 
 
 def read_table(text: str, table_id: str) -> ReplayTable:
-    """Read one table of a CSV. Raises UsageInvalid when it is not there, or says too little to be searched."""
+    """Read one table of a CSV. Raises UsageInvalid if it is missing or cannot be searched."""
     runs = parse_runs(text)
     of_table = [run for run in runs if run.table_id == table_id]
     if not of_table:
         ids = list(dict.fromkeys(run.table_id for run in runs))
-        close = get_close_matches(table_id, ids, n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"it has {', '.join(ids[:20])}{', ...' if len(ids) > 20 else ''}"
-        )
-        raise UsageInvalid(f"the file has no table {table_id!r}; {hint}")
-    rows = [run for run in of_table if run.replay and run.layout is not None and _tells(run)]
+        listed = f"; it has {', '.join(ids[:20])}{', ...' if len(ids) > 20 else ''}"
+        hint = did_you_mean(table_id, ids) or listed
+        raise UsageInvalid(f"the file has no table {table_id!r}{hint}")
+    rows = [run for run in of_table if run.replay and run.layout is not None and _has_outcome(run)]
     if not rows:
         raise UsageInvalid(
-            f"table {table_id} has no row that can be replayed: replay = True, status ok with a time, oom or error"
+            f"table {table_id} has no row that can be replayed:"
+            " replay = True, status ok with a time, oom or error"
         )
     missing = next((run for run in rows if run.model is None), None)
     if missing is not None:
         raise UsageInvalid(
-            f"table {table_id} has no model shape: {_missing_of_shape(text, missing)}. It cannot be searched without"
+            f"table {table_id} has no model shape: {_missing_of_shape(text, missing)}."
+            " Without it, the table cannot be searched"
         )
     for what, values in (
         ("hardware", {run.hardware for run in rows}),
         ("gpus_per_node", {run.gpus_per_node for run in rows}),
     ):
         if len(values) > 1:
+            mixed = ", ".join(sorted(map(str, values)))
             raise UsageInvalid(
-                f"table {table_id} mixes {what} {', '.join(map(str, sorted(values, key=str)))}; one table is one kind of machine"
+                f"table {table_id} mixes {what} {mixed}; one table is one kind of machine"
             )
     models = _named({run.model.digest: run.model for run in rows if run.model is not None})
     problems: dict[Problem, dict[Layout, list[MeasuredRun]]] = {}
@@ -212,26 +210,26 @@ def read_table(text: str, table_id: str) -> ReplayTable:
         gpus_per_node=first.gpus_per_node,
         models=models,
         runs={
-            problem: {layout: standing_run(same) for layout, same in layouts.items()}
+            problem: {layout: representative_run(same) for layout, same in layouts.items()}
             for problem, layouts in problems.items()
         },
     )
 
 
 def replayed_layout(run: MeasuredRun) -> Layout:
-    """The layout of a row, with what varies in its table beyond sizes as options."""
+    """Return the layout of a row; what else varies in its table becomes options."""
     assert run.layout is not None
     taken = {*Names().all, *Layout.__dataclass_fields__}
-    # `recompute` and `precision` say in a source's words what no layout of ours does.
+    # Columns `recompute` and `precision` may have words that our layouts lack.
     named = ((f"{name}_word" if name in taken else name, value) for name, value in run.extra)
     return replace(run.layout, options=tuple(sorted(named)))
 
 
-# --- what a launch returns ---
+# --- the result of a launch ---
 
 
 def replayed_result(run: MeasuredRun, device: Hardware) -> RankResult:
-    """The numbers of a run that ended well, as one rank would hand them over: one step, for that is all that a table tells."""
+    """Return the numbers of a successful run as the result of one rank with one step."""
     assert run.step_seconds is not None
     assert run.layout is not None
     peak = int(run.peak_memory_bytes) if run.peak_memory_bytes is not None else None
@@ -249,7 +247,7 @@ def replayed_result(run: MeasuredRun, device: Hardware) -> RankResult:
 
 
 def _plausible_peak(run: MeasuredRun, device: Hardware) -> float | None:
-    """The data sheet's, unless the device is a guess, or the run would have been faster than it allows: then the guess or a shape is wrong."""
+    """Return the data sheet's peak; None if the device is a guess or the run was faster."""
     if run.cell is None or run.layout is None or run.step_seconds is None:
         return None
     peak = device.peak_flops.get(run.layout.precision) if device.name in DEVICES else None
@@ -261,13 +259,13 @@ def _plausible_peak(run: MeasuredRun, device: Hardware) -> float | None:
 
 
 def failure_text(run: MeasuredRun) -> str:
-    """What a row says that did not end well; each row another text, for they are not one mistake."""
+    """Return the message of a failed row. Rows differ, since they are not one mistake."""
     what = "out of memory" if run.status is RunStatus.OOM else "it ended in an error"
     return f"line {run.line} of table {run.table_id}: {what} when it was measured"
 
 
 def replayed_failure(run: MeasuredRun, *, node: str) -> Failure:
-    """An out-of-memory or crash, as if it had happened now."""
+    """Return the out-of-memory or crash of a row as if it had happened now."""
     is_memory = run.status is RunStatus.OOM
     exception = "replayed.OutOfMemoryError" if is_memory else "replayed.RunError"
     return classify(
@@ -284,22 +282,24 @@ def replayed_failure(run: MeasuredRun, *, node: str) -> Failure:
 
 
 def held_gpu_seconds(run: MeasuredRun, plan: MeasurementPlan) -> float:
-    """What the launch would have held: (60 s + steps x step time) x GPUs, warm-up and the fewest timed steps; no steps where it failed."""
+    """Return what the launch would have reserved: (60 s + steps x step time) x GPUs.
+
+    Steps are the warm-up and the fewest timed steps, or none if the run failed.
+    """
     steps = plan.warmup_steps + plan.min_steps if run.status is RunStatus.OK else 0
     return (LAUNCH_SECONDS + steps * (run.step_seconds or 0.0)) * run.num_gpus
 
 
-# --- small things ---
+# --- reading ---
 
 
 def _problem(cell: Cell) -> Problem:
     return cell.model.digest, cell.num_gpus, cell.sequence_length, cell.global_batch_size
 
 
-def _tells(run: MeasuredRun) -> bool:
-    return run.status in (RunStatus.OOM, RunStatus.ERROR) or (
-        run.status is RunStatus.OK and run.step_seconds is not None
-    )
+def _has_outcome(run: MeasuredRun) -> bool:
+    is_timed = run.status is RunStatus.OK and run.step_seconds is not None
+    return is_timed or run.status in (RunStatus.OOM, RunStatus.ERROR)
 
 
 def _missing_of_shape(text: str, run: MeasuredRun) -> str:
@@ -308,28 +308,29 @@ def _missing_of_shape(text: str, run: MeasuredRun) -> str:
     missing = [column for column in _SHAPE_COLUMNS if not (row.get(column) or "").strip()]
     if missing:
         return f"line {run.line} lacks {', '.join(missing)}"
-    return f"line {run.line} gives sizes that do not go together (hidden is a multiple of heads, heads of kv_heads, a head's size even)"
+    return (
+        f"line {run.line} gives sizes that do not fit each other"
+        " (hidden is a multiple of heads, heads of kv_heads, a head's size even)"
+    )
 
 
 def _named(models: Mapping[str, ModelShape]) -> dict[str, ModelShape]:
-    """The models under names that a sweep file takes: two of one name, or one of a preset's, get their digest behind it."""
+    """Give the models names that a sweep file accepts; names that are taken get a digest."""
     found: dict[str, ModelShape] = {}
     for digest, model in models.items():
         name = _name(model.name)
         taken = name in {other.name for other in found.values()} or (
             name in PRESETS and PRESETS[name].digest != digest
         )
-        found[digest] = replace(
-            model, name=f"{name[:54].rstrip('._-')}-{digest[:8]}" if taken else name
-        )
+        if taken:
+            name = f"{name[:54].rstrip('._-')}-{digest[:8]}"
+        found[digest] = replace(model, name=name)
     return found
 
 
 def _name(text: str) -> str:
-    return (
-        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]+", "-", text.lower()))[:63].strip("._-")
-        or "table"
-    )
+    plain = re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]+", "-", text.lower()))
+    return plain[:63].strip("._-") or "table"
 
 
 def _quoted(value: str) -> str:

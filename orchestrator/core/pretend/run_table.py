@@ -1,6 +1,6 @@
-"""Tables of measured runs as text (CSV, one row per run, the columns named below), read into typed values.
+"""Reads CSV tables of measured runs, one row per run, into typed values.
 
-What somebody else measured can be replayed and predicted as if it had been measured here. Knows nothing of files: text in, values out.
+Runs measured elsewhere can be replayed and predicted as if they had been measured here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from orchestrator.core.problem.layout import (
 from orchestrator.core.problem.model_shape import ModelShape
 
 GIB = 1 << 30
-USUAL_GPUS_PER_NODE = 8  # where a table is silent
+USUAL_GPUS_PER_NODE = 8  # if a table does not give it
 
 REQUIRED = ("table_id", "hardware", "n_gpus", "status")
-# Of a row that is to be searched: what makes it one layout of one cell.
+# Also required of a row to replay: they make it one layout of one cell.
 REQUIRED_TO_REPLAY = ("seq_len", "gbs", "dp", "tp", "pp", "mbs", "grad_acc")
-# Words that say how a run was made beyond its layout. Those that vary within a table are axes of it.
+# Columns of words about a run beyond its layout. Those that vary within a table are axes.
 CATEGORICAL = (
     "attention_kernel",
     "sequence_parallel",
@@ -42,7 +42,7 @@ CATEGORICAL = (
     "compile",
     "offload",
 )
-VERSION = ("code_version",)  # of the software: told, and no axis
+VERSION = ("code_version",)  # never an axis
 
 _PRECISIONS = {
     "fp32": Precision.FP32, "float32": Precision.FP32, "tf32": Precision.FP32,
@@ -55,7 +55,7 @@ _NONE = ("", "none", "false", "no", "off")
 
 
 class TableInvalid(UsageInvalid):
-    """A table of measured runs holds a value that cannot be read. The message names line, column and rule."""
+    """A table has a value that cannot be read. The message names line, column and rule."""
 
 
 class RunStatus(StrEnum):
@@ -67,36 +67,33 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """One row: a run of one layout, and what came of it. What the source does not say is None."""
+    """One row: a run of one layout with its outcome. None is unknown."""
 
     line: int  # in the text, the header being line 1
     table_id: str
     model_name: str
     model: ModelShape | None  # None: the table does not give its sizes
     num_parameters: float | None  # as the source states
-    hardware: str  # the source's word (hardware.from_label finds the device)
+    hardware: str  # as the source calls it (hardware.from_label finds the device)
     memory_bytes: float | None  # of one GPU, as sold: the driver leaves 1-3 % less
     num_gpus: int
     gpus_per_node: int
     sequence_length: int | None
     global_batch_size: int | None
     layout: Layout | None
-    extra: tuple[
-        tuple[str, str], ...
-    ]  # column, word: what varies in this table beyond the layout; "" where the source is silent
-    words: tuple[
-        tuple[str, str], ...
-    ]  # column, word: everything categorical that the source says, varying or not
+    # Columns with words that vary in this table beyond the layout; "" is unknown.
+    extra: tuple[tuple[str, str], ...]
+    words: tuple[tuple[str, str], ...]  # all columns with words, varying or not
     status: RunStatus
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: float | None
     peak_memory_kind: str  # the source's words for what was read, and where
-    replay: bool  # duplicates and what is off the topic are not for searching
+    replay: bool  # False for duplicates and irrelevant runs: they are not searched
 
     @property
     def cell(self) -> Cell | None:
-        """The problem that the run solves; None where the source leaves a part of it open."""
+        """The problem that the run solves; None if a part of it is unknown."""
         if self.model is None or self.sequence_length is None or self.global_batch_size is None:
             return None
         return Cell(
@@ -108,37 +105,15 @@ class MeasuredRun:
 
     @property
     def trainer(self) -> Trainer:
-        """What the table's words say of the program that ran it."""
+        """The program that ran it, by the table's words."""
         words = dict(self.words)
         if self.layout is not None and self.layout.tensor_parallel_size == 1:
-            words.pop(
-                "sequence_parallel", None
-            )  # without tensor parallelism there is nothing to split
+            words.pop("sequence_parallel", None)  # nothing to split without tensor parallelism
         return trainer_of_words(words)
 
     def word(self, column: str) -> str:
-        """What the source says in a categorical column; "" where it says nothing."""
+        """Return the word in a column; "" if it is unknown."""
         return dict(self.words).get(column, "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunCell:
-    """The runs of one problem on one kind of machine: same table, model, GPUs, sequence length and batch."""
-
-    table_id: str
-    model_name: str
-    model: ModelShape | None
-    hardware: str
-    memory_bytes: float | None
-    num_gpus: int
-    gpus_per_node: int
-    sequence_length: int | None
-    global_batch_size: int | None
-    runs: tuple[MeasuredRun, ...]
-
-    @property
-    def cell(self) -> Cell | None:
-        return self.runs[0].cell
 
 
 def parse_runs(text: str) -> tuple[MeasuredRun, ...]:
@@ -151,18 +126,14 @@ def parse_runs(text: str) -> tuple[MeasuredRun, ...]:
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise TableInvalid(
-            f"line 1: no column {', '.join(missing)}; a table of runs has at least {', '.join(REQUIRED)}"
+            f"line 1: no column {', '.join(missing)};"
+            f" a table of runs has at least {', '.join(REQUIRED)}"
         )
     try:
-        runs = [
-            _run(
-                _Row(
-                    line=reader.line_num,
-                    values={k: (v or "").strip() for k, v in row.items() if k is not None},
-                )
-            )
-            for row in reader
-        ]
+        runs = []
+        for row in reader:
+            values = {k: (v or "").strip() for k, v in row.items() if k is not None}
+            runs.append(_run(_Row(line=reader.line_num, values=values)))
     except csv.Error as exc:
         raise _unreadable(reader.line_num, exc) from None
     return _with_varying(runs)
@@ -173,42 +144,24 @@ def _unreadable(line: int, exc: csv.Error) -> TableInvalid:
     return TableInvalid(f"line {line + 1}: {str(exc).rstrip('?')}{hint}")
 
 
-def tables(runs: Iterable[MeasuredRun]) -> dict[str, tuple[RunCell, ...]]:
-    """Group runs by table, and in each by problem; most tables hold one. Order is that of the rows."""
+def tables(runs: Iterable[MeasuredRun]) -> dict[str, list[list[MeasuredRun]]]:
+    """Group runs by table, and then by problem and hardware, in the order of the rows."""
     groups: dict[tuple[object, ...], list[MeasuredRun]] = {}
     for run in runs:
-        key = (
-            run.table_id,
-            run.model or run.model_name,
-            run.hardware,
-            run.num_gpus,
-            run.sequence_length,
-            run.global_batch_size,
-        )
-        groups.setdefault(key, []).append(run)
-    found: dict[str, tuple[RunCell, ...]] = {}
-    for rows in groups.values():
-        first = rows[0]
-        cell = RunCell(
-            table_id=first.table_id,
-            model_name=first.model_name,
-            model=first.model,
-            hardware=first.hardware,
-            memory_bytes=first.memory_bytes,
-            num_gpus=first.num_gpus,
-            gpus_per_node=first.gpus_per_node,
-            sequence_length=first.sequence_length,
-            global_batch_size=first.global_batch_size,
-            runs=tuple(rows),
-        )
-        found[first.table_id] = (*found.get(first.table_id, ()), cell)
+        model = run.model or run.model_name
+        problem = (model, run.hardware, run.num_gpus, run.sequence_length, run.global_batch_size)
+        groups.setdefault((run.table_id, *problem), []).append(run)
+    found: dict[str, list[list[MeasuredRun]]] = {}
+    for same in groups.values():
+        found.setdefault(same[0].table_id, []).append(same)
     return found
 
 
-def standing_run(same: Sequence[MeasuredRun]) -> MeasuredRun:
-    """The run that stands for a layout of several: the median of those that ran, of an even number the slower in the middle.
+def representative_run(same: Sequence[MeasuredRun]) -> MeasuredRun:
+    """Return the median of the successful runs of a layout; of an even number, the slower one.
 
-    Where at least half failed, the first failure of the more frequent kind: a layout that runs every other time is none to recommend.
+    If at least half failed, return the first failure of the more frequent kind: a layout that only
+    runs every other time cannot be recommended.
     """
     ran = sorted(
         (run for run in same if run.status is RunStatus.OK),
@@ -222,9 +175,13 @@ def standing_run(same: Sequence[MeasuredRun]) -> MeasuredRun:
 
 
 def named_profile(runs: Iterable[MeasuredRun]) -> str:
-    """The named trainer (core/physics/trainer.py) that most runs of a table mean by their words; of equally many, the first in the alphabet."""
+    """Return the trainer (core/physics/trainer.py) of most runs, or the first in the alphabet."""
     counts = Counter(profile_of_words(dict(run.words)) for run in runs)
     return min(counts, key=lambda name: (-counts[name], name))
+
+
+_OR_NOTHING = "or nothing if it is unknown"
+_NEEDED = "this row cannot be read without it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,12 +199,11 @@ class _Row:
         try:
             found = float(text)
         except ValueError as exc:
-            raise self.wrong(column, "expected a number, or nothing where it is unknown") from exc
-        if not 0 <= found < float("inf"):  # every number of a run is a size, a time or a speed
-            raise self.wrong(
-                column,
-                "expected a number that is not negative and not infinite, or nothing where it is unknown",
-            )
+            raise self.wrong(column, f"expected a number, {_OR_NOTHING}") from exc
+        # Every number of a run is a size, a time or a speed.
+        if not 0 <= found < float("inf"):
+            rule = f"expected a number that is not negative and not infinite, {_OR_NOTHING}"
+            raise self.wrong(column, rule)
         return found
 
     def count(self, column: str) -> int | None:
@@ -255,17 +211,13 @@ class _Row:
         if number is None:
             return None
         if number != int(number) or number < 1:
-            raise self.wrong(
-                column, "expected a whole number of at least 1, or nothing where it is unknown"
-            )
+            raise self.wrong(column, f"expected a whole number of at least 1, {_OR_NOTHING}")
         return int(number)
 
     def needed_count(self, column: str) -> int:
         count = self.count(column)
         if count is None:
-            raise self.wrong(
-                column, "this row cannot be read without it; expected a whole number of at least 1"
-            )
+            raise self.wrong(column, f"{_NEEDED}; expected a whole number of at least 1")
         return count
 
     def wrong(self, column: str, rule: str) -> TableInvalid:
@@ -275,7 +227,7 @@ class _Row:
 def _run(row: _Row) -> MeasuredRun:
     for column in REQUIRED:
         if not row.text(column):
-            raise row.wrong(column, "this row cannot be read without it")
+            raise row.wrong(column, _NEEDED)
     replay = row.text("replay").lower() in ("true", "1", "yes")
     num_gpus = row.needed_count("n_gpus")
     layout = _layout(row, num_gpus, needed=replay)
@@ -318,11 +270,11 @@ def _status(row: _Row) -> RunStatus:
 
 
 def _layout(row: _Row, num_gpus: int, *, needed: bool) -> Layout | None:
-    """The layout of a row; None where a size is missing or the batch does not multiply out, unless it is to be replayed."""
-    if any(not row.text(column) for column in REQUIRED_TO_REPLAY):
+    """Return the layout of a row; None if it is incomplete or not exact, unless it is needed."""
+    missing = next((column for column in REQUIRED_TO_REPLAY if not row.text(column)), None)
+    if missing is not None:
         if needed:
-            column = next(column for column in REQUIRED_TO_REPLAY if not row.text(column))
-            raise row.wrong(column, "a row with replay = True cannot do without it")
+            raise row.wrong(missing, "a row with replay = True needs it")
         return None
     stage = row.number("zero_stage") or 0.0
     if stage not in (0, 1, 2, 3):
@@ -343,18 +295,14 @@ def _layout(row: _Row, num_gpus: int, *, needed: bool) -> Layout | None:
         return layout
     if not needed:
         return None
+    column, product = "n_gpus", f"dp x tp x pp x cp is {layout.world_size}"
     if layout.global_batch_size != batch:
-        raise row.wrong(
-            "gbs",
-            f"dp x mbs x grad_acc is {layout.global_batch_size}; a row with replay = True is exact",
-        )
-    raise row.wrong(
-        "n_gpus", f"dp x tp x pp x cp is {layout.world_size}; a row with replay = True is exact"
-    )
+        column, product = "gbs", f"dp x mbs x grad_acc is {layout.global_batch_size}"
+    raise row.wrong(column, f"{product}; a row with replay = True is exact")
 
 
 def read_recompute(word: str) -> Recompute:
-    """The nearest recomputation of our own; what the word says beyond it stays an axis of the table."""
+    """Return the nearest recomputation of ours; the word itself stays an axis of the table."""
     text = word.lower()
     if text in _NONE:
         return Recompute()
@@ -374,25 +322,25 @@ def read_recompute(word: str) -> Recompute:
 
 
 def read_precision(word: str) -> Precision:
-    """The nearest precision of our own; bf16 where the table is silent or says nothing known."""
+    """Return the nearest precision of ours; bf16 if the word is missing or unknown."""
     text = word.lower().replace("mixed", "").strip(" _-")
     plain = text.split("(")[0].split("-")[0].strip()
     return _PRECISIONS.get(text) or _PRECISIONS.get(plain) or Precision.BF16
 
 
 def _words(row: _Row) -> tuple[tuple[str, str], ...]:
-    told = [(column, row.text(column)) for column in (*CATEGORICAL, *VERSION) if row.text(column)]
+    found = [(column, row.text(column)) for column in (*CATEGORICAL, *VERSION) if row.text(column)]
     for column, plain in (
         ("recompute", str(read_recompute(row.text("recompute")))),
         ("precision", str(read_precision(row.text("precision")))),
     ):
         if row.text(column) and row.text(column).lower() != plain:
-            told.append((column, row.text(column)))
-    return tuple(told)
+            found.append((column, row.text(column)))
+    return tuple(found)
 
 
 def _with_varying(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-    """Give each run the words that vary in its table, but not those that a single size of the layout already implies."""
+    """Give each run the words that vary in its table and do not follow from its layout."""
     by_table: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         by_table.setdefault(run.table_id, []).append(run)
@@ -418,7 +366,7 @@ def _varying_columns(runs: Sequence[MeasuredRun]) -> list[str]:
 
 
 def _implied(column: str, runs: Sequence[MeasuredRun]) -> bool:
-    """Whether the word follows from one size of the layout, as `zero1` does from ZeRO stage 1: then it is no axis of its own."""
+    """True if the word follows from one part of the layout, as `zero1` does from ZeRO stage 1."""
     for size in (
         "zero_stage",
         "tensor_parallel_size",
@@ -436,7 +384,10 @@ def _implied(column: str, runs: Sequence[MeasuredRun]) -> bool:
 
 
 def _model(row: _Row) -> ModelShape | None:
-    """The shape, where the table gives its sizes. A feed-forward of two matrices becomes the gated one with as many weights."""
+    """Return the shape if the table gives its sizes.
+
+    A feed-forward of two matrices becomes the gated one with as many weights.
+    """
     layers, hidden, heads = row.count("layers"), row.count("hidden"), row.count("heads")
     ffn, vocab = row.count("ffn"), row.count("vocab")
     if layers is None or hidden is None or heads is None or ffn is None:
@@ -444,17 +395,13 @@ def _model(row: _Row) -> ModelShape | None:
     tied = row.text("tied_embeddings").lower()
     stated = row.number("n_params")
     kv_heads = row.count("kv_heads") or heads
-    if (
-        vocab is None and stated is not None
-    ):  # GPT's, of two matrices and tied embeddings: what is not in the layers is embedding
-        vocab = round(
-            (stated - layers * (hidden * hidden * (2 + 2 * kv_heads / heads) + 2 * hidden * ffn))
-            / hidden
-        )
+    attention = hidden * hidden * (2 + 2 * kv_heads / heads)
+    if vocab is None and stated is not None:
+        # As in GPT, with two matrices and tied embeddings: all the rest is embedding.
+        vocab = round((stated - layers * (attention + 2 * hidden * ffn)) / hidden)
     if vocab is None or vocab < 1:
         return None
     if stated is not None:
-        attention = hidden * hidden * (2 + 2 * kv_heads / heads)
         guesses = {
             (matrices, embeddings): layers * (attention + matrices * hidden * ffn)
             + embeddings * vocab * hidden
@@ -464,10 +411,8 @@ def _model(row: _Row) -> ModelShape | None:
         matrices, embeddings = min(guesses, key=lambda guess: abs(guesses[guess] - stated))
         gated, is_tied = matrices == 3, embeddings == 1
     else:
-        gated, is_tied = (
-            ffn != 4 * hidden,
-            tied == "true" or (tied != "false" and ffn == 4 * hidden),
-        )
+        gated = ffn != 4 * hidden
+        is_tied = tied == "true" or (tied != "false" and not gated)
     try:
         return ModelShape(
             name=row.text("model") or row.text("table_id"),
@@ -480,16 +425,13 @@ def _model(row: _Row) -> ModelShape | None:
             tied_embeddings=is_tied,
         )
     except ValueError:
-        return None  # an uneven head: a shape that this project cannot express
+        return None  # an uneven head size, which `ModelShape` refuses
 
 
 def _peak_bytes(row: _Row) -> float | None:
-    """In bytes: the column is in GiB where its kind says so, as torch and nvidia-smi count; in GB otherwise."""
+    """Return the peak. The column is in GB if its kind says so, else in GiB (torch, nvidia-smi)."""
     peak = row.number("peak_mem_gb")
     if peak is None:
         return None
-    return peak * (
-        1e9
-        if "GB" in row.text("peak_mem_kind") and "nvidia-smi" not in row.text("peak_mem_kind")
-        else GIB
-    )
+    kind = row.text("peak_mem_kind")
+    return peak * (1e9 if "GB" in kind and "nvidia-smi" not in kind else GIB)

@@ -1,7 +1,7 @@
-"""A training run that never happens: how much memory it would take, how long its steps, and what goes wrong, in closed form.
+"""A simulated training run in closed form: its memory, its step times and its faults.
 
-Deliberately another model than the one that plans: a planner that was tested against its own formulas would always be right. Chance is
-drawn from what a thing is called, so that the same attempt always goes the same way, in a rank or in a simulation.
+This model deliberately differs from the planner's, which would otherwise be tested against its own
+formulas. Random numbers derive from names: an attempt is the same in a rank and in a simulation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from orchestrator.core.sweepfile.synthetic_options import (
 )
 from orchestrator.core.trial.protocol import TrialRequest
 
-SIMULATED_SUFFIX = "-simulated"  # of the name of a sweep that is simulated
+SIMULATED_SUFFIX = "-simulated"  # of the name of a simulated sweep
 
 _PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, for endlessly large matrices
-_HALF_EFFICIENCY_TOKENS = 1024.0  # tokens a micro-batch at which half of that is reached
+_HALF_EFFICIENCY_TOKENS = 1024.0  # tokens per micro-batch that reach half of that
 _KERNEL_SECONDS_PER_LAYER = 60e-6  # launch overhead, forward and backward, whatever the size
 _OVERLAPPED = 0.7  # of gradient communication, behind the backward pass
 _RUNTIME_BYTES = 1 << 30  # CUDA context, NCCL buffers, fragmentation
@@ -35,7 +35,7 @@ _RUNTIME_BYTES = 1 << 30  # CUDA context, NCCL buffers, fragmentation
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryByPhase:
-    """Bytes in use on the fullest rank, as a run goes on: optimizer states appear at the end of the first step."""
+    """Bytes in use on the fullest rank. Optimizer states appear at the end of the first step."""
 
     init: int
     forward: int
@@ -43,16 +43,13 @@ class MemoryByPhase:
 
 
 def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByPhase:
-    parameters = model.num_parameters / (
-        layout.tensor_parallel_size * layout.pipeline_parallel_size
-    )
+    parameters = _parameters(model, layout)
     width = 4 if layout.precision is Precision.FP32 else 2
     shards = layout.data_parallel_size * layout.context_parallel_size
     weights = width * parameters / (shards if layout.zero_stage >= 3 else 1)
     gradients = width * parameters / (shards if layout.zero_stage >= 2 else 1)
-    states = (
-        (16 - 2 * width) * parameters / (shards if layout.zero_stage >= 1 else 1)
-    )  # Adam, and fp32 master weights where needed
+    # Adam, and fp32 master weights if the weights have another precision.
+    states = (16 - 2 * width) * parameters / (shards if layout.zero_stage >= 1 else 1)
     activations = _activations(model, layout, sequence_length)
     return MemoryByPhase(
         init=int(_RUNTIME_BYTES + weights),
@@ -64,7 +61,7 @@ def memory(model: ModelShape, layout: Layout, sequence_length: int) -> MemoryByP
 def noisy_steps(
     request: TrialRequest, options: SyntheticOptions, hardware: Hardware
 ) -> Iterator[float]:
-    """Seconds of one step after the other, for ever. All ranks draw the same noise, as ranks that wait for each other do."""
+    """Yield step times forever. All ranks draw the same noise, since they wait for each other."""
     seconds = options.time_scale * step_seconds(
         request.model, request.layout, request.sequence_length, hardware
     )
@@ -77,7 +74,7 @@ def noisy_steps(
 def slowness(
     drifts: Sequence[SyntheticDrift], elapsed_seconds: float, nodes: Sequence[str]
 ) -> float:
-    """The factor on the step time of an attempt that began then, on these nodes."""
+    """Return the factor on the step time of an attempt that began then, on these nodes."""
     factor = 1.0
     for drift in drifts:
         if drift.node is None or drift.node in nodes:
@@ -86,7 +83,7 @@ def slowness(
 
 
 def _strength(drift: SyntheticDrift, elapsed_seconds: float) -> float:
-    """0 to 1."""
+    """Return the share of the drift's size, 0 to 1."""
     match drift.kind:
         case DriftKind.SLOW_START:
             return float(elapsed_seconds < drift.seconds)
@@ -99,40 +96,38 @@ def _strength(drift: SyntheticDrift, elapsed_seconds: float) -> float:
 
 
 def strikes(fault: SyntheticFault, request: TrialRequest, rank: int) -> bool:
-    """Whether it is this rank's, in this attempt at this layout."""
+    """True if the fault hits this rank in this attempt."""
     if fault.rank is not None and fault.rank != rank:
         return False
     if fault.first_attempt_only and request.attempt > 1:
         return False
-    if any(
-        str(getattr(request.layout, name)) != str(value) for name, value in fault.only_if.items()
-    ):
+    layout = request.layout
+    if any(str(getattr(layout, name)) != str(value) for name, value in fault.only_if.items()):
         return False
-    return (
-        chance(request.seed, request.layout.key, request.attempt, fault.fault) < fault.probability
-    )
+    return chance(request.seed, layout.key, request.attempt, fault.fault) < fault.probability
 
 
 def out_of_memory_text(
     device: int, *, wanted_bytes: int, used_bytes: int, capacity_bytes: int
 ) -> str:
-    """What torch's allocator says."""
+    """Return the message of torch's allocator."""
     gib = 1 << 30
+    free_bytes = max(0, capacity_bytes - used_bytes)
     return (
-        f"CUDA out of memory. Tried to allocate {wanted_bytes / gib:.2f} GiB. GPU {device} has a total capacity of"
-        f" {capacity_bytes / gib:.2f} GiB of which {max(0, capacity_bytes - used_bytes) / gib:.2f} GiB is free."
+        f"CUDA out of memory. Tried to allocate {wanted_bytes / gib:.2f} GiB."
+        f" GPU {device} has a total capacity of {capacity_bytes / gib:.2f} GiB"
+        f" of which {free_bytes / gib:.2f} GiB is free."
     )
 
 
 def chance(*name: object) -> float:
-    """A number between 0 and 1, uniform over names."""
-    return (int.from_bytes(sha256("/".join(map(str, name)).encode()).digest()[:7]) + 0.5) / (
-        1 << 56
-    )
+    """Return a number between 0 and 1, uniform over names."""
+    digest = sha256("/".join(map(str, name)).encode()).digest()
+    return (int.from_bytes(digest[:7]) + 0.5) / (1 << 56)
 
 
 def log_normal(sd: float, *name: object) -> float:
-    """A factor about 1 whose logarithm has this standard deviation."""
+    """Return a factor near 1 whose logarithm has this standard deviation."""
     return exp(_NORMAL.inv_cdf(chance(*name)) * sd) if sd else 1.0
 
 
@@ -142,9 +137,8 @@ _NORMAL = NormalDist()
 def _activations(model: ModelShape, layout: Layout, sequence_length: int) -> float:
     """Bytes on the first pipeline stage, which holds as many micro-batches as there are stages."""
     tokens = layout.micro_batch_size * sequence_length / layout.context_parallel_size
-    per_token = (
-        34 * model.hidden_size / layout.tensor_parallel_size
-    )  # Korthikanti et al. 2022, with flash attention
+    # Korthikanti et al. 2022, with flash attention.
+    per_token = 34 * model.hidden_size / layout.tensor_parallel_size
     kept = {RecomputeMode.NONE: 1.0, RecomputeMode.SELECTIVE: 0.6, RecomputeMode.FULL: 2 / 34}[
         layout.recompute.mode
     ]
@@ -164,24 +158,13 @@ def step_seconds(
         sequence_length, layout.recompute
     )
     model_parallel = layout.tensor_parallel_size * layout.pipeline_parallel_size
-    efficiency = (
-        _PEAK_EFFICIENCY * tokens / (tokens + _HALF_EFFICIENCY_TOKENS * layout.tensor_parallel_size)
-    )
+    tp = layout.tensor_parallel_size
+    efficiency = _PEAK_EFFICIENCY * tokens / (tokens + _HALF_EFFICIENCY_TOKENS * tp)
     compute = tokens * flops / model_parallel / (hardware.peak_flops[layout.precision] * efficiency)
     layers = model.num_layers / layout.pipeline_parallel_size
-    tensor = 0.0
-    if layout.tensor_parallel_size > 1:  # four all-reduces a layer, ring, 2 bytes a value
-        tensor = (
-            layers
-            * 4
-            * 2
-            * (layout.tensor_parallel_size - 1)
-            / layout.tensor_parallel_size
-            * tokens
-            * model.hidden_size
-            * 2
-        )
-        tensor /= hardware.intra_node_bandwidth
+    # Four ring all-reduces per layer, 2 bytes per value; none for tp = 1.
+    tensor_bytes = layers * 4 * 2 * (tp - 1) / tp * tokens * model.hidden_size * 2
+    tensor = tensor_bytes / hardware.intra_node_bandwidth
     micro_batch = compute + tensor + layers * _KERNEL_SECONDS_PER_LAYER
     bubble = (layout.pipeline_parallel_size - 1) * micro_batch
     return (
@@ -189,18 +172,18 @@ def step_seconds(
     )
 
 
+def _parameters(model: ModelShape, layout: Layout) -> float:
+    """Return the parameters of one rank."""
+    return model.num_parameters / (layout.tensor_parallel_size * layout.pipeline_parallel_size)
+
+
 def _gradient_seconds(model: ModelShape, layout: Layout, hardware: Hardware) -> float:
     shards = layout.data_parallel_size * layout.context_parallel_size
     if shards == 1:
         return 0.0
-    gradient_bytes = (
-        2 * model.num_parameters / (layout.tensor_parallel_size * layout.pipeline_parallel_size)
-    )
-    bandwidth = (
-        hardware.intra_node_bandwidth if layout.world_size <= 8 else hardware.inter_node_bandwidth
-    )
-    seconds = 2 * gradient_bytes * (shards - 1) / shards / bandwidth
-    gathers = (
-        layout.grad_accum_steps if layout.zero_stage >= 3 else 0
-    )  # weights, once per forward and backward of each micro-batch
+    in_node = layout.world_size <= 8
+    bandwidth = hardware.intra_node_bandwidth if in_node else hardware.inter_node_bandwidth
+    seconds = 2 * 2 * _parameters(model, layout) * (shards - 1) / shards / bandwidth
+    # Weights, once per forward and backward pass of each micro-batch.
+    gathers = layout.grad_accum_steps if layout.zero_stage >= 3 else 0
     return (1 - _OVERLAPPED) * seconds * (1 + gathers)

@@ -200,7 +200,7 @@ def test_tables_are_grouped_into_cells() -> None:
     found = tables(
         read({}, {"n_gpus": "4", "dp": "2", "grad_acc": "16"}, {}, {"table_id": "other"})
     )
-    assert {name: [len(cell.runs) for cell in cells] for name, cells in found.items()} == {
+    assert {name: [len(cell) for cell in cells] for name, cells in found.items()} == {
         "t": [2, 1],
         "other": [1],
     }
