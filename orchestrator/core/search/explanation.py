@@ -105,7 +105,9 @@ def explain(
     if predicted is not None and limit is not None:
         fits = float(predicted.probability_of_fitting(limit * USABLE_SHARE)[0])
     too_large = limit is not None and sum(by_part.values()) > limit
-    is_timed = illegal is None and seconds is not None
+    faster: tuple[LayoutChange, ...] = ()
+    if illegal is None and seconds is not None:
+        faster = _faster(planned, layout, sum(seconds.values()))
     return Explanation(
         cell=cell,
         layout=layout,
@@ -118,7 +120,7 @@ def explain(
         to_fit=_to_fit(planned, layout) if too_large else None,
         seconds_by_part=seconds,
         step_band=None if predicted is None else _first(predicted.step_band()),
-        faster=_faster(planned, layout, sum(seconds.values())) if is_timed else (),
+        faster=faster,
     )
 
 

@@ -162,10 +162,10 @@ class Proposer:
         failed_often = best is None and self._num_out_of_memory > START_MEASURED
         if failed_often and float(works[open_rows].max()) < HARDLY:
             # The row that needs least memory shows if the cell can run at all.
-            row = self._least
-            if row is None or not open_rows[row]:
-                row = int(np.argmax(np.where(open_rows, works, -1.0)))
-            return self._choice(row, fits, fails, mean, sd)
+            least = self._least
+            if least is None or not open_rows[least]:
+                least = int(np.argmax(np.where(open_rows, works, -1.0)))
+            return self._choice(least, fits, fails, mean, sd)
         if best is None:
             gain = np.exp(-mean + mean.min())
         else:

@@ -1,1 +1,1 @@
-"""What a sweep file says."""
+"""The sweep file: its sections, their checks and the reader of its text."""

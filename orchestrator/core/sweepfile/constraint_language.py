@@ -241,13 +241,11 @@ def compares_words(node: ast.Compare, names: Names) -> bool:
 
 def choices(node: ast.expr) -> list[ast.expr]:
     """Return the values in the list after `in`."""
-    is_list = isinstance(node, (ast.Tuple, ast.List, ast.Set))
-    if not is_list or not 1 <= len(node.elts) <= MAX_CHOICES:
-        raise ValueError(
-            f"after in comes a list of 1 to {MAX_CHOICES} values, (1, 2, 4),"
-            f" not {ast.unparse(node)!r}"
-        )
-    return node.elts
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and 1 <= len(node.elts) <= MAX_CHOICES:
+        return node.elts
+    raise ValueError(
+        f"after in comes a list of 1 to {MAX_CHOICES} values, (1, 2, 4), not {ast.unparse(node)!r}"
+    )
 
 
 def words_compared(node: ast.Compare, names: Names) -> tuple[str, frozenset[str], bool]:

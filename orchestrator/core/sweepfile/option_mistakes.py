@@ -99,9 +99,9 @@ def _variable_refusal(name: str, options: Sequence[str]) -> str | None:
 
 def _value_refusal(options: WorkloadOptions, name: str, value: OptionValue) -> str | None:
     field = type(options).model_fields[name]
-    # The type is only known at run time.
-    kind = Annotated[field.annotation, name, *field.metadata]  # type: ignore[arg-type, valid-type]
-    of_field: TypeAdapter[Any] = TypeAdapter(kind)
+    of_field: TypeAdapter[Any] = TypeAdapter(
+        Annotated[field.annotation, name, *field.metadata]  # type: ignore[arg-type]
+    )
     try:
         of_field.validate_python(value)
     except ValidationError as exc:

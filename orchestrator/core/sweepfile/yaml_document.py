@@ -148,7 +148,7 @@ def _check_events(text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.NodeEvent):
             is_alias = isinstance(event, yaml.AliasEvent)
-            count += sizes.get(event.anchor, 1) if is_alias else 1
+            count += sizes.get(event.anchor or "", 1) if is_alias else 1
             _check_event(event, sizes, [anchor for anchor, _ in stack])
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append((event.anchor, count - 1))

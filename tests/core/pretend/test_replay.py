@@ -1,4 +1,4 @@
-"""A table of measured runs as a space to search: what a launch returns, what it costs, and what a table must say."""
+"""A replayed table: what a launch returns, what it costs, and what a table must contain."""
 
 from __future__ import annotations
 

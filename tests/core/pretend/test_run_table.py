@@ -1,4 +1,4 @@
-"""Measured runs as text: what is said is read, what is unknown stays unknown, and a mistake is told with its place."""
+"""Measured runs as text: unknown values stay unknown, and a mistake is reported with its place."""
 
 from __future__ import annotations
 

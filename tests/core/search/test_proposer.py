@@ -1,4 +1,4 @@
-"""The decision: the most expected per second first, what may not fit or run later, nothing ruled out, and when to doubt or to give up."""
+"""Which row is selected, when a result is doubted, and when a cell is hopeless."""
 
 from __future__ import annotations
 
@@ -166,8 +166,9 @@ def test_what_is_not_in_seconds_is_searched_alike_in_any_unit(unit: float, of_wo
 
 
 def test_of_two_gains_that_are_alike_the_one_that_is_shown_sooner_is_taken() -> None:
-    # The best so far takes 1.05 s. One row should take 1.0 s, surely: a gain of 0.05 in the logarithm. Another may take anything around
-    # 10 s: a gain of 0.06, but its 15 steps take as long as two other trials. In no unit of time, that does not count.
+    # The best so far takes 1.05 s. One row certainly takes 1.0 s: a gain of 0.05 in the logarithm.
+    # Another may take anything around 10 s: a gain of 0.06, but its 15 steps take as long as two
+    # other trials. Without a unit of time, that does not count.
     belief = Belief(
         mean=np.log(np.array([1.0, 10.0, 1.05])),
         basis=np.eye(3),

@@ -1,4 +1,4 @@
-"""What is learned of a lattice: shared constants, likeness of neighbours, bounds, pending rows, and values that nobody should believe."""
+"""The surrogate: shared constants, similar neighbours, bounds, pending rows and bad values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_before_anything_is_known_the_belief_stands() -> None:
 
 
 def test_one_value_of_a_shared_constant_informs_all_rows_that_rest_on_it() -> None:
-    # Rows with b > 2 rest on a constant that is twice (0.7 in the logarithm) what was believed: pipelines that wait, say.
+    # Rows with b > 2 depend on a constant that is twice (0.7 in the logarithm) what was believed.
     lattice = grid()
     rests = (lattice.places[:, 1] > 2).astype(np.float64)
     belief = Belief(

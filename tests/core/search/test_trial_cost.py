@@ -1,4 +1,4 @@
-"""What a plan will hold: closed forms for the median, and a spread that grows with what is not known."""
+"""The cost of a plan: closed forms for the median, and a spread that grows with ignorance."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_money_without_a_price_is_refused_with_the_file(device: str) -> None:
 def test_money_without_a_price_is_refused_where_the_device_turns_out_to_have_none() -> None:
     with pytest.raises(
         UsageInvalid,
-        match=r"search.max_cost 5: no price is known of what device auto means here; give price_per_gpu_hour",
+        match=r"max_cost 5: no price is known of what device auto means here; give price_per_gpu",
     ):
         found({"max_cost": 5.0})
 

@@ -1,4 +1,4 @@
-"""The sweep files that ship with the project: each is valid, says how to run it, and means layouts that are legal."""
+"""The project's own sweep files: each is valid, says how to run it, and has legal layouts."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def num_predicted_to_fit(found: CellSpace, spec: SweepSpec) -> int:
     return int((memory <= DEVICES[spec.device].memory_bytes).sum())
 
 
-def test_8_billion_parameters_fit_80_gb_on_every_number_of_nodes_of_the_8b_file_by_zero_stage_1_alone() -> (
-    None
-):
+def test_zero_stage_1_alone_fits_8_billion_parameters_on_every_number_of_nodes() -> None:
     spec = read("8b")
     assert DEVICES[spec.device].memory_bytes < 80 * GIB
     cells = spaces(spec)

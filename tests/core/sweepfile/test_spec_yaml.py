@@ -1,4 +1,4 @@
-"""A corpus of sweep files that are wrong, each with the place and the words that a person is told, and files that mean harm."""
+"""A corpus of wrong sweep files, each with its message and place, and of hostile files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_base_of_the_corpus_is_valid() -> None:
     assert spec.axes.micro_batch_size == (1, 2)
 
 
-# The line that is replaced, by what, and what is told: place, path, words; `...` stands for a list of what is allowed.
+# The number of a line, its replacement, and the message; `...` is a list of what is allowed.
 BAD = [
     (1, "name: Demo", "1:7: name: name 'Demo'"),
     (1, "name: ../etc", "1:7: name: name '../etc'"),
@@ -914,9 +914,7 @@ def test_hostile_text_is_refused_fast_and_in_few_words(text: str) -> None:
     started = time.process_time()  # of this process alone: others share the machine
     lines = mistakes(text)
     seconds = time.process_time() - started
-    assert (
-        seconds < 2.0
-    )  # promised: 0.2 s, which it keeps ten times over on a quiet machine; others may share this one
+    assert seconds < 2.0  # the promise is 0.2 s; a quiet machine takes a tenth of it
     assert len(lines) <= 51
     assert max(map(len, lines)) < 1_000
     assert all(line.isprintable() for line in lines)

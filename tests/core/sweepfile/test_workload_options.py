@@ -1,4 +1,4 @@
-"""What workloads take besides the layout: stored as it was written, refused where it means nothing, and never a secret in a message."""
+"""Options of workloads: stored as written, refused if meaningless, and no secret in a message."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_the_number_of_values_has_a_limit_that_counts_aliases_at_their_size() ->
         read(hundred + "b: [" + "*a," * 99 + "]\n")
 
 
-# YAML folds line separators and knows no surrogate pairs and no control characters: there it is not JSON.
+# YAML folds line separators and has no surrogate pairs or control characters, unlike JSON.
 texts = st.text(
     alphabet=st.characters(exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp")), max_size=20
 )
