@@ -91,9 +91,24 @@ def plan_cell(
     Raises SpecInvalid for a space that is too large to list.
     """
     space = enumerate_cell(spec, cell, gpus_per_node=gpus_per_node, among=among)
-    candidates = rank_candidates(
+    candidates = rank_space(
+        spec, space, hardware=hardware, gpus_per_node=gpus_per_node, calibration=calibration
+    )
+    return CellPlan(space=space, candidates=candidates)
+
+
+def rank_space(
+    spec: SweepSpec,
+    space: CellSpace,
+    *,
+    hardware: Hardware | None,
+    gpus_per_node: int,
+    calibration: Calibration | None = None,
+) -> Candidates:
+    """Predict and order the legal layouts of a space. A new calibration needs no new space."""
+    return rank_candidates(
         space.legal,
-        cell,
+        space.cell,
         hardware=hardware,
         memory_limit_bytes=memory_limit_bytes(spec, hardware),
         gpus_per_node=gpus_per_node,
@@ -101,7 +116,6 @@ def plan_cell(
         trainers=[trainer_of(spec, options) for options in space.legal.option_sets],
         calibration=calibration,
     )
-    return CellPlan(space=space, candidates=candidates)
 
 
 def trainer_of(spec: SweepSpec, varying: Options = ()) -> Trainer:

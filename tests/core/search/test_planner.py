@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.problem.hardware import DEVICES, GIB
-from orchestrator.core.search.planner import memory_limit_bytes, plan_cell
+from orchestrator.core.search.planner import memory_limit_bytes, plan_cell, rank_space
 from orchestrator.core.sweepfile.spec import SweepSpec
 
 
@@ -42,6 +42,13 @@ def plan(chosen: SweepSpec, device: str | None = "h100-sxm") -> Any:
 def test_every_legal_layout_is_in_the_order_once() -> None:
     planned = plan(spec())
     assert sorted(planned.candidates.order) == list(range(len(planned.space.legal)))
+
+
+def test_a_space_that_was_enumerated_once_is_ranked_again() -> None:
+    planned = plan(spec())
+    again = rank_space(spec(), planned.space, hardware=DEVICES["h100-sxm"], gpus_per_node=8)
+    assert again.table is planned.candidates.table
+    assert again.order.tolist() == planned.candidates.order.tolist()
 
 
 def test_what_is_predicted_not_to_fit_comes_last_and_is_kept() -> None:
