@@ -22,6 +22,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 from orchestrator.core.sweepfile.spec_yaml import load
 from orchestrator.core.sweepfile.template import TEMPLATE_NAMES
 from orchestrator.core.trial.lifecycle import mermaid
+from orchestrator.core.trial.limits import resolve_limits
 from orchestrator.core.trial.protocol import Device, LaunchOrder, TrialRequest
 from orchestrator.node.launcher import NodeLauncher
 from tests.cli.cli_store import fill
@@ -131,7 +132,12 @@ def test_a_program_of_ones_own_is_measured_as_the_document_shows(tmp_path: Path)
             layout=layout,
             device=Device.CPU,
             measurement=spec.measurement.plan,
-            limits=spec.measurement.limits_of(num_ranks=1, predicted=None),
+            limits=resolve_limits(
+                spec.measurement.limits.asked,
+                plan=spec.measurement.plan,
+                num_ranks=1,
+                predicted=None,
+            ),
             seed=0,
         ),
         program="workloads.command",
