@@ -37,10 +37,10 @@ from orchestrator.core.trial.protocol import MeasurementPlan, RankResult
 
 # The option with the key of the layout to replay: one process represents the whole gang.
 LAYOUT_OPTION = "layout"
-DEFAULT_PROFILE = "llama"  # of a sweep file without a section `trainer`
+DEFAULT_PROFILE = "llama"  # without a section `trainer`
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "ffn", "vocab")
 
-Problem = tuple[str, int, int, int]  # digest of the model, GPUs, sequence length, global batch
+Problem = tuple[str, int, int, int]  # model digest, GPUs, sequence, batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

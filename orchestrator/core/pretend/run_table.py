@@ -24,7 +24,7 @@ from orchestrator.core.problem.layout import (
 from orchestrator.core.problem.model_shape import ModelShape
 
 GIB = 1 << 30
-USUAL_GPUS_PER_NODE = 8  # if a table does not give it
+USUAL_GPUS_PER_NODE = 8  # if it is unknown
 
 REQUIRED = ("table_id", "hardware", "n_gpus", "status")
 # Also required of a row to replay: they make it one layout of one cell.
@@ -69,13 +69,13 @@ class RunStatus(StrEnum):
 class MeasuredRun:
     """One row: a run of one layout with its outcome. None is unknown."""
 
-    line: int  # in the text, the header being line 1
+    line: int  # the header is line 1
     table_id: str
     model_name: str
-    model: ModelShape | None  # None: the table does not give its sizes
+    model: ModelShape | None  # None: sizes unknown
     num_parameters: float | None  # as the source states
-    hardware: str  # as the source calls it (hardware.from_label finds the device)
-    memory_bytes: float | None  # of one GPU, as sold: the driver leaves 1-3 % less
+    hardware: str  # as the source calls it
+    memory_bytes: float | None  # as sold; drivers leave 1-3 % less
     num_gpus: int
     gpus_per_node: int
     sequence_length: int | None
@@ -83,13 +83,13 @@ class MeasuredRun:
     layout: Layout | None
     # Columns with words that vary in this table beyond the layout; "" is unknown.
     extra: tuple[tuple[str, str], ...]
-    words: tuple[tuple[str, str], ...]  # all columns with words, varying or not
+    words: tuple[tuple[str, str], ...]  # all columns with words
     status: RunStatus
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: float | None
-    peak_memory_kind: str  # the source's words for what was read, and where
-    replay: bool  # False for duplicates and irrelevant runs: they are not searched
+    peak_memory_kind: str  # what was read, in the source's words
+    replay: bool  # False for duplicates and irrelevant runs
 
     @property
     def cell(self) -> Cell | None:
@@ -425,7 +425,7 @@ def _model(row: _Row) -> ModelShape | None:
             tied_embeddings=is_tied,
         )
     except ValueError:
-        return None  # an uneven head size, which `ModelShape` refuses
+        return None  # an uneven head size
 
 
 def _peak_bytes(row: _Row) -> float | None:

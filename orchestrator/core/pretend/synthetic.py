@@ -24,12 +24,12 @@ from orchestrator.core.sweepfile.synthetic_options import (
 )
 from orchestrator.core.trial.protocol import TrialRequest
 
-SIMULATED_SUFFIX = "-simulated"  # of the name of a simulated sweep
+SIMULATED_SUFFIX = "-simulated"  # of a simulated sweep's name
 
-_PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, for endlessly large matrices
-_HALF_EFFICIENCY_TOKENS = 1024.0  # tokens per micro-batch that reach half of that
-_KERNEL_SECONDS_PER_LAYER = 60e-6  # launch overhead, forward and backward, whatever the size
-_OVERLAPPED = 0.7  # of gradient communication, behind the backward pass
+_PEAK_EFFICIENCY = 0.6  # of the device's FLOP/s, at most
+_HALF_EFFICIENCY_TOKENS = 1024.0  # per micro-batch, for half of that
+_KERNEL_SECONDS_PER_LAYER = 60e-6  # launches, forward and backward
+_OVERLAPPED = 0.7  # of gradient communication
 _RUNTIME_BYTES = 1 << 30  # CUDA context, NCCL buffers, fragmentation
 
 

@@ -26,7 +26,7 @@ FOLLOWING = ("data_parallel_size", "grad_accum_steps")
 CHOICES = tuple(name for name in COLUMNS if name not in FOLLOWING)
 MEMORY_PARTS = tuple(f.name for f in fields(MemoryPrediction))
 STEP_PARTS = tuple(f.name for f in fields(StepTimePrediction))
-SMALLEST_GAIN = 0.005  # of the step's time: a smaller gain is not shown
+SMALLEST_GAIN = 0.005  # of the step's time
 MAX_SHOWN = 5
 
 
@@ -48,12 +48,12 @@ class Explanation:
     cell: Cell
     layout: Layout
     illegal: str | None  # the rule that it breaks
-    nearest: tuple[LayoutChange, ...]  # legal layouts that differ least, if it is illegal
+    nearest: tuple[LayoutChange, ...]  # legal ones, if it is illegal
     memory_by_part: Mapping[str, float]
     memory_limit_bytes: float | None
     memory_relative_sd: float | None
     probability_of_fitting: float | None
-    to_fit: LayoutChange | None  # the smallest change that makes it fit, if it does not
+    to_fit: LayoutChange | None  # smallest change, if it does not
     seconds_by_part: Mapping[str, float] | None  # None: no time is predicted
     # Factors on the seconds; four of five measurements should lie between them.
     step_band: tuple[float, float] | None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-UNKNOWN_LEVEL_SD = 3.0  # of a logarithm of unknown level: a factor of 20 either way
+UNKNOWN_LEVEL_SD = 3.0  # of a logarithm: a factor 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,10 +99,10 @@ class Lattice:
     """The rows of a search: axes, beliefs and the limit that memory must keep to."""
 
     axes: tuple[Axis, ...]
-    seconds: Belief | None = None  # natural logarithm of step seconds; None: not predicted
-    memory: Belief | None = None  # natural logarithm of the bytes at the peak
+    seconds: Belief | None = None  # natural logarithm; None: not predicted
+    memory: Belief | None = None  # natural logarithm of peak bytes
     memory_limit_bytes: float | None = None
-    in_seconds: bool = True  # False: `seconds` and scores are in another unit of time
+    in_seconds: bool = True  # False: scores have another unit
     # n: probability that a row fails by a fault of its layout or the code, from other sweeps.
     fails: Floats | None = None
 

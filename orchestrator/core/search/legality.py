@@ -37,7 +37,7 @@ class Rules:
     """
 
     choice: Sequence[Rule]  # ZeRO stage, recomputation, precision
-    placement: Sequence[Rule]  # parallel sizes whose product is the number of GPUs
+    placement: Sequence[Rule]  # parallel sizes
     batch: Sequence[Rule]
     row: Sequence[Rule]
     num_gpus: int

@@ -34,7 +34,7 @@ from orchestrator.core.sweepfile.workload_section import varied
 
 Floats = NDArray[np.float64]
 
-NUM_UNCERTAIN = 64  # first layouts of a cell, which represent the uncertainty of all its steps
+NUM_UNCERTAIN = 64  # layouts to represent a cell
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Candidates:
     memory_bytes: Floats
     memory_limit_bytes: float | None
     fits: Mask  # predicted to fit; True where unknown
-    order: Ints  # rows, best prediction first, those predicted not to fit last
+    order: Ints  # rows, best first
     # Predictions with their uncertainty for some of the layouts; None on unknown hardware.
     predict: Callable[[LayoutTable], Predicted] | None = None
     # Standard deviations of the logarithm of step times; None on unknown hardware.

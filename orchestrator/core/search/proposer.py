@@ -25,9 +25,9 @@ STEPS_PER_TRIAL = 15.0  # warm-up and measured
 # Of the memory limit: at 97 % nothing runs, and from 94 % on the allocator thrashes, at a fifth of
 # the speed.
 USABLE_SHARE, USABLE_SD = 0.955, 0.02
-FAILS_UNTIL_KNOWN = 0.1  # probability that a layout of an unknown cell crashes
-START_MEASURED = 2  # values before a process without physics is used
-HARDLY = 0.2  # below this probability, no row of a cell is expected to run
+FAILS_UNTIL_KNOWN = 0.1  # probability for an unknown cell
+START_MEASURED = 2  # values needed without physics
+HARDLY = 0.2  # smallest probability that something runs
 # Below this probability of the likeliest untried row, a cell with only out-of-memories is hopeless.
 NOTHING_FITS = 0.05
 # A value is measured again if it is worse than its neighbours predict by this factor and by this
@@ -42,8 +42,8 @@ class Told:
     row: int
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
-    out_of_memory: bool = False  # if False and without a score: a fault of the layout or the code
-    excess: float | None = None  # of an out-of-memory: bytes over the limit, relative to it
+    out_of_memory: bool = False  # else, without a score, it failed
+    excess: float | None = None  # bytes over the limit, relative
 
     def __post_init__(self) -> None:
         if self.score is not None and not isfinite(self.score):
@@ -60,8 +60,8 @@ class Choice:
     row: int
     score: float | None  # expected; None while nothing is known
     score_sd: float
-    improvement: float | None  # the best score so far minus the expected score: > 0 is better
-    fits: float | None  # probability; None without a memory limit and without out-of-memories
+    improvement: float | None  # over the best; > 0 is better
+    fits: float | None  # probability; None: unknown
     fails: float  # probability
     memory_bytes: float | None  # expected
 
@@ -99,7 +99,7 @@ class Proposer:
         self._num_scored = self._num_out_of_memory = 0
         self._pending: dict[int, None] = {}
         self._spread: Floats | None = None
-        self._level = 0.0  # of the scores, if it was unknown at first
+        self._level = 0.0  # of scores in an unknown unit
         # The row that is predicted to need least memory shows if anything fits.
         self._least = None if memory is None else int(np.argmin(memory.mean))
 
@@ -200,7 +200,7 @@ class Proposer:
         if best is None or self._num_scored < 5:
             return None
         mean = self._scores.mean
-        predicted: dict[int, tuple[float, float]] | None = None  # computed if a value is off at all
+        predicted: dict[int, tuple[float, float]] | None = None  # computed only if needed
         worst: tuple[float, int, float] | None = None
         for value in self._scores.values:
             row, score = value.row, value.value
@@ -246,7 +246,7 @@ class Proposer:
             excess = 0.0 if told.excess is None or not isfinite(told.excess) else told.excess
             needed = limit + float(np.log1p(max(excess, 0.0)))
             self._memory.add(Value(row=told.row, value=needed, bound=Bound.AT_LEAST))
-            return  # if it would have failed otherwise is not known
+            return  # another failure remains possible
         if told.score is not None:
             used = self._used(told)
             if used is None:

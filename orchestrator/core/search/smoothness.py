@@ -18,7 +18,7 @@ FREEDOM = 4.0
 JITTER = 1e-8
 LENGTH = 3.0  # doublings
 UNEXPLAINED_SD = 0.5
-NOISE_SD = 0.04  # repeats of one layout differ by 1-4 %
+NOISE_SD = 0.04  # repeats differ by 1-4 %
 # How far learning may go from the guess, in the logarithm.
 _LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = 0.4, 0.5, 0.7
 
@@ -27,9 +27,9 @@ _LENGTH_SD, _AMPLITUDE_SD, _NOISE_SD_SD = 0.4, 0.5, 0.7
 class Smoothness:
     """How the residual varies: a length on each axis, and standard deviations of its parts."""
 
-    lengths: Floats  # of the axes: the distance over which values stay similar
-    joint_sd: float  # of the part that is similar only if all axes are close
-    additive_sd: float  # of the parts that each axis adds alone
+    lengths: Floats  # distances of similar values, per axis
+    joint_sd: float  # of the joint part
+    additive_sd: float  # of the parts by axis
     noise_sd: float
 
     @classmethod

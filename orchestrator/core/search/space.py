@@ -40,7 +40,7 @@ from orchestrator.core.sweepfile.spec import SweepSpec
 MAX_LAYOUTS = 1_000_000
 # Rows with exact products, which the rules check in some ten seconds.
 MAX_CANDIDATES = 1 << 25
-CHUNK_ROWS = 1 << 17  # rows checked at once: their columns stay in the processor's cache
+CHUNK_ROWS = 1 << 17  # fit into the processor's cache
 NOT_IN_TABLE = "not in the table"
 
 Columns = Mapping[str, Ints]
@@ -58,7 +58,7 @@ class CellSpace:
     values: AxisValues
     lattice_size: int
     legal: LayoutTable
-    rejected: Mapping[str, int]  # by the first rule that a layout breaks, in the order of the rules
+    rejected: Mapping[str, int]  # by the first rule broken
     _rules: Rules
 
     def reason(self, layout: Layout) -> str | None:

@@ -23,12 +23,12 @@ from orchestrator.core.search.smoothness import (
     residual_covariance,
 )
 
-KEPT = 128  # values used, the best ones and an even spread over the rest: the cost is cubic in them
-MOST = 176  # values, before those to keep are selected again
-FEW = 48  # up to this many values, the noise is computed from the start each time
-REFIT_GROWTH = 1.5  # lengths and amplitudes are learned again when the values have grown by this
+KEPT = 128  # values used: the cost is cubic
+MOST = 176  # values before a new selection
+FEW = 48  # values with noise computed from scratch
+REFIT_GROWTH = 1.5  # of values, before learning again
 LEARN_AT_LEAST, LEARN_FROM = 4, 96  # values for learning them
-BOUND_MARGIN = 0.1  # in the logarithm, beyond a bound that the mean contradicts
+BOUND_MARGIN = 0.1  # in the logarithm, beyond a bound
 BOUND_SD = 0.1
 
 
@@ -77,8 +77,8 @@ class Surrogate:
         self._values: list[Value] = []
         self._pending: dict[int, int] = {}  # row -> place in _values
         self._take_up(guess)
-        self._num_fitted = 0  # values whose columns are in the arrays, which may be larger
-        self._cross = np.zeros((0, len(belief)))  # covariance of each value's row with every row
+        self._num_fitted = 0  # columns used in the arrays
+        self._cross = np.zeros((0, len(belief)))  # covariance of values with rows
         # L^-1 times `_cross`; its squares are the variance that the values explain.
         self._whitened = np.zeros((0, len(belief)))
         self._inverse = np.zeros((0, 0))  # L^-1
@@ -158,7 +158,7 @@ class Surrogate:
             self.add(value)
             return
         self._values[at] = value
-        self._num_fitted = 0  # the noise of other values may change too
+        self._num_fitted = 0  # noise of other values may change
         self._mean = None
 
     def left_out(self) -> dict[int, tuple[float, float]]:
@@ -214,7 +214,7 @@ class Surrogate:
         known, _, noise = self._known(covariance, times=3)
         ignored = np.array([v.value is not None for v in self._values], dtype=np.bool_)
         ignored[known] = False
-        self._noise[:n][ignored] = 1e6  # a bound that the mean respects adds nothing
+        self._noise[:n][ignored] = 1e6  # the mean respects these bounds
         self._noise[known] = noise
         self._inverse[:n, :n] = np.linalg.inv(
             np.linalg.cholesky(covariance + np.diag(self._noise[:n] + JITTER))

@@ -196,9 +196,9 @@ def _as_data(value: Constraint) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Truth:
-    value: Any  # a column or one value for all rows
+    value: Any  # a column, or one value
     undefined: Any  # rows that divide by zero
-    bound: int = 1  # no |value| is larger; shows when int64 would overflow
+    bound: int = 1  # largest |value|, for overflow of int64
 
 
 def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
@@ -207,7 +207,7 @@ def _evaluate(node: ast.expr, facts: Facts, names: Names) -> _Truth:
             return _Truth(value, False, abs(value))
         case ast.Name(id=name):
             column = facts[SHORT_NAMES.get(name, name)]
-            assert not isinstance(column, Words)  # the parser allows words in comparisons only
+            assert not isinstance(column, Words)  # the parser has checked it
             if name in names.conditions:
                 return _Truth(np.asarray(column, dtype=np.bool_), False)
             return _Truth(column, False, int(np.max(np.abs(column), initial=0)))

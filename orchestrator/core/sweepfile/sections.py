@@ -243,7 +243,7 @@ class Limits(Section):
 
 
 class Exclusive(StrEnum):
-    NONE = "none"  # gangs of less than a node may share one
+    NONE = "none"  # small gangs may share a node
     # Gangs on one node share the host's memory bandwidth, its cores and its network cards.
     NODE = "node"
 

@@ -59,7 +59,7 @@ from orchestrator.core.sweepfile.workload_section import (
 
 MAX_GPUS = 16_384
 MAX_CELLS = 1024
-OUR_OWN = frozenset({"llama", "synthetic"})  # workloads whose memory this program can predict
+OUR_OWN = frozenset({"llama", "synthetic"})  # workloads with known memory
 _DEVICE_NAMES = ("auto", "cpu", *DEVICES)
 
 

@@ -204,7 +204,7 @@ class _Sweep:
                 value = value[part]
                 path.append(part)
             elif kind == "missing" and isinstance(part, str) and part not in WORKLOADS:
-                value = None  # the file has nothing from here on
+                value = None  # missing from here on
                 path.append(part)
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
                 value = value[part]
@@ -360,7 +360,7 @@ def _section(loc: Path) -> type[BaseModel] | None:
     If several are possible, a tag in the place selects one.
     """
     found: list[type[BaseModel]] = [SweepSpec]
-    names_an_entry = False  # of a mapping whose entries are all sections of one kind
+    names_an_entry = False  # of a mapping of sections
     for part in loc:
         if isinstance(part, int):
             continue

@@ -120,7 +120,7 @@ class SyntheticFault(WorkloadOptions):
     rank: Annotated[int | None, Field(strict=True, ge=0)] = None
     # Fields of the layout with the values that they must have.
     only_if: Annotated[Mapping[str, int | str], BeforeValidator(_only_if)] = {}
-    probability: Fraction = 1.0  # drawn once per attempt, from the seed
+    probability: Fraction = 1.0  # drawn once per attempt
     first_attempt_only: Flag = False
 
 

@@ -24,7 +24,7 @@ from orchestrator.core.sweepfile.spec_values import OrElse, Section, key
 from orchestrator.core.sweepfile.suggestion import did_you_mean
 
 MAX_MODES = 16
-_MASTER_AND_MOMENTS = 12.0  # bytes per parameter of Adam in mixed precision
+_MASTER_AND_MOMENTS = 12.0  # bytes per parameter of Adam
 _BYTES = "number (per token), or [bytes](#bytes)"
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 _OrNumber = OrElse({"type": "number"})

@@ -62,8 +62,8 @@ PositiveFloat = Annotated[float, Field(strict=True, gt=0, le=1e9)]
 
 
 class AttentionKind(StrEnum):
-    SDPA = "sdpa"  # scaled_dot_product_attention: flash if the device has it
-    EAGER = "eager"  # stores the score matrix, as before FlashAttention
+    SDPA = "sdpa"  # torch's scaled_dot_product_attention
+    EAGER = "eager"  # stores the score matrix
 
 
 class GradientDtype(StrEnum):

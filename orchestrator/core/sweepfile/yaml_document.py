@@ -16,8 +16,9 @@ import yaml
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
-MAX_NODES = 10_000  # after alias expansion: nine levels of ten aliases are 306 bytes and 10^9 nodes
-MAX_TEXT = 4096  # characters of one scalar, since messages show it
+# With aliases expanded: nine levels of ten aliases are 306 bytes and 10^9 nodes.
+MAX_NODES = 10_000
+MAX_TEXT = 4096  # characters of a scalar
 MAX_DIGITS = 100
 
 # libyaml, if PyYAML was built with it, is ten times faster.
