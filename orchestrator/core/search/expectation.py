@@ -19,8 +19,8 @@ Floats = NDArray[np.float64]
 UNKNOWN_DEVICE_MEMORY_SD = 0.18
 # Probability above which a layout counts as fitting; below 1 - LIKELY it counts as not fitting.
 LIKELY = 0.9
-MAX_ROWS = 4096  # evenly selected, if there are more
-FEWEST_TRIALS = 10.0  # the weight of the usual share
+MAX_ROWS = 4096  # of more, an even selection
+FEWEST_TRIALS = 10.0  # weigh like the usual share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,7 +102,7 @@ class Lattice:
     seconds: Belief | None = None  # natural logarithm; None: not predicted
     memory: Belief | None = None  # natural logarithm of peak bytes
     memory_limit_bytes: float | None = None
-    in_seconds: bool = True  # False: scores have another unit
+    in_seconds: bool = True  # False: another unit of time
     # n: probability that a row fails by a fault of its layout or the code, from other sweeps.
     fails: Floats | None = None
 

@@ -34,7 +34,8 @@ from orchestrator.core.sweepfile.workload_section import varied
 
 Floats = NDArray[np.float64]
 
-NUM_UNCERTAIN = 64  # layouts to represent a cell
+# The first layouts of a cell, whose largest uncertainty represents all of them.
+NUM_UNCERTAIN = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,8 +47,8 @@ class Candidates:
     step_seconds: Floats
     memory_bytes: Floats
     memory_limit_bytes: float | None
-    fits: Mask  # predicted to fit; True where unknown
-    order: Ints  # rows, best first
+    fits: Mask  # predicted to fit; True if unknown
+    order: Ints  # best first, too large ones last
     # Predictions with their uncertainty for some of the layouts; None on unknown hardware.
     predict: Callable[[LayoutTable], Predicted] | None = None
     # Standard deviations of the logarithm of step times; None on unknown hardware.

@@ -43,7 +43,8 @@ class Told:
     score: float | None = None  # None: it did not run
     peak_memory_bytes: float | None = None  # None: not read
     out_of_memory: bool = False  # else, without a score, it failed
-    excess: float | None = None  # bytes over the limit, relative
+    # Of an out-of-memory: bytes over the limit, as a share of it.
+    excess: float | None = None
 
     def __post_init__(self) -> None:
         if self.score is not None and not isfinite(self.score):
@@ -60,7 +61,7 @@ class Choice:
     row: int
     score: float | None  # expected; None while nothing is known
     score_sd: float
-    improvement: float | None  # over the best; > 0 is better
+    improvement: float | None  # best score minus expected score
     fits: float | None  # probability; None: unknown
     fails: float  # probability
     memory_bytes: float | None  # expected

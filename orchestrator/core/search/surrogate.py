@@ -23,11 +23,12 @@ from orchestrator.core.search.smoothness import (
     residual_covariance,
 )
 
-KEPT = 128  # values used: the cost is cubic
-MOST = 176  # values before a new selection
-FEW = 48  # values with noise computed from scratch
-REFIT_GROWTH = 1.5  # of values, before learning again
-LEARN_AT_LEAST, LEARN_FROM = 4, 96  # values for learning them
+# The process uses KEPT values, since its cost is cubic in them: the best ones, and an even spread
+# over the rest. They are selected again when there are MOST values.
+KEPT, MOST = 128, 176
+FEW = 48  # values, noise computed from scratch
+# Lengths and amplitudes are learned from 4 to 96 values, again when there are 1.5 times as many.
+LEARN_AT_LEAST, LEARN_FROM, REFIT_GROWTH = 4, 96, 1.5
 BOUND_MARGIN = 0.1  # in the logarithm, beyond a bound
 BOUND_SD = 0.1
 

@@ -89,8 +89,8 @@ def _device(value: str) -> str:
 class SweepSpec(Section):
     """One sweep file.
 
-    Each combination of model, GPUs, sequence length and global batch is a cell, which has a best
-    layout of its own.
+    Each combination of model, GPUs, sequence length and global batch is a cell with its own best
+    layout.
     """
 
     OMITTED_DEFAULTS = frozenset({"trainer"})

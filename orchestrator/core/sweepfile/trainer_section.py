@@ -45,14 +45,14 @@ class TracedTerm(Section):
         Bytes,
         key(
             "number",
-            "Bytes per token and token of the sequence: for attention that stores its scores",
+            "Bytes per token, times the sequence length: for attention that stores its scores",
         ),
     ] = 0.0
     fixed: Annotated[
         Bytes,
         key(
             "number",
-            "Bytes whatever the tokens: rounded copies of weights,"
+            "Bytes that do not depend on the tokens: rounded copies of weights,"
             " a weight's gradient before it is added",
         ),
     ] = 0.0
@@ -75,9 +75,9 @@ class TracedModeSection(Section):
     kept: Annotated[Term, key(_BYTES, "What one layer keeps for its backward pass")]
     backward: Annotated[
         Term,
-        key(_BYTES, "What the last layer's backward pass adds to what all layers keep"),
+        key(_BYTES, "What the last layer's backward pass adds to that of all layers at its peak"),
     ]
-    head: Annotated[Term, key(_BYTES, "What the head and the loss add to what all layers keep")]
+    head: Annotated[Term, key(_BYTES, "What head and loss add to that of all layers at their peak")]
     end: Annotated[
         Term,
         key(
