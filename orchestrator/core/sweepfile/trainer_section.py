@@ -75,9 +75,9 @@ class TracedModeSection(Section):
     kept: Annotated[Term, key(_BYTES, "What one layer keeps for its backward pass")]
     backward: Annotated[
         Term,
-        key(_BYTES, "What the last layer's backward pass adds to that of all layers at its peak"),
+        key(_BYTES, "Added to `kept` of all layers at the peak of the last layer's backward pass"),
     ]
-    head: Annotated[Term, key(_BYTES, "What head and loss add to that of all layers at their peak")]
+    head: Annotated[Term, key(_BYTES, "Added to `kept` of all layers at the peak of head and loss")]
     end: Annotated[
         Term,
         key(
